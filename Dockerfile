@@ -8,10 +8,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY jetcapture_py jetcapture_py
 COPY spark_jobs spark_jobs
 RUN python -m venv /opt/jetcapture \
- && /opt/jetcapture/bin/pip install --no-cache-dir '.[s3,azure,avro,protobuf]'
+ && /opt/jetcapture/bin/pip install --no-cache-dir '.[s3,azure,fast,avro,protobuf,query,table]'
 
 FROM build AS build-spark
-RUN /opt/jetcapture/bin/pip install --no-cache-dir '.[s3,azure,avro,protobuf,spark]'
+RUN /opt/jetcapture/bin/pip install --no-cache-dir '.[s3,azure,fast,avro,protobuf,query,table,spark]'
 
 FROM python:3.13-slim AS base
 # with a name: Java does not know who it is without one

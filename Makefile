@@ -3,7 +3,7 @@
 
 PYTHON ?= python3.13 python3.12 python3.11 python3.14 python3
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 MINUTES ?= 30
 SEED ?=
 
@@ -13,8 +13,8 @@ export PYTHONDONTWRITEBYTECODE =
 VENV = .venv
 LOWEST = .venv-lowest
 DIST_ENV = .venv-dist
-IMAGE_EXTRAS = s3,azure,avro,protobuf
-LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py \
+IMAGE_EXTRAS = s3,azure,fast,avro,protobuf,query,table
+LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py --ignore=tests/unit/test_house.py tests/acceptance/test_run.py \
   tests/integration/capture/test_keys.py tests/integration/capture/test_user_code.py tests/integration/capture/test_capture.py
 RUN = $(VENV)/bin/python -m
 INSTALL = $(RUN) pip install --quiet --disable-pip-version-check --editable
@@ -27,7 +27,7 @@ USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
-	@echo 'make test    what a change must pass, WORKERS=3 tests at a time; ARGS="-k name"'
+	@echo 'make test    what a change must pass, WORKERS=4 tests at a time; ARGS="-k name"'
 	@echo 'make test-exhaustive   what make test leaves out: every combination, older servers, many more examples'
 	@echo 'make test-all   both'
 	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'
@@ -60,7 +60,7 @@ test-lowest: $(FOR_DEV)
 	$(RUN) venv --clear $(LOWEST)
 	$(VENV)/bin/python .ci/lowest.py | tee $(LOWEST)/pins.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/pins.txt \
-	  pytest pytest-timeout hypothesis psutil avro cramjam grpcio-tools msgpack duckdb polars
+	  pytest pytest-timeout hypothesis psutil avro cramjam grpcio-tools msgpack polars
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps .
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider \
 	  -o filterwarnings=default -m 'not exhaustive' $(LOWEST_TESTS)

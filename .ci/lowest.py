@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("s3", "azure", "avro", "protobuf", "spark")
+EXTRAS = ("s3", "azure", "fast", "avro", "protobuf", "query", "spark")
 PIN = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?>=([\w.]+)")
 
 

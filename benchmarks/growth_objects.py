@@ -136,6 +136,7 @@ def planned(archive: str) -> list[Cost]:
     """What Spark jobs do before they read messages: find the objects, and decide what is read and merged together."""
     from jetcapture_py.compaction.files import Files
     from jetcapture_py.compaction.plan import TARGET_SIZE, units
+    from jetcapture_py.store.archive import ArchiveFiles
     from spark_jobs.archive import read_archive
     from spark_jobs.job import session
 
@@ -153,7 +154,7 @@ def planned(archive: str) -> list[Cost]:
         work()
         costs.append(Cost(what=what, cpu=cpu() - before, peak=peak(this.pid)))
 
-    timed("compact: plan", lambda: list(units(Files(archive, {}).find([STREAM]), TARGET_SIZE)))
+    timed("compact: plan", lambda: list(units(Files(ArchiveFiles(archive, {})).find([STREAM]), TARGET_SIZE)))
     timed("read_archive: plan", lambda: read_archive(spark, archive, STREAM))
     spark.stop()
     return costs

@@ -23,13 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import nats
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import connect
 
 STREAM = "BENCH"
 PULL = 50_000
@@ -39,7 +39,7 @@ ROWS = 50_000
 
 async def fill(url: str, messages: int, size: int) -> None:
     """Publish what is read."""
-    client = await nats.connect(url)
+    client = await connect(url)
     await client.jetstream().add_stream(name=STREAM, subjects=["bench.>"])
     subjects = pa.array([f"bench.{index % 4}" for index in range(ROWS)])
     payloads = pa.array([b"x" * size] * ROWS)

@@ -19,22 +19,21 @@ import pyarrow as pa
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.config.model import loads
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.jetstream.source import PullSource
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher, connect
 
 STREAM = "BENCH"
 
 
 async def fill(url: str, messages: int, size: int) -> None:
     """Publish what both sides will receive."""
-    client = await nats.connect(url)
+    client = await connect(url)
     await client.jetstream().add_stream(name=STREAM, subjects=["bench.>"])
     payload = b"x" * size
     async with Publisher(client) as publisher:
         for index in range(messages):
             await publisher.publish(f"bench.{index % 4}", payload)
-        await publisher.flush()
     await client.close()
 
 

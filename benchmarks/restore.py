@@ -23,8 +23,8 @@ import psutil
 
 from benchmarks.replay import STREAM, fill, fresh, start, with_replay
 from jetcapture_py.config.model import NatsConfig
-from spark_jobs.restore import RestoreRequest, prepare, restore
-from spark_jobs.restoring.makers import Maker
+from spark_jobs.restore import RestoreCommand, prepare, restore
+from spark_jobs.restoring.send import Maker
 from tests.support.nats_server import NatsServer
 
 
@@ -71,7 +71,7 @@ def restored(archive: str, maker: Maker) -> float:
     """Restore into a new server; the seconds from the listing of the archive to the server's last answer."""
     with tempfile.TemporaryDirectory() as directory, NatsServer(Path(directory, "nats")) as server:
         began = time.perf_counter()
-        prepared = prepare(RestoreRequest(url=archive, stream=STREAM, name=STREAM), maker)
+        prepared = prepare(RestoreCommand(url=archive, stream=STREAM, target=STREAM), maker)
         ready = time.perf_counter()
         done = restore(prepared, NatsConfig(servers=(server.url,)))
         assert done.kept == done.messages

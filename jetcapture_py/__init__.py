@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from jetcapture_py.files import list_files as list_files
     from jetcapture_py.files import read_file as read_file
     from jetcapture_py.files import save_file as save_file
+    from jetcapture_py.reading.arrow import read_archive as read_archive
+    from jetcapture_py.reading.bucket import read_bucket as read_bucket
     from jetcapture_py.store import Store as Store
     from jetcapture_py.transform.batch import BatchTooWideError as BatchTooWideError
     from jetcapture_py.transform.batch import Decoded as Decoded
@@ -62,38 +64,13 @@ _MODULES = {
     "layout": "archive",
     "list_files": "files",
     "load": "config.model",
+    "read_archive": "reading.arrow",
+    "read_bucket": "reading.bucket",
     "read_file": "files",
     "save_file": "files",
 }
 
-__all__ = [
-    "ArchivedFile",
-    "BatchTooWideError",
-    "BlockReader",
-    "BlockWriter",
-    "Capture",
-    "Config",
-    "ConfigError",
-    "Decoded",
-    "Decoder",
-    "DrainError",
-    "EncodedBlock",
-    "Failure",
-    "JetcaptureError",
-    "KeyFunction",
-    "MessageBatch",
-    "OnStored",
-    "PermanentStoreError",
-    "SourceError",
-    "Store",
-    "StoreError",
-    "StoredObject",
-    "layout",
-    "list_files",
-    "load",
-    "read_file",
-    "save_file",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> object:

@@ -3,13 +3,14 @@
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 
 import sys
-from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from jetcapture_py import commands
+from jetcapture_py.commands import WHEN, time_option
 from jetcapture_py.errors import ConfigError, JetcaptureError
 
 app = typer.Typer(
@@ -23,6 +24,14 @@ app = typer.Typer(
 
 
 _WHEN = "2026-05-01T12:00:00Z, a date, today or yesterday"
+_Http = Annotated[
+    str | None,
+    typer.Option("--http", metavar="ADDRESS", help="Where to serve metrics and probes, instead of http.listen."),
+]
+_Configs = Annotated[
+    list[Path],
+    typer.Argument(metavar="CONFIG", help="Configuration files, YAML, or directories of them; each is one capture."),
+]
 
 
 def main() -> None:
@@ -40,22 +49,12 @@ def main() -> None:
         sys.exit(1)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         from importlib.metadata import version
 
         typer.echo(f"jetcapture {version('jetcapture')}")
         raise typer.Exit
-
-
-def _time(option: str, text: str | None) -> datetime | None:
-    """Parse the time that an option names. Raises ConfigError."""
-    from jetcapture_py.config.units import parse_time
-
-    try:
-        return None if text is None else parse_time(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from error
 
 
 @app.callback()
@@ -69,12 +68,7 @@ def root(
 
 @app.command()
 def run(
-    config: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="CONFIG", help="Configuration files, YAML, or directories of them; each is one capture."
-        ),
-    ],
+    config: _Configs,
     until_caught_up: Annotated[
         bool,
         typer.Option("--until-caught-up", help="Drain and stop once nothing is pending or unacknowledged."),
@@ -82,10 +76,7 @@ def run(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="A capture that fails does not stop the others.")
     ] = False,
-    http: Annotated[
-        str | None,
-        typer.Option("--http", metavar="ADDRESS", help="Where to serve metrics and probes, instead of http.listen."),
-    ] = None,
+    http: _Http = None,
 ) -> None:
     """Capture until SIGTERM or SIGINT, then drain; a second signal exits immediately. SIGHUP reloads the files."""
     from jetcapture_py import startup
@@ -99,11 +90,11 @@ def run(
             from jetcapture_py.capture import allocator
 
             allocator.use_system_allocator()
-            from jetcapture_py import daemon
+            from jetcapture_py import supervisor
             from jetcapture_py.config.several import ConfigFiles
 
             files = ConfigFiles(config, http)
-        code = daemon.run(
+        code = supervisor.run(
             files, until_caught_up=until_caught_up, keep_going=keep_going, server=server, had_terminal=had_terminal
         )
         raise typer.Exit(code)
@@ -124,8 +115,8 @@ def status(
 
     settings = load(config)
     with startup.imports():
-        from jetcapture_py.monitoring import status_command
-    raise typer.Exit(status_command.run(settings, watch=watch, as_json=as_json))
+        from jetcapture_py.monitoring import status as command
+    raise typer.Exit(command.run(settings, watch=watch, as_json=as_json))
 
 
 @app.command()
@@ -148,16 +139,42 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Store missing messages that are still in the stream.")
     ] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Compare the Iceberg tables of `maintain.table` with the archive.")
+    ] = False,
 ) -> None:
     """Prove that everything acknowledged is in the archive and nothing is read twice; exit code 1 if not."""
-    from jetcapture_py import log, startup
+    import asyncio
+
+    from jetcapture_py import log, startup, text
     from jetcapture_py.config.model import load
 
     settings = load(config)
     with startup.imports():
-        from jetcapture_py.verify import command
+        if repair:
+            from jetcapture_py.verify.repair import verify_and_repair  # imports the capture
+        else:
+            from jetcapture_py.verify import proof
     log.setup(settings.log.format, "error")
-    raise typer.Exit(command.run(settings, deep=deep, content=content, as_json=as_json, strict=strict, repair=repair))
+    done = None
+    with text.progress_bars() as progress:
+        if repair:
+            report, done = asyncio.run(verify_and_repair(settings, deep=deep, content=content, progress=progress))
+        else:
+            report = asyncio.run(proof.verify(settings, deep=deep, content=content, progress=progress))
+    if table:
+        from dataclasses import replace
+
+        from jetcapture_py.maintain.table import compare_tables
+
+        report = replace(report, findings=(*report.findings, *compare_tables(settings)))
+    if as_json:
+        further = {} if done is None else {"repair": done.fields()}
+        sys.stdout.write(report.as_json(strict=strict, **further) + "\n")
+    else:
+        lines = () if done is None else done.lines(report)
+        sys.stdout.writelines(f"{line}\n" for line in (report.as_text(), *lines))
+    raise typer.Exit(report.exit_code(strict=strict))
 
 
 @app.command()
@@ -227,54 +244,108 @@ def objects(
     keys: Annotated[
         list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
     ] = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {_WHEN}.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {_WHEN}.")] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per object.")] = False,
 ) -> None:
     """List the archive's objects by key and time."""
     from jetcapture_py.config.model import load
 
     settings = load(config)
-    from jetcapture_py.manage.objects import Selection, run
+    from jetcapture_py.manage.objects import ObjectSelection, run
 
-    selection = Selection(keys=keys or (), start=_time("--from", start), end=_time("--to", end))
+    selection = ObjectSelection(keys=keys or (), start=time_option("--from", start), end=time_option("--to", end))
     raise typer.Exit(run(settings, selection, as_json=as_json))
 
 
-_AsOf = Annotated[
-    str | None,
-    typer.Option("--as-of", metavar="TIME|REVISION", help=f"As it was then: {_WHEN}, or a revision; default: newest."),
-]
-
-
 @app.command()
-def files(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
-    as_of: _AsOf = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per file.")] = False,
-) -> None:
-    """List the files of an archived object store."""
-    from jetcapture_py.config.model import load
-    from jetcapture_py.manage.files import moment, run_list
-
-    raise typer.Exit(run_list(load(config), as_of=moment(as_of), as_json=as_json))
-
-
-@app.command()
-def get(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name in the object store.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Target; -: standard output. Default: last part of NAME."),
+def maintain(
+    config: _Configs,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="DURATION", help="Run as a service, with a pass this often, until SIGTERM."),
     ] = None,
-    as_of: _AsOf = None,
+    http: _Http = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Write a file of an archived object store, checked against its SHA-256."""
-    from jetcapture_py.config.model import load
-    from jetcapture_py.manage.files import moment, run_get
+    """Keep archives in shape, as the section `maintain` says: merge small objects. Needs no NATS server."""
+    from jetcapture_py import startup
+    from jetcapture_py.capture import allocator
+    from jetcapture_py.config.units import parse_duration
+    from jetcapture_py.monitoring import http_server
 
-    raise typer.Exit(run_get(load(config), name, output, as_of=moment(as_of)))
+    if every is not None and (dry_run or as_json):
+        raise ConfigError("--every: cannot be combined with --dry-run or --json")
+    try:
+        seconds = None if every is None else parse_duration(every)
+    except ValueError as error:
+        raise ConfigError(f"--every: {error}") from error
+    if seconds == 0:
+        raise ConfigError("--every: expected a duration above 0")
+    server = http_server.start_early(*config, listen=http) if seconds is not None else None
+    try:
+        with startup.imports():
+            allocator.use_system_allocator()
+            from jetcapture_py.config.several import ConfigFiles
+            from jetcapture_py.maintain import service
+        files = ConfigFiles(config, http)
+        if seconds is None:
+            raise typer.Exit(service.maintain(files, dry_run=dry_run, as_json=as_json))
+        raise typer.Exit(service.serve(files, seconds, server))
+    finally:
+        if server is not None:
+            server.stop()
+
+
+@app.command()
+def compact(
+    config: _Configs,
+    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Instead of maintain.compact.target; default: 256MiB.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Instead of maintain.compact.after; default: 10m.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Instead of maintain.compact.grace; default: 5m.")
+    ] = None,
+    incomplete: Annotated[
+        bool, typer.Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
+    ] = False,
+    bundles: Annotated[
+        int, typer.Option(metavar="N", help="Move all objects to N bundles, as with block.bundles; 0 leaves them.")
+    ] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+) -> None:
+    """Merge the small and overlapping objects of an archive's complete buckets, on this machine, without Spark."""
+    from jetcapture_py import startup
+    from jetcapture_py.capture import allocator
+
+    with startup.imports():
+        allocator.use_system_allocator()
+        from jetcapture_py.config.maintain import CompactConfig
+        from jetcapture_py.config.section import validated
+        from jetcapture_py.config.several import ConfigFiles
+        from jetcapture_py.maintain import service
+        from jetcapture_py.reading.selection import Selection
+    given = {"target": target, "after": after, "grace": grace}
+    validated(CompactConfig, given, rename=lambda problem: f"--{problem}")
+    request = service.CompactRequest(
+        settings={name: text for name, text in given.items() if text is not None},
+        selection=Selection(
+            time_option("--from", start), time_option("--to", end), [key or None for key in keys] if keys else None
+        ),
+        incomplete=incomplete,
+        bundles=bundles,
+    )
+    raise typer.Exit(service.maintain(ConfigFiles(config), request, dry_run=dry_run, as_json=as_json))
 
 
 @app.command()
@@ -320,6 +391,90 @@ def schema() -> None:
     typer.echo(json.dumps(config_schema(), indent=2))
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True},  # SQL may begin with a comment
+)
+def query(
+    first: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="The configuration file; or store.url and the stream.")
+    ],
+    rest: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SQL",
+            help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'. Without it: a shell on a terminal, else "
+            "standard input.",
+        ),
+    ] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
+    event_start: Annotated[
+        str | None, typer.Option("--event-from", metavar="TIME", help="Like --from, by the time in block.time.")
+    ] = None,
+    event_end: Annotated[
+        str | None, typer.Option("--event-to", metavar="TIME", help="Like --to, by the time in block.time.")
+    ] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
+    ] = None,
+    complete_only: Annotated[
+        bool,
+        typer.Option("--complete-only", help="Only messages up to the watermark's time, where no more can arrive."),
+    ] = False,
+    dedupe: Annotated[
+        Literal["auto", "full", "none"],
+        typer.Option(
+            help="Which copies of a message to drop. auto: those under its key and bucket, enough unless `key` or "
+            "block.interval changed; full: compare all messages (slow); none."
+        ),
+    ] = "auto",
+    parquet_only: Annotated[
+        bool,
+        typer.Option(
+            "--parquet-only", help="Skip objects in formats other than Parquet, which are an error otherwise."
+        ),
+    ] = False,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="One of store.options, such as anon=true; repeatable."),
+    ] = None,
+    form: Annotated[
+        Literal["table", "csv", "json", "parquet"], typer.Option("--format", help="Output format.")
+    ] = "table",
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Output file; with --format parquet also a URL.")
+    ] = None,
+) -> None:
+    """Run SQL over an archive with DuckDB, each message once: query CONFIG [SQL], or query URL STREAM [SQL].
+
+    The views are archive, quarantine (messages that could not be decoded) and objects.
+    """
+    from jetcapture_py import startup
+
+    with startup.imports():
+        from jetcapture_py.manage import query as command
+        from jetcapture_py.reading.selection import Selection
+    times = {"start": start, "end": end, "event_start": event_start, "event_end": event_end}
+    names = {"start": "--from", "end": "--to", "event_start": "--event-from", "event_end": "--event-to"}
+    selection = Selection(
+        keys=[key or None for key in keys or ()] or None,
+        **{name: time_option(names[name], text) for name, text in times.items()},
+    )
+    if form == "parquet" and output is None:
+        raise typer.BadParameter("--format parquet needs --output")
+    request = command.request_of(
+        [first, *(rest or ())],
+        options or (),
+        selection=selection,
+        complete_only=complete_only,
+        dedupe=dedupe,
+        parquet_only=parquet_only,
+        form=form,
+        output=output,
+    )
+    raise typer.Exit(command.run(request))
+
+
 @app.command()
 def demo(
     directory: Annotated[
@@ -330,6 +485,8 @@ def demo(
     """Start a NATS server; publish, capture, query and replay orders, showing each step."""
     raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages))
 
+
+app.add_typer(commands.app)
 
 spark = typer.Typer(
     name="spark",
@@ -362,7 +519,8 @@ def _job(name: str, description: str) -> None:
         missing = next((package for package in ("pyspark", "pandas") if util.find_spec(package) is None), None)
         if missing is not None:
             raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")
-        raise typer.Exit(import_module(f"spark_jobs.{name}").main(context.args))
+        code = import_module(f"spark_jobs.{name}").main(context.args)
+        import_module("spark_jobs.job").leave(code)
 
 
 for _name, _description in JOBS.items():

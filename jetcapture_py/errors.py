@@ -4,6 +4,7 @@
     ├── ConfigError         the configuration is wrong: print the problems, exit 2
     ├── SourceError         NATS cannot serve us and waiting will not help: exit 1
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
+    ├── ConflictError       another process changed a table first: plan the change again
     └── StoreError          an object could not be stored: retry, hold the data
         ├── VanishedError         an object that was listed is gone: compacted or removed since; list again
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): report it immediately
@@ -37,6 +38,10 @@ class DrainError(JetcaptureError):
 
 class MissingStreamError(SourceError):
     """The stream does not exist."""
+
+
+class ConflictError(JetcaptureError):
+    """Another process has changed a table since it was loaded. Load it again, and plan the change again."""
 
 
 class StoreError(JetcaptureError):

@@ -35,12 +35,12 @@ def make(reference: str, kind: str, method: str) -> object:
 
     `kind` is what it should be, for the error. Raises ValueError with one line.
     """
-    found = load(reference)
-    if callable(found) and (isinstance(found, type) or not hasattr(found, method)):
-        found = created(reference, found)
-    if not callable(getattr(found, method, None)):
+    instance = load(reference)
+    if callable(instance) and (isinstance(instance, type) or not hasattr(instance, method)):
+        instance = created(reference, instance)
+    if not callable(getattr(instance, method, None)):
         raise ValueError(f"{reference} is not a {kind}: it has no method {method}")
-    return found
+    return instance
 
 
 def created(reference: str, factory: Callable[[], object]) -> object:

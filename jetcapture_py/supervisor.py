@@ -1,27 +1,34 @@
-"""Start, replace and drain captures until exactly the configured ones are running, all in one event loop."""
+"""The process of `jetcapture run`: captures in one event loop, signals, HTTP, shutdown and the exit code.
+
+Captures are started, replaced and drained until exactly the configured ones run. With one configuration file there is
+one capture, and nothing in logs and metrics names it. With several files or a directory, each capture is named after
+its file, and all share the log, the HTTP server and the threads that encode.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import ConfigFiles, Selected
+from jetcapture_py.config.several import ConfigFiles, SelectedConfigs
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import about, event, setup
-from jetcapture_py.monitoring.http_server import HttpServer, serving
+from jetcapture_py.monitoring.http_server import HttpServer, Starting
 from jetcapture_py.plugins import is_reference
+from jetcapture_py.startup import has_terminal, release_hangups
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 
 if TYPE_CHECKING:
-    from jetcapture_py.monitoring.site import Site
+    from jetcapture_py.monitoring.http import Site
 
 log = logging.getLogger("jetcapture")
 
@@ -31,6 +38,78 @@ ENCODERS = 4
 """Threads in which several captures encode their blocks: as many as one capture has by default."""
 CANCEL_AGAIN = 1.0
 """Seconds after which a capture that was canceled before it was open is canceled again; nats-py may swallow that."""
+TERMINAL_CLOSES = 1.0
+"""Seconds after SIGHUP in which the terminal may turn out to have closed."""
+
+
+def run(
+    files: ConfigFiles,
+    *,
+    until_caught_up: bool = False,
+    keep_going: bool = False,
+    server: HttpServer | None = None,
+    had_terminal: bool = False,
+) -> int:
+    """Capture until SIGTERM or SIGINT, until the terminal closes, or until caught up; return the exit code.
+
+    SIGHUP reads the files again; one that was held is delivered. `server` already answers probes, and `had_terminal`
+    says whether the process began with a terminal. A second SIGTERM or SIGINT exits immediately. Raises
+    ConfigError for problems found at startup, such as an object that cannot be imported, or a missing extra.
+    """
+    supervisor = Supervisor(files, server, until_caught_up=until_caught_up, keep_going=keep_going)
+    try:
+        asyncio.run(_run(supervisor, files.select(), had_terminal=had_terminal))
+    except ConfigError:
+        raise
+    except Exception as error:
+        log_failure(error)
+        leave(FAILED)
+    if supervisor.code or supervisor.abandoned:
+        leave(supervisor.code)  # threads of such a capture may hang in the store
+    return supervisor.code
+
+
+async def _run(supervisor: Supervisor, selected: SelectedConfigs, *, had_terminal: bool) -> None:
+    _handle_signals(supervisor, had_terminal=had_terminal)
+    await supervisor.run(selected)
+
+
+def _handle_signals(supervisor: Supervisor, *, had_terminal: bool) -> None:
+    loop = asyncio.get_running_loop()
+
+    def drain(number: signal.Signals) -> None:
+        event(log, logging.INFO, "capture.draining", signal=number.name, unacked=supervisor.unacked)
+        if not supervisor.opened:
+            leave(supervisor.code)  # nothing has been pulled yet, and nats-py may swallow a cancellation
+        supervisor.stop()
+
+    def end(number: signal.Signals) -> None:
+        if supervisor.stopping:
+            event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=supervisor.unacked)
+            leave(FAILED)
+        drain(number)
+
+    def drain_without_terminal() -> None:
+        if had_terminal and not supervisor.stopping and not has_terminal():
+            drain(signal.SIGHUP)
+
+    def hang_up() -> None:
+        drain_without_terminal()
+        if not supervisor.stopping:  # a closing terminal sends it more than once
+            supervisor.changed.set()
+            loop.call_later(TERMINAL_CLOSES, drain_without_terminal)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the process outlives its terminal
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+    release_hangups()
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without waiting for threads."""
+    logging.shutdown()
+    os._exit(code)
 
 
 class _Member:
@@ -45,9 +124,9 @@ class _Member:
         self.failure = ""
 
     @property
-    def running(self) -> bool:
-        """Whether it has started and not ended."""
-        return self.task is not None and not self.task.done()
+    def running(self) -> asyncio.Task[None] | None:
+        """The task, once it has started and until it ends."""
+        return None if self.task is None or self.task.done() else self.task
 
 
 class Supervisor:
@@ -77,7 +156,6 @@ class Supervisor:
         self._members: dict[Path, _Member] = {}
         self._refused: dict[Path, str] = {}
         self._site: Site | None = None
-        self._http = ExitStack()
         self._listen: str | None = ""
         self._error: ConfigError | None = None
         self._ends: set[asyncio.Task[None]] = set()
@@ -86,14 +164,14 @@ class Supervisor:
     @property
     def unacked(self) -> int:
         """Unacknowledged messages of all captures."""
-        return sum(each.capture.state.unacked for each in self._members.values() if each.running)
+        return sum(member.capture.state.unacked for member in self._members.values() if member.running)
 
     @property
     def opened(self) -> bool:
         """Whether any capture may hold messages."""
-        return any(each.running and each.capture.state.opened for each in self._members.values())
+        return any(member.capture.state.opened for member in self._members.values() if member.running)
 
-    async def run(self, selected: Selected) -> None:
+    async def run(self, selected: SelectedConfigs) -> None:
         """Run captures, and those that later files say, until every one has ended.
 
         Raises ConfigError for problems at the start, with `keep_going` only if there is no capture, and JetcaptureError
@@ -101,7 +179,7 @@ class Supervisor:
         """
         try:
             await self.reconcile(selected, first=True)
-            while running := [each.task for each in self._members.values() if each.task is not None and each.running]:
+            while running := [task for member in self._members.values() if (task := member.running)]:
                 changed = asyncio.create_task(self.changed.wait())
                 await asyncio.wait((changed, *running), return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
@@ -109,19 +187,21 @@ class Supervisor:
                     self.changed.clear()
                     await self.reconcile(await asyncio.to_thread(self._files.select, self._running()))
         finally:
-            self._http.close()
+            if self._server is not None:
+                self._server.stop()
             if self._site is not None:
                 self._site.show({}, {})
         if self._error is not None:
             raise self._error
 
-    async def reconcile(self, selected: Selected, *, first: bool = False) -> None:
+    async def reconcile(self, selected: SelectedConfigs, *, first: bool = False) -> None:
         """Start captures that are missing, replace those that have changed or failed, and drain those that are gone.
 
         What has a problem stays as it is. At the start, `first`, it raises ConfigError, with `keep_going` only if
-        nothing can run.
+        nothing can run, and JetcaptureError if nothing can listen on a configured address.
         """
-        setup(selected.log.format, selected.log.level)
+        if first:
+            setup(selected.log.format, selected.log.level)
         running = self._running()
         refused = dict(selected.problems)
         changed = {path: config for path, config in selected.configs.items() if config != running.get(path)}
@@ -132,6 +212,19 @@ class Supervisor:
             if not (self._keep_going and made):
                 raise ConfigError(*(line for lines in refused.values() for line in lines))
             self.code = REFUSED
+        server, usable = None, first or refused.keys() == selected.problems.keys()  # else what is common to all stays
+        try:
+            if usable:
+                server = self._listen_at(selected)
+        except JetcaptureError as error:
+            if first:
+                raise
+            usable, stating = False, [path for path in made if "http" in made[path].config.model_fields_set]
+            for path in stating:
+                refused[path] = (f"{path}: {error}",)
+                del made[path]
+            if not stating:
+                event(log, logging.ERROR, "config.refused", error=str(error))
         gone = [
             path
             for path in self._members
@@ -147,7 +240,9 @@ class Supervisor:
         }
         self._members = made | self._members
         self._show()
-        self._serve(selected, first=first)
+        if usable:
+            setup(selected.log.format, selected.log.level)
+            self._serve(server, selected.listen)
         await asyncio.gather(*(self._replace(path, made.get(path)) for path in (*made, *gone)))
         if not first:
             event(log, logging.INFO, "config.reloaded", **outcome, unchanged=len(self._members) - len(made))
@@ -155,57 +250,59 @@ class Supervisor:
     def stop(self) -> None:
         """Drain all captures, which ends `run`."""
         self.stopping = True
-        for each in self._members.values():
-            self._ends.add(asyncio.create_task(self._end(each)))
+        for member in self._members.values():
+            self._ends.add(asyncio.create_task(self._end(member)))
 
     def _running(self) -> dict[Path, Config]:
-        return {path: each.config for path, each in self._members.items() if not each.failure}
+        return {path: member.config for path, member in self._members.items() if not member.failure}
 
     # ------------------------------------------------------------------ HTTP
 
-    def _serve(self, selected: Selected, *, first: bool) -> None:
-        """Serve metrics and probes where the files say, and no longer where they said before.
+    def _listen_at(self, selected: SelectedConfigs) -> HttpServer | None:
+        """Return a server where the files say: the present one if it is there. Raises JetcaptureError.
 
-        If that is impossible, `first` raises JetcaptureError, and later the address stays. Unless `http` is configured
-        explicitly, a port in use is not an error: replicas may share a machine.
+        Unless `http` is configured explicitly, a port in use is not an error: replicas may share a machine.
         """
-        if selected.listen == self._listen:
+        if selected.listen == self._listen or (self._server is not None and self._server.listen == selected.listen):
+            return self._server
+        if self._site is None and self._server is not None:
+            self._server.stop()  # it has only answered probes, maybe on the same port
+        try:
+            return None if selected.listen is None else HttpServer(selected.listen, Starting())
+        except JetcaptureError as error:
+            if selected.listen_required:
+                raise
+            event(log, logging.WARNING, "http.off", reason=str(error))
+            return None
+
+    def _serve(self, server: HttpServer | None, listen: str | None) -> None:
+        """Serve metrics and probes there, and no longer where they were before."""
+        if listen == self._listen:
             return
-        http, early, self._server = ExitStack(), self._server, None
-        if selected.listen is None:
-            if early is not None:
-                early.stop()
-        else:
-            from jetcapture_py.monitoring.site import Site
+        if self._server is not None and self._server is not server:
+            self._server.stop()
+        self._server, self._listen = server, listen
+        if server is not None:
+            from jetcapture_py.monitoring.http import Site
 
             if self._site is None:
                 self._site = Site(single=self._files.single)
                 self._show()
-            try:
-                http.enter_context(serving(self._site, selected.listen, early))
-            except JetcaptureError as error:
-                if selected.listen_required and first:
-                    raise
-                if selected.listen_required:
-                    event(log, logging.ERROR, "config.refused", error=str(error))
-                    return
-                event(log, logging.WARNING, "http.off", reason=str(error))
-        self._http.close()
-        self._http, self._listen = http, selected.listen
+            server.serve(self._site)
 
     def _show(self) -> None:
         """Answer for the captures that there are now."""
         if self._site is None:
             return
-        failures = {each.name: each.failure for each in self._members.values() if each.failure}
+        failures = {member.name: member.failure for member in self._members.values() if member.failure}
         for path, reason in self._refused.items():
             if path in self._members:
                 if self._members[path].failure:
                     failures[path.stem] = reason
-            elif not any(each.parent == path for each in self._members):  # a directory whose captures go on
-                taken = {each.name for each in self._members.values()} | failures.keys()
+            elif not any(other.parent == path for other in self._members):  # a directory whose captures go on
+                taken = {member.name for member in self._members.values()} | failures.keys()
                 failures[one_line(path) if path.stem in taken else one_line(path.stem)] = reason
-        self._site.show({each.name: each.capture.state for each in self._members.values()}, failures)
+        self._site.show({member.name: member.capture.state for member in self._members.values()}, failures)
 
     # ------------------------------------------------------------------ one capture
 
@@ -215,22 +312,18 @@ class Supervisor:
         for path, config in configs.items():
             prefix = "" if self._files.single and not self._members else f"{path}: "
             try:
-                made[path] = self._made(path, config)
+                with about(None if self._files.single else path.stem):
+                    for warning in config.warnings():
+                        event(log, logging.WARNING, "config.warning", warning=warning)
+                    member = made[path] = _Member(path, config, single=self._files.single)
+                if self._encode_threads is not None and not is_reference(config.block.format):  # user code may hang
+                    member.capture.state.encode_threads = self._encode_threads
             except ConfigError as error:
                 refused[path] = tuple(f"{prefix}{line}" for line in error.problems)
             except Exception as error:
                 if not self._members:
                     raise
                 refused[path] = (f"{prefix}{one_line(error)}",)
-        return made
-
-    def _made(self, path: Path, config: Config) -> _Member:
-        with about(None if self._files.single else path.stem):
-            for warning in config.warnings():
-                event(log, logging.WARNING, "config.warning", warning=warning)
-            made = _Member(path, config, single=self._files.single)
-        if self._encode_threads is not None and not is_reference(config.block.format):  # user code may hang
-            made.capture.state.encode_threads = self._encode_threads
         return made
 
     async def _replace(self, path: Path, new: _Member | None) -> None:
@@ -282,7 +375,7 @@ class Supervisor:
             member.failure = str(error)
             self._error = error
             return
-        reasons = [log_failure(each) for each in _leaves(error)]
+        reasons = [log_failure(leaf) for leaf in _leaves(error)]
         member.capture.state.ended = reasons[-1]
         if member.stop.is_set() and not self.stopping:  # it was being replaced
             self.abandoned = True
@@ -296,10 +389,10 @@ class Supervisor:
     async def _end(self, member: _Member) -> None:
         """Drain a capture, or cancel it before it can hold messages."""
         member.stop.set()
-        while member.task is not None and member.running:
+        while task := member.running:
             if not member.capture.state.opened:
-                member.task.cancel()
-            await asyncio.wait((member.task,), timeout=CANCEL_AGAIN)
+                task.cancel()
+            await asyncio.wait((task,), timeout=CANCEL_AGAIN)
 
 
 def log_failure(error: BaseException) -> str:
@@ -315,7 +408,7 @@ def log_failure(error: BaseException) -> str:
 def _leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors in exception groups."""
     if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
+        for inner in error.exceptions:
+            yield from _leaves(inner)
     else:
         yield error

@@ -7,6 +7,13 @@ error that is stored or logged passes through `one_line`.
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LONGEST = 300
 """Maximum length of an error that is stored or becomes part of another error."""
@@ -105,3 +112,27 @@ def _escape(char: str) -> str:
         return "\\" + char
     short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
     return short or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")
+
+
+@contextmanager
+def progress_bars(console: Console | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """Show bars on `console`, by default standard error, if that is a terminal.
+
+    Yields what is called with a stage, the amount done, and the total, from any thread.
+    """
+    if not (sys.stderr.isatty() if console is None else console.is_terminal):
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console or Console(stderr=True), transient=True) as bars:
+        stages: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in stages:
+                stages[stage] = bars.add_task(stage)
+            bars.update(stages[stage], completed=min(done, total), total=total)
+
+        yield show

@@ -1,43 +1,40 @@
 """Reads an archive in Spark: every message once, as one table, through Spark's own Parquet reader.
 
-Object names say which objects may share messages (see `layout`). Others are read as they are; those that may share
-messages are compared by sequence (see `overlaps`), or go through `dropDuplicates`. Objects whose column types differ
-still form one table.
+What to read is a plan without an engine (see `jetcapture_py.reading.plan`): here it becomes a DataFrame.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import DataType
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_of
-from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
-from jetcapture_py.archive.overlaps import Range, resolve
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.config import buckets
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.archive import retried
+from jetcapture_py.reading.arrow import PlanReader
+from jetcapture_py.reading.bucket import NEEDED, check_name, incarnations
+from jetcapture_py.reading.columns import Columns, Reads
+from jetcapture_py.reading.plan import Dedupe, ReadPlan, outputs
+from jetcapture_py.reading.plan import plan as make_plan
+from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.remote import with_secrets
-from jetcapture_py.text import plural
 from spark_jobs.reading import bucket as kv
-from spark_jobs.reading.arrow_engine import ArrowEngine
-from spark_jobs.reading.columns import Columns, Reads, Table, quoted
+from spark_jobs.reading.columns import quoted, read_schema, select, spark_schema
 from spark_jobs.reading.location import ArchiveLocation
-from spark_jobs.reading.objects import Archive, Listing, ObjectFacts
-from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.scan import Scans
 
-Dedupe = Literal["auto", "full", "none"]
 Engine = Literal["spark", "arrow"]
 
 MAX_SCANS = 16
@@ -47,6 +44,9 @@ _FEW_SCANS = 4
 _ROWS_OF_A_SCAN = 100_000
 """Rows that a scan needs when there are more than a few: Arrow reads fewer in less time than a scan takes to plan."""
 
+_ROWS_PER_TASK = 250_000
+_MIN_TASKS = 16
+"""Minimum number of tasks that read with Arrow, if there are as many objects: tasks mostly wait for the store."""
 _POSITION = "_nats_row, or 0"
 _TIME_TYPE = "spark.sql.timeType.enabled"
 
@@ -95,38 +95,35 @@ def read_archive(
     """
     if engine not in ("spark", "arrow"):
         raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
-    if dedupe not in ("auto", "full", "none"):
-        raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
-    part = Part.of(start, end, keys, event_start, event_end)
-    options = with_secrets(options or {})
-    location = ArchiveLocation.open(url, options)
+    selection = Selection.of(start, end, keys, event_start, event_end)
+    location = ArchiveLocation.open(url, with_secrets(options or {}))
     if engine == "spark":
         location.require(spark)
-    own = ArrowEngine(files=location.files, start=part.start, end=part.end, keys=part.keys)
-    archive = Archive(
-        spark=spark, location=location, stream=stream, quarantine=quarantine, engine=own, native=engine == "spark"
+    plan = make_plan(
+        location.files,
+        stream,
+        selection,
+        columns=columns,
+        dedupe=dedupe,
+        quarantine=quarantine,
+        parquet_only=parquet_only,
+        case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
     )
-    columns = [columns] if isinstance(columns, str) else columns
-    needed = _with_time(columns) if part.by_event else columns
-    frame = retried(lambda: _plan(archive, part, needed, dedupe, parquet_only=parquet_only))
-    frame = _between(frame, sf.col(layout.TIMESTAMP), part.start, part.end)
-    if part.by_event:
-        times = [name for name in (layout.TIME, layout.TIMESTAMP) if name in frame.columns]
-        frame = _between(frame, sf.coalesce(*map(sf.col, times)), part.event_start, part.event_end)
-    return frame if columns is None or callable(columns) else frame.select(*(_column(frame, name) for name in columns))
+    if plan.table.times and spark.conf.get(_TIME_TYPE, "false") != "true":
+        times = plan.table.times[0]
+        raise JetcaptureError(
+            f"column {times} is a time of day: set {_TIME_TYPE}=true, or name the columns you need instead"
+        )
+    frame = _Reader(spark, plan, Scans(spark, location, plan), native=engine == "spark").rows()
+    for names, first, last in plan.bounds:
+        time = sf.coalesce(*map(sf.col, names))
+        frame = frame if first is None else frame.where(time >= sf.lit(first))
+        frame = frame if last is None else frame.where(time < sf.lit(last))
+    return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
 
 
-def _with_time(columns: Columns | None) -> Columns | None:
-    """Return the columns to read for a condition on the messages' time."""
-    if callable(columns):
-        return lambda name: name == layout.TIME or columns(name)
-    return None if columns is None else [*columns, layout.TIME]
-
-
-def _between(frame: DataFrame, time: Column, start: datetime | None, end: datetime | None) -> DataFrame:
-    if start is not None:
-        frame = frame.where(time >= sf.lit(start))
-    return frame if end is None else frame.where(time < sf.lit(end))
+def _select(frame: DataFrame, outputs: Iterable[tuple[str, str]]) -> DataFrame:
+    return frame.select(*(sf.col(quoted(column)).alias(name) for name, column in outputs))
 
 
 def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = None, **read: Any) -> DataFrame:
@@ -136,7 +133,10 @@ def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = 
     leading digit: `orders-eu` is `orders_eu`, `1e5` is `_1e5`. Other names are kept; quote them with backticks in SQL.
     """
     frame = read_archive(spark, url, stream, **read)
-    frame.createOrReplaceTempView(quoted(_plain_name(stream) if name is None else name))
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", stream)
+        name = f"_{name}" if name[0].isdigit() else name
+    frame.createOrReplaceTempView(quoted(name))
     return frame
 
 
@@ -170,13 +170,13 @@ def read_bucket(
     `max_msgs_per_subject` override them. If the bucket was recreated, a revision is one of the newest bucket. The other
     arguments are those of `read_archive`.
     """
-    kv.check_name(bucket)
+    check_name(bucket)
     stream, moment = f"{buckets.PREFIXES['bucket']}{bucket}", buckets.moment(as_of)
     until = moment if isinstance(moment, datetime) else None
-    known = kv.incarnations(ArchiveLocation.open(url, options or {}).files, stream, max_age, max_msgs_per_subject)
+    known = incarnations(ArchiveLocation.open(url, options or {}).files, stream, max_age, max_msgs_per_subject)
     read: dict[str, Any] = {
         "end": None if until is None else until + timedelta(microseconds=1),
-        "columns": None if columns is None else {*kv.NEEDED, *columns}.__contains__,
+        "columns": None if columns is None else {*NEEDED, *columns}.__contains__,
         "dedupe": dedupe,
         "parquet_only": parquet_only,
         "options": options,
@@ -191,200 +191,121 @@ def read_bucket(
         found = found.where(sf.col(layout.SEQ) <= moment)
     found = kv.described(found, life.limits)
     found = kv.whole_history(found) if history else kv.at(found, life.limits, time)
-    return found if columns is None else found.select(*(_column(found, name) for name in columns))
-
-
-def _plain_name(stream: str) -> str:
-    """Return a name that SQL accepts without backticks."""
-    name = re.sub(r"[^A-Za-z0-9_]", "_", stream)
-    return f"_{name}" if name[0].isdigit() else name
-
-
-def _plan(
-    archive: Archive, part: Part, columns: Columns | None, dedupe: Dedupe, *, parquet_only: bool = False
-) -> DataFrame:
-    """Return the objects that may match, as of now. Raises VanishedError when they have just changed."""
-    listing = archive.listing(part.keys)
-    if not parquet_only:
-        _refuse_others(archive, listing, part)
-    chosen, facts = _chosen(archive, listing, part)
-    if chosen:
-        return _read(archive, listing, facts, chosen, columns, dedupe, part.keys)
-    if not listing.objects:
-        listing = archive.listing()
-    if not listing.objects:
-        _refuse_others(archive, listing, Part(None, None, None))
-        return archive.nothing()
-    last = max(listing.objects, key=lambda name: name.bucket)  # no rows, with the columns that the last object has
-    facts = archive.facts([last], listing)
-    return _read(archive, listing, facts, [last], columns, "none").where(sf.expr("false"))
-
-
-def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
-    """Raise if objects in other formats may hold messages of the part."""
-    found = [name for name in listing.others if _reaches(name, part.event_start, part.event_end)]
-    found = [name for name in found if name.event_time or _reaches(name, part.start, part.end)]
-    if found:
-        formats = ", ".join(sorted({name.suffix.removeprefix(".") for name in found}))
-        many = f"{plural(len(found), 'object')} of stream {archive.stream} in {formats}"
-        hint = "; --parquet-only or parquet_only=True leaves them out" if listing.objects else ""
-        raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
-
-
-def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], ObjectFacts]:
-    """Return the objects that may hold messages of the part, and what their footers say: by their names, and by their
-    footers where the names do not say it, which is the time of event-time buckets and the number of bundles."""
-    found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
-    found = [name for name in found if name.event_time or _reaches(name, part.start, part.end)]
-    timed = part.start is not None or part.end is not None
-    facts = archive.facts(found, listing, timed=timed)
-    if timed:
-        found = [name for name in found if _overlaps(facts.times.get(name), part)]
-    if part.keys is not None:
-        keys = part.keys
-        bundles = {number: {bundle_of(key, number) for key in keys} for number in set(facts.bundles.values())}
-        found = [name for name in found if name not in facts.bundles or name.bundle in bundles[facts.bundles[name]]]
-    return found, facts
-
-
-def _overlaps(times: tuple[datetime, datetime] | None, part: Part) -> bool:
-    """Whether an object with messages of these times, None if unknown, may hold some of the part."""
-    if times is None:
-        return True
-    return (part.start is None or times[1] >= part.start) and (part.end is None or times[0] < part.end)
-
-
-def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
-    """Whether the object's bucket may reach into this time."""
-    if start is not None and name.bucket + LONGEST_INTERVAL.total_seconds() <= start.timestamp():
-        return False
-    return end is None or name.bucket < end.timestamp()
-
-
-def _column(frame: DataFrame, name: str) -> Column:
-    if name.casefold() not in (column.casefold() for column in frame.columns):
-        raise JetcaptureError(f"the archive has no column {name}; it has {', '.join(frame.columns)}")
-    return sf.col(quoted(name))
-
-
-def _read(
-    archive: Archive,
-    listing: Listing,
-    facts: ObjectFacts,
-    names: Sequence[ObjectName],
-    columns: Columns | None,
-    dedupe: Dedupe,
-    keys: Sequence[str | None] | None = None,
-) -> DataFrame:
-    """Return the objects, and of those in bundles the rows of `keys`, as one table, deduplicated."""
-    if dedupe == "auto":
-        whole, shared = layout.split_overlapping(names, facts.bundles)
-    else:
-        whole, shared = ([], list(names)) if dedupe == "full" else (list(names), [])
-    sensitive = archive.spark.conf.get("spark.sql.caseSensitive") == "true"
-    used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names))}
-    table = Table([facts.schemas[schema] for schema in used], archive.quarantine, columns, sensitive)
-    if table.times and archive.spark.conf.get(_TIME_TYPE, "false") != "true":
-        raise JetcaptureError(
-            f"column {table.times[0]} is a time of day: set {_TIME_TYPE}=true, or name the columns you need instead"
-        )
-    parts: dict[ObjectName, list[Range]] = {}
-    if dedupe == "auto" and shared and not table.several_rows:
-        resolved = resolve(shared, lambda names: archive.identities(names, listing), facts.bundles)
-        if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
-            whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
-    scans = Scans(archive.spark, archive.location, archive.directory, listing, [*whole, *parts, *shared])
-    reader = _Reader(archive, scans, table, {name: used[facts.schema_of[name]] for name in names}, keys)
-    frames = []
-    if whole:
-        frames.append(reader.union(whole))
-    if parts:
-        frames.append(reader.union(list(parts), parts))
-    if shared:
-        frame = reader.union(shared)
-        identity = [*layout.IDENTITY]
-        if dedupe == "auto":  # copies share key and bucket, and a filter on these can then pass the deduplication
-            identity += table.partitions
-        if layout.ROW in frame.columns:  # a batch in which all messages have one row leaves the number out
-            numbered = frame.withColumn(_POSITION, sf.coalesce(layout.ROW, sf.lit(0)))
-            frames.append(numbered.dropDuplicates([*identity, _POSITION]).drop(_POSITION))
-        else:
-            frames.append(frame.dropDuplicates(identity))
-    return reduce(DataFrame.union, frames)
+    return found if columns is None else _select(found, outputs(found.columns, columns))
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads objects of a plan, with the columns of `table`."""
+    """Renders a plan in Spark: with its own Parquet reader if `native`, and the rest with Arrow in Python workers."""
 
-    archive: Archive
+    spark: SparkSession
+    plan: ReadPlan
     scans: Scans
-    table: Table
-    schema_of: Mapping[ObjectName, int]
-    keys: Sequence[str | None] | None
+    native: bool
 
-    def union(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None = None) -> DataFrame:
+    def rows(self) -> DataFrame:
+        """The rows of the plan's objects, each message once."""
+        plan = self.plan
+        frames = []
+        if plan.whole:
+            frames.append(self._union(plan.whole))
+        if plan.parts:
+            frames.append(self._union(list(plan.parts), plan.parts))
+        if plan.shared:
+            frame = self._union(plan.shared)
+            if plan.table.several_rows:  # a batch in which all messages have one row leaves the number out
+                numbered = frame.withColumn(_POSITION, sf.coalesce(layout.ROW, sf.lit(0)))
+                frames.append(numbered.dropDuplicates([*plan.identity, _POSITION]).drop(_POSITION))
+            else:
+                frames.append(frame.dropDuplicates([*plan.identity]))
+        if not frames:
+            return self.spark.createDataFrame([], spark_schema(plan.table.schema))
+        return reduce(DataFrame.union, frames)
+
+    def _union(
+        self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None = None
+    ) -> DataFrame:
         """The objects, or these parts of them."""
         under_keys = [name for name in names if not name.bundle]
         frames = [self._alike(under_keys, parts)] if under_keys else []
         if len(under_keys) < len(names):
-            frame = self._alike([name for name in names if name.bundle], parts)
-            frames.append(frame if self.keys is None else frame.where(_has_key(self.keys)))
+            frame, keys = self._alike([name for name in names if name.bundle], parts), self.plan.selection.keys
+            if keys is not None:  # by which Spark skips row groups and pages
+                listed = sf.col(layout.KEY).isin([key for key in keys if key is not None])
+                frame = frame.where(listed | sf.col(layout.KEY).isNull() if None in keys else listed)
+            frames.append(frame)
         return reduce(DataFrame.union, frames)
 
-    def _alike(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None) -> DataFrame:
+    def _alike(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
         """Objects of one layout: natively, as long as few ways to read them are enough for all."""
+        plan = self.plan
         alike: dict[int, list[ObjectName]] = defaultdict(list)
         for name in names:
-            alike[self.schema_of[name]].append(name)
+            alike[plan.schema_of[name]].append(name)
         schemas = sorted(alike, key=lambda schema: -sum(name.rows for name in alike[schema]))
-        scans, rest = divide(schemas, self.table.reads, MAX_SCANS if self.archive.native else 0)
+        scans, rest = divide(schemas, plan.table.reads, MAX_SCANS if self.native else 0)
         frames: list[DataFrame] = []
         for reads, members in scans:
-            chosen_names = [name for each in members for name in alike[each]]
-            if len(frames) < _FEW_SCANS or sum(name.rows for name in chosen_names) >= _ROWS_OF_A_SCAN:
-                frames.append(self._natively(reads, chosen_names, parts))
+            objects = [name for schema in members for name in alike[schema]]
+            if len(frames) < _FEW_SCANS or sum(name.rows for name in objects) >= _ROWS_OF_A_SCAN:
+                frames.append(self._natively(reads, objects, parts))
             else:
                 rest = [*members, *rest]
         if rest:
-            fields, columns = self.table.fields(rest)
-            others = [name for each in rest for name in alike[each]]
-            chosen = None if parts is None else {name: parts[name] for name in others}
-            frames.append(self.archive.fetched(others, fields, self.table.partitions, chosen).select(*columns))
+            objects = [name for schema in rest for name in alike[schema]]
+            frames.append(self._with_arrow(objects, parts))
         return reduce(DataFrame.union, frames)
 
+    def _with_arrow(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
+        """Read in Python workers: slower, but with any types, and without a file system of Spark's for the store."""
+        largest = sorted(names, key=lambda name: name.rows, reverse=True)
+        ranges = [None if parts is None else [list(ends) for ends in parts[name]] for name in largest]
+        objects = pa.table(
+            {
+                "path": pa.array([name.path for name in largest], pa.string()),
+                "ranges": pa.array(ranges, pa.list_(pa.list_(pa.int64()))),
+            }
+        )
+        tasks = min(len(names), max(_MIN_TASKS, sum(name.rows for name in names) // _ROWS_PER_TASK))
+        schema = self.plan.table.schema
+        read = partial(_read_objects, PlanReader.of(self.plan, schema.names))
+        return self.spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, spark_schema(schema))
+
     def _natively(
-        self, reads: Reads, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None
+        self, reads: Reads, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None
     ) -> DataFrame:
-        chosen = None if parts is None else {name: parts[name] for name in names}
-        bundles = bool(names[0].bundle)
-        frame = self.scans.frame(names, self.table.read_schema(reads, bundles=bundles), chosen)
-        columns = self.table.select(reads, bundles=bundles)
+        ranges = None if parts is None else {name: parts[name] for name in names}
+        bundles, table = bool(names[0].bundle), self.plan.table
+        frame = self.scans.frame(names, read_schema(table, reads, bundles=bundles), ranges)
+        columns = select(table, reads, bundles=bundles)
         return frame.select(*columns) if columns else frame
 
 
-def _has_key(keys: Sequence[str | None]) -> Column:
-    """A condition on the column of keys, by which Spark skips row groups and pages."""
-    found = sf.col(layout.KEY).isin([key for key in keys if key is not None])
-    return found | sf.col(layout.KEY).isNull() if None in keys else found
+def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read the rows of the objects that `batches` name. Runs in a worker."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            file = reader.files.at(row["path"])
+            if file.name is not None:
+                yield from reader.batches(file, file.name, row["ranges"])
 
 
 def divide(
-    schemas: Iterable[int], reads: Callable[[int], Reads], most: int
+    schemas: Iterable[int], reads: Callable[[int], Reads], limit: int
 ) -> tuple[list[tuple[Reads, list[int]]], list[int]]:
     """Divide schemas into at most this many scans, first ones first, and return the rest."""
-    scans: list[tuple[dict[str, DataType], list[int]]] = []
+    scans: list[tuple[dict[str, pa.DataType], list[int]]] = []
     rest = []
     for schema in schemas:
-        wanted = reads(schema)
+        types = reads(schema)
         for known, members in scans:
-            if all(known.get(column, kind) == kind for column, kind in wanted.items()):
-                known.update(wanted)
+            if all(known.get(column, type_) == type_ for column, type_ in types.items()):
+                known.update(types)
                 members.append(schema)
                 break
         else:
-            if len(scans) < most:
-                scans.append((dict(wanted), [schema]))
+            if len(scans) < limit:
+                scans.append((dict(types), [schema]))
             else:
                 rest.append(schema)
     return list(scans), rest

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
-from pydantic import TypeAdapter
 from typer import Argument, BadParameter, Option
 
-from jetcapture_py.config import model, yaml_text
+from jetcapture_py.config import model
 from jetcapture_py.config.model import NatsConfig, TlsConfig
 from jetcapture_py.config.units import parse_time
-from jetcapture_py.config.values import Options
+from jetcapture_py.config.values import parse_option
 from jetcapture_py.errors import ConfigError
 from spark_jobs.publishing.login import OPTIONS, SECRETS, nats_config
 
@@ -27,7 +26,6 @@ T = TypeVar("T")
 
 _SPACE = re.compile(r"\s")
 _SWITCH = {True: "true", False: None}
-_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(Options)
 
 
 class Parsed(NamedTuple):
@@ -99,17 +97,6 @@ def _callback(read: Callable[[str], object], several: bool) -> Callable[[Any], A
     return converted
 
 
-def _option(text: str) -> tuple[str, object]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise ValueError("expected NAME=VALUE")
-    try:
-        return name, _PLAIN.validate_python({name: yaml_text.read(value, os.environ)})[name]
-    except ConfigError as error:
-        problem = error.problems[0].removeprefix(": ")
-    raise ValueError(f"{name}: {problem}")
-
-
 _WHEN = "RFC 3339, UTC by default, or the start of today or yesterday"
 
 
@@ -134,7 +121,7 @@ class StoreArguments:
             help="One of store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; "
             "repeatable.",
         ),
-        Parsed(_option),
+        Parsed(parse_option),
     ] = field(default_factory=list)
     options: dict[str, Any] = field(init=False, default_factory=dict)
     nats: NatsConfig | None = field(init=False, default=None)
@@ -284,13 +271,9 @@ def login(chosen: LoginArguments, env: Mapping[str, str] = os.environ) -> NatsCo
             raise ConfigError(f"{others[0]}: needs --servers; without it, the login is that of --config")
         return chosen.nats
     given["servers"] = ",".join(chosen.servers)
-    return nats_config(given | _secrets(given, env))
-
-
-def _secrets(given: Mapping[str, str | None], env: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the secret from the environment unless the arguments choose another login method."""
-    if given.get("user") is not None:
-        return {} if given.get("password_file") is not None else {"password": env.get(SECRETS["password"])}
-    if any(given.get(name) is not None for name in ("creds", "token_file", "nkey_seed_file")):
-        return {}
-    return {name: env.get(SECRETS[name]) or None for name in ("token", "nkey_seed", "user_jwt", "user_seed")}
+    secrets: dict[str, str | None] = {}  # from the environment, unless the arguments choose another login method
+    if chosen.user is not None:
+        secrets = {} if chosen.password_file is not None else {"password": env.get(SECRETS["password"])}
+    elif not (chosen.creds or chosen.token_file or chosen.nkey_seed_file):
+        secrets = {name: env.get(SECRETS[name]) or None for name in ("token", "nkey_seed", "user_jwt", "user_seed")}
+    return nats_config(given | secrets)

@@ -2,34 +2,15 @@
 
     python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 5m] [--dry-run]
 
-At all times, even if it is killed, every message is in the archive, and a reader that follows the deduplication rule
-of `layout` counts it once:
-
-- New objects appear atomically, next to their sources. While both exist, their sequence ranges overlap, so readers
-  compare their messages. The objects written for one unit are disjoint, so later they are read without comparing.
-- Sources are removed last: after all new objects have been written, read back and compared with the sources, and after
-  a grace period for readers that listed objects earlier. Only objects that were listed and read are removed, not those
-  that the capture stores meanwhile; if these overlap the new objects, readers compare them.
-- If killed while writing, it leaves more copies than before. The next run keeps new objects that are complete in their
-  range and continues with the rest. If killed while waiting or removing, the next run only removes the sources.
-- Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
-  both remove them, because an object is only replaced by objects with more rows (see `compaction.plan`).
-
-With `bundles`, all objects move to that number of bundles: from directories of keys, and from bundles whose number is
-a multiple of it. So messages never move back, and an object may give way to one with fewer rows only on this way.
-
-Large objects without overlap are left unchanged, so a second run does nothing.
+`jetcapture_py.maintain.compact` has what it guarantees, and does the same on one machine without Spark.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,24 +23,23 @@ from typer import Option
 
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import TARGET_SIZE, Source, moves, units
-from jetcapture_py.compaction.summary import Summary, report, summarize
-from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
-from jetcapture_py.config.block import MAX_BUNDLES
-from jetcapture_py.config.units import format_duration, parse_duration, parse_size
+from jetcapture_py.compaction.plan import TARGET_SIZE, Source
+from jetcapture_py.compaction.summary import Summary, report
+from jetcapture_py.compaction.unit import CompactionSpec, Outcome, compact_unit
+from jetcapture_py.config.units import parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.archive import SHARE
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings
+from jetcapture_py.reading.selection import Keys, Moment, Selection
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from spark_jobs.arguments import Parsed, PartArguments, parse
-from spark_jobs.job import guarded, session
+from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
-from spark_jobs.reading.part import Keys, Moment, Part
 
 OLDER_THAN = 3600.0
 GRACE = 300.0
 
 _TASKS = 1000
-_REMOVERS = 16
 
 
 def compact(
@@ -93,109 +73,46 @@ def compact(
     `options` go to fsspec, here and on the executors. Raises JetcaptureError if the archive cannot be listed; failures
     of single groups are in the summary's errors.
     """
-    if target_size <= 0:
-        raise JetcaptureError("the target size must be above 0")
-    if quarantine and keys is not None:
-        raise JetcaptureError("the quarantine is not divided by key")
-    if bundles and (quarantine or keys is not None):
-        raise JetcaptureError("bundles cannot be combined with keys or quarantine")
-    if not 0 <= bundles <= MAX_BUNDLES:
-        raise JetcaptureError(f"bundles: expected 1 to {MAX_BUNDLES}, got {bundles}")
-    part = Part.of(start, end, keys)
+    settings = CompactionSettings(
+        target=target_size,
+        after=older_than,
+        grace=grace,
+        quarantine=quarantine,
+        selection=Selection.of(start, end, keys),
+        incomplete=incomplete,
+        bundles=bundles,
+        dry_run=dry_run,
+    )
     archive = ArchiveLocation.open(url, options or {}).files
-    files = Files(archive.url, options or {})
-    directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
-    if part.keys is not None:
-        directories = [f"{stream}/key={layout.escape_key(key)}" for key in part.keys]
-    found = files.find(directories)
-    listed = [source for source in found if source.name.parquet]
-    if len(listed) < len(found):
-        tell(f"left alone, because only Parquet is compacted: {plural(len(found) - len(listed), 'other object')}")
-    if not listed:
-        raise JetcaptureError(f"no {'Parquet ' if found else ''}objects of stream {stream} under {files.shown}")
-    chosen = [source for source in listed if _begins_within(source.name.bucket, part.start, part.end)]
-    closed = time.time() - older_than
-    mark = None if incomplete else archive.watermark(stream)
-    if mark is not None and mark.time.timestamp() < closed:
-        closed = mark.time.timestamp()
-        tell(f"skipping buckets that end after the watermark, {mark.time.isoformat()}: they are incomplete")
-    spec = CompactionSpec(target=target_size, closed=closed, dry_run=dry_run, bundles=bundles)
-    outcomes = list(_run(spark, archive.url, options or {}, spec, chosen))
-    _fail_unseen(files, directories, outcomes)
-    removed: frozenset[str] = frozenset()
-    errors: list[str] = []
-    if not dry_run:
-        removed, errors = _remove(files, directories, outcomes, grace, tell)
-    return summarize(chosen, outcomes, removed, errors, dry_run)
+    compaction = Compaction(archive, stream, settings, tell=tell)
+    if not compaction.listed:
+        kind = "Parquet " if compaction.others else ""
+        raise JetcaptureError(f"no {kind}objects of stream {stream} under {archive.shown}")
+    compaction.add(_run(spark, archive, compaction))
+    compaction.remove()
+    return compaction.summary()
 
 
-def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:
-    return (start is None or bucket >= start.timestamp()) and (end is None or bucket < end.timestamp())
-
-
-def _run(
-    spark: SparkSession, url: str, options: Mapping[str, Any], spec: CompactionSpec, chosen: Sequence[Source]
-) -> Iterator[Outcome]:
+def _run(spark: SparkSession, archive: ArchiveFiles, compaction: Compaction) -> Iterator[Outcome]:
     """Compact every unit that needs it, on the executors."""
-    closed = [source for source in chosen if source.name.bucket < spec.closed]
-    found: Iterable[Sequence[Source]] = (unit.sources for unit in units(closed, spec.target))
-    if spec.bundles:
-        found = moves(closed, spec.bundles, spec.target)
-    work = [json.dumps([(source.name.path, source.size) for source in sources]) for sources in found]
+    work = [json.dumps([(source.name.path, source.size) for source in sources]) for sources in compaction.work()]
     if not work:
         return
     frame = spark.createDataFrame([(each,) for each in work], "unit string").repartition(min(len(work), _TASKS))
-    for row in frame.mapInArrow(_task(url, dict(options), spec), "outcome string").collect():
+    for row in frame.mapInArrow(_task(archive, compaction.spec), "outcome string").collect():
         yield Outcome(**json.loads(row[0]))
 
 
-def _task(url: str, options: dict[str, Any], spec: CompactionSpec) -> Callable[[Iterable[pa.RecordBatch]], Any]:
+def _task(archive: ArchiveFiles, spec: CompactionSpec) -> Callable[[Iterable[pa.RecordBatch]], Any]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = Files(url, options)
         for batch in batches:
             for unit in batch.column(0).to_pylist():
                 named = ((layout.parse_path(path), size) for path, size in json.loads(unit))
                 sources = [Source(name, size) for name, size in named if name is not None]
-                found = [json.dumps(asdict(outcome)) for outcome in compact_unit(files, spec, sources)]
+                found = [json.dumps(asdict(outcome)) for outcome in compact_unit(Files(archive), spec, sources)]
                 yield pa.RecordBatch.from_pydict({"outcome": found})
 
     return run
-
-
-def _fail_unseen(files: Files, directories: Sequence[str], outcomes: Sequence[Outcome]) -> None:
-    """Make it a failure that a worker did not find objects which are all still there."""
-    missing = [outcome for outcome in outcomes if outcome.missing]
-    present = {source.name.path for source in files.find(directories)} if missing else set()
-    for outcome in missing:
-        if present.issuperset(outcome.missing):
-            count = plural(len(outcome.missing), "object")
-            path = f"{files.shown}/{outcome.missing[0]}"
-            outcome.failed = True
-            outcome.left = f"{outcome.worker} does not see {count} of the archive, such as {path}: {SHARE}"
-
-
-def _remove(
-    files: Files, directories: Sequence[str], outcomes: Sequence[Outcome], grace: float, tell: Callable[[str], object]
-) -> tuple[frozenset[str], list[str]]:
-    """Remove sources after the grace period if the objects that replace them still exist."""
-    ready = [outcome for outcome in outcomes if outcome.removable]
-    if not ready:
-        return frozenset(), []
-    wait = max(outcome.since for outcome in ready) + grace - time.time()
-    if wait > 0:
-        count = sum(len(outcome.removable) for outcome in ready)
-        tell(f"waiting {format_duration(round(wait))} for readers before removing {plural(count, 'object')}")
-        time.sleep(wait)
-    present = {source.name.path for source in files.find(directories)}
-    paths: list[str] = []
-    for outcome in ready:
-        if present.issuperset(outcome.holders):
-            paths += [path for path in outcome.removable if path in present]
-        else:
-            outcome.left = CHANGED
-    with ThreadPoolExecutor(_REMOVERS) as threads:
-        failed = dict(zip(paths, threads.map(files.remove, paths), strict=True))
-    return frozenset(path for path, error in failed.items() if error is None), list(filter(None, failed.values()))
 
 
 @dataclass(kw_only=True)
@@ -255,4 +172,4 @@ def _job(chosen: CompactCommand) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -24,12 +24,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import nats
+import pyarrow as pa
 import yaml
 from nats.js.errors import NotFoundError
 from rich.console import Console
@@ -37,7 +38,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from jetcapture_py.archive import layout
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.connection import connect
 from jetcapture_py.jetstream.publish.publisher import Publisher
 
 STREAM, CONSUMER, RESULTS = "ORDERS", "archive", "RESULTS"
@@ -240,16 +243,16 @@ class _Demo:
         raise JetcaptureError(f"nats-server did not start: see {log}")
 
     async def _publish(self, url: str) -> None:
-        nc = await nats.connect(url, error_cb=_quiet)
+        client = await connect(NatsConfig(servers=(url,)), "jetcapture demo", timeout=5)
         for stream, subjects in ((STREAM, "orders.>"), (RESULTS, "results.>")):
-            await nc.jetstream().add_stream(name=stream, subjects=[subjects])
+            await client.jetstream().add_stream(name=stream, subjects=[subjects])
+        messages = orders(self.messages)
         with self.console.status("") as status:
-            async with Publisher(nc, window=2000, ack_timeout=30) as publisher:
-                for number, (subject, payload) in enumerate(orders(self.messages), 1):
-                    await publisher.publish(subject, payload)
-                    if number % 2000 == 0:
-                        status.update(f"{publisher.published:,} published")
-        await nc.close()
+            async with Publisher(client, window=2000, ack_timeout=30) as publisher:
+                while batch := list(islice(messages, 2000)):
+                    await publisher.publish_batch(*map(pa.array, zip(*batch, strict=True)))
+                    status.update(f"{publisher.published:,} published")
+        await client.close()
 
     async def _capture(self, url: str) -> None:
         """Run the replicas until they have caught up and exited; show progress."""
@@ -309,7 +312,7 @@ class _Demo:
         self._table(["key", "objects", "rows", "bytes", "bytes per row"], rows)
 
     def _table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        from spark_jobs.query import table
+        from jetcapture_py.reading.output import table
 
         for line in table(columns, ([str(value) for value in row] for row in rows)):
             self.console.print(line, markup=False, style="bold" if line.startswith(columns[0]) else None)

@@ -13,10 +13,10 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import util
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -61,7 +61,8 @@ def session(app_name: str, *urls: str | None) -> SparkSession:
     spark = SparkSession.getActiveSession()
     if spark is None:
         spark = _new_session(app_name, urls)
-    if not _found_by_spark():
+    # Spark discovers the format `nats` in installed packages, not in --py-files
+    if util.find_spec("pyspark_nats") is None or not Path(layout.__file__).is_file():
         spark.dataSource.register(NatsDataSource)
     return spark
 
@@ -77,11 +78,6 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
     if _TIME_ZONE not in spark.conf.getAll:  # not set by spark-submit, a file or the server
         spark.conf.set(_TIME_ZONE, "UTC")
     return spark
-
-
-def _found_by_spark() -> bool:
-    """Whether Spark discovers the format `nats`: it searches installed packages, not --py-files."""
-    return util.find_spec("pyspark_nats") is not None and Path(layout.__file__).is_file()
 
 
 def _settings(urls: Sequence[str | None]) -> dict[str, str]:
@@ -116,18 +112,6 @@ def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
     given = SparkConf().get(_WORKER_PATH)
     return path if given is None else os.pathsep.join((given, path))
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing that appears atomically when the block ends without an error."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def require_java() -> None:
@@ -167,6 +151,20 @@ def guarded(name: str, job: Callable[[], object]) -> int:
         for source in _PY4J_LOGS:
             logging.getLogger(source).removeFilter(_not_of_py4j)
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """Exit with what `guarded` returned; after an interrupt without Python's cleanup.
+
+    The server has already been told to cancel the query, but gRPC's threads may still run, and can abort the process
+    during the cleanup.
+    """
+    if code == _INTERRUPTED:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 @contextmanager

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, starmap
+from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TextIO
+from typing import Annotated, Any, ClassVar, Literal
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
@@ -27,18 +25,15 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 from typer import Argument, BadParameter, Option
 
-from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.text import escaped, plural
+from jetcapture_py.reading.output import table, target
+from jetcapture_py.text import plural
 from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, login, parse
-from spark_jobs.job import guarded, session, whole_file
+from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import in_spark
 from spark_jobs.reading.row_json import is_nested, row_of, text_of
 from spark_jobs.replay import logging_to_stderr, replay
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.sql import query
-
-_MEASURED = 1000
-"""Rows that determine the column widths of a table."""
 
 
 @dataclass(kw_only=True)
@@ -82,11 +77,7 @@ def _run(chosen: QueryCommand) -> None:
     frame = query(spark, chosen)
     if servers is None:
         write(frame, chosen.format, chosen.output, chosen.options)
-    else:
-        _publish(frame, servers, chosen)
-
-
-def _publish(frame: DataFrame, servers: NatsConfig, chosen: QueryCommand) -> None:
+        return
     origin = origin_of(chosen.url, chosen.stream, chosen.options)
     with logging_to_stderr("query", logging.WARNING):
         done = replay(frame, servers, chosen.to_nats or "", origin=origin, survey=chosen.survey)
@@ -105,7 +96,7 @@ def write(frame: DataFrame, format: str, output: str | None, options: Mapping[st
     names = frame.columns
     numbered = frame.toDF(*(f"c{number}" for number in range(len(names))))  # two columns may have the same name
     values = [(sf.col(field.name), field.dataType) for field in numbered.schema]
-    with _target(output) as file:
+    with target(output) as file:
         if format == "json":
             line = row_of([(name, *value) for name, value in zip(names, values, strict=True)])
             file.writelines(f"{row[0]}\n" for row in numbered.select(line).toLocalIterator())
@@ -119,42 +110,11 @@ def write(frame: DataFrame, format: str, output: str | None, options: Mapping[st
             file.writelines(f"{line}\n" for line in table(names, rows))
 
 
-@contextmanager
-def _target(output: str | None) -> Iterator[TextIO]:
-    """Yield standard output, or a file that gets its name only when complete."""
-    if output is None:
-        try:
-            yield sys.stdout
-            sys.stdout.flush()
-        except BrokenPipeError:  # as after `| head`: keep the interpreter from failing at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    with whole_file(Path(output)) as file:
-        yield file
-
-
 def _text(value: Column, kind: st.DataType) -> Column:
     if is_nested(kind) or isinstance(kind, st.BinaryType):  # Spark's own base64 contains line breaks
         return text_of(value, kind)
     return value.cast("string")
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:
-    """Yield lines of a table with aligned columns; control characters are shown as \\n or \\u001b.
-
-    Memory is bounded: the first rows determine the widths, and wider values in later rows shift their line.
-    """
-    shown = (tuple("NULL" if value is None else _visible(value) for value in row) for row in rows)
-    heading = tuple(map(_visible, names))
-    first = list(islice(shown, _MEASURED))
-    widths = [max(map(len, column)) for column in zip(heading, *first, strict=True)]
-    for line in chain((heading, tuple("-" * width for width in widths)), first, shown):
-        yield "  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip()
-
-
-def _visible(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else escaped(c) for c in text)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

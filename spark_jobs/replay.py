@@ -35,18 +35,20 @@ if __name__ == "__main__" and not __package__:
 
 import pyarrow as pa
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from jetcapture_py.text import plural
 from spark_jobs.arguments import login
-from spark_jobs.job import guarded, session, spark_error
+from spark_jobs.job import guarded, leave, session, spark_error
 from spark_jobs.publishing.instructions import describe_removed, keepable
 from spark_jobs.publishing.login import login_at
+from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.replaying.arguments import ReplayCommand, pace_of, parse, selected
 from spark_jobs.replaying.missing import (
     REPLAY_ID,
@@ -57,12 +59,12 @@ from spark_jobs.replaying.missing import (
     read_tail,
     select_missing,
     whole_messages,
+    without_erased,
 )
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import Preview, describe, is_certain, is_recreated, short_window, take_preview
-from spark_jobs.replaying.progress import progress
 from spark_jobs.replaying.rows import ReplayRows, rows_of
-from spark_jobs.replaying.target import Origin, Stream, Target
+from spark_jobs.replaying.target import Origin, Stream, Target, progress
 from spark_jobs.replaying.task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
 from spark_jobs.sql import query
 
@@ -125,9 +127,14 @@ def replay(
     limits that would drop messages are warnings. Without it, a replay starts immediately and fails at the first invalid
     row; rows are still read first if the subject template alone does not determine the stream.
     """
-    replay_id = _checked(replay_id or uuid.uuid4().hex[:12])
+    replay_id = replay_id or uuid.uuid4().hex[:12]
+    if not _REPLAY_ID.fullmatch(replay_id):
+        raise JetcaptureError(f"replay id {replay_id!r} must be a plain word")
     rows = rows_of(frame, subject, payload)
-    _check(rows, pace, resume)
+    if pace is not None and pace.speed is not None and not rows.ordered:
+        raise JetcaptureError(f"--policy original needs the columns {', '.join(layout.IDENTITY)}")
+    if resume and not rows.messages:
+        raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     streams, ingested = _streams(rows, target, None if allow_loop else origin, into)
     found = None
@@ -154,7 +161,11 @@ def replay(
         log.info("replay id %s; if interrupted, continue with --resume %s", replay_id, replay_id)
     began = time.monotonic()
     with nullcontext() if found is None else progress(target.login, streams, found.messages - skipped):
-        counts = _run(left.in_order(1 if pace is not None else tasks), task)
+        ordered = left.in_order(1 if pace is not None else tasks)
+        try:
+            counts = ordered.mapInArrow(task.function(), RESULT).collect()
+        except PythonException as error:
+            raise SourceError(f"{spark_error(error)}; replay id {task.replay_id}") from error
     return Replayed(
         published=sum(row["published"] for row in counts),
         duplicates=sum(row["duplicates"] for row in counts),
@@ -179,19 +190,6 @@ def preview(
     rows = rows_of(frame, subject, payload)
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
     return take_preview(rows, streams, ingested, details=True, keep_headers=keep_headers), streams
-
-
-def _check(rows: ReplayRows, pace: Pace | None, resume: bool) -> None:
-    if pace is not None and pace.speed is not None and not rows.ordered:
-        raise JetcaptureError(f"--policy original needs the columns {', '.join(layout.IDENTITY)}")
-    if resume and not rows.messages:
-        raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
-
-
-def _checked(replay_id: str) -> str:
-    if not _REPLAY_ID.fullmatch(replay_id):
-        raise JetcaptureError(f"replay id {replay_id!r} must be a plain word")
-    return replay_id
 
 
 def _keepable(name: str) -> str:
@@ -224,13 +222,6 @@ def _left(rows: ReplayRows, done: pa.Table) -> tuple[ReplayRows, int]:
     return replace(rows, frame=rows.frame.join(known, identity, "left_anti")), done.num_rows
 
 
-def _run(frame: DataFrame, task: Task) -> list[Row]:
-    try:
-        return frame.mapInArrow(task.function(), RESULT).collect()
-    except PythonException as error:
-        raise SourceError(f"{spark_error(error)}; replay id {task.replay_id}") from error
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0 when all messages are acknowledged, 1 after printing a one-line error."""
     with logging_to_stderr("replay", logging.INFO):
@@ -257,7 +248,8 @@ def _job(chosen: ReplayCommand) -> None:
         return
     servers = login(chosen)
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
-    frame = selected(query(spark, chosen), chosen)
+    files = ArchiveLocation.open(chosen.url, chosen.options).files
+    frame = without_erased(selected(query(spark, chosen), chosen), files.erased(chosen.stream))
     origin = origin_of(chosen.url, chosen.stream, chosen.options, quarantine=chosen.quarantine)
     if chosen.dry_run:
         found, streams = preview(
@@ -299,10 +291,14 @@ def _publish_missing(chosen: ReplayCommand) -> None:
         asked = copy(chosen)
         asked.sql = sql
         frames.append(query(spark, asked))
-    messages = whole_messages(frames, tail)
+    files = ArchiveLocation.open(chosen.url, chosen.options).files
+    messages = without_erased(whole_messages(frames, tail), files.erased(stream))
     lost = find_missing(messages, tail, chosen.to_seq)
     check_overwritten(tail, lost, chosen.keep_headers)
     sys.stdout.write(f"{describe_missing(tail, lost)}\n")
+    if (expired := files.expired(stream)) is not None:
+        count = plural(expired.messages, "message", grouped=True)
+        sys.stdout.write(f"{count} up to {format_time(expired.until)} expired: the archive no longer has them\n")
     if not lost.num_rows:
         return
     frame = select_missing(messages, lost)
@@ -336,4 +332,4 @@ def _report(done: Replayed) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -22,9 +22,10 @@ from pyspark.sql import SparkSession
 from typer import Option
 
 from jetcapture_py.errors import VanishedError
+from jetcapture_py.reading.output import whole_file
+from jetcapture_py.reading.selection import Keys, Moment, Selection
 from spark_jobs.arguments import ArchiveArguments, parse
-from spark_jobs.job import guarded, session, whole_file
-from spark_jobs.reading.part import Keys, Moment, Part
+from spark_jobs.job import guarded, leave, session
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect
 from spark_jobs.reporting.page import page, verdict
 
@@ -49,7 +50,7 @@ def report(
     `complete` selects buckets that ended before the watermark's time. The search for holes always covers the whole
     stream. `dedupe` as for `read_archive`; with `none`, copies are counted as messages. `options` go to fsspec.
     """
-    part = Part.of(start, end, keys)
+    part = Selection.of(start, end, keys)
     choice = Choice(start=part.start, end=part.end, keys=part.keys, complete=complete)
     return page(_collected(spark, url, stream, choice, dedupe, options or {}))
 
@@ -92,4 +93,4 @@ def _collected(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

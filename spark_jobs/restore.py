@@ -15,12 +15,11 @@ pieces are in memory. Small archives are read without Spark.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,57 +33,26 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.remote import with_secrets
-from jetcapture_py.text import plural
+from jetcapture_py.text import plural, progress_bars
 from spark_jobs.arguments import login
-from spark_jobs.job import guarded, session
+from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
 from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes
 from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config
-from spark_jobs.restoring.makers import Maker
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
-from spark_jobs.restoring.plan import RestorePlan, plan_restore
-from spark_jobs.restoring.send import RestoreOrder, check_target, progress, send
+from spark_jobs.restoring.plan import RestorePlan, plan_restore, removed_ranges
+from spark_jobs.restoring.send import Maker, RestoreOrder, check_target, send
 
 SMALL = 8 << 30
 """Bytes of messages up to which an archive is read without Spark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreRequest:
-    """What to restore."""
-
-    url: str
-    """The archive's URL."""
-    stream: str
-    """The archived stream."""
-    name: str
-    """Name of the new stream."""
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """`store.options` of the archive."""
-    first: int = 1
-    """First sequence."""
-    last: int | None = None
-    """Last sequence; None: no bound."""
-    until: int | None = None
-    """Latest timestamp in nanoseconds; None: no bound."""
-    created: str | None = None
-    """Beginning of the incarnation's creation time; None: the last incarnation."""
-    changes: str | os.PathLike[str] | None = None
-    """A file with settings that replace those of the archived stream."""
-    prefix: str = ""
-    """Prefix of the subjects; ends in a dot."""
-    consumers: Mapping[str, int] = field(default_factory=dict)
-    """Names of consumers to create, and their ack floors."""
-    without_limits: bool = False
-    """Omit the limits of the archived stream."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRestore:
     """A restore that can begin."""
 
-    request: RestoreRequest
+    chosen: RestoreCommand
     maker: Maker
     reading: Reading
     plan: RestorePlan
@@ -115,62 +83,65 @@ class Restored:
     """Duration."""
 
 
-def prepare(request: RestoreRequest, maker: Maker | None = None) -> PreparedRestore:
+def prepare(chosen: RestoreCommand, maker: Maker | None = None) -> PreparedRestore:
     """Read the archive's names, footers, sequences and timestamps. Raises JetcaptureError.
 
     `maker` decides where ranges are read; default: Spark unless the archive is small.
     """
-    options = with_secrets(request.options)
-    files = ArchiveLocation.open(request.url, options).files
-    plan = plan_restore(files, request.stream, first=request.first, last=request.last, created=request.created)
-    kept = kept_config(files, request.stream, plan.created)
+    options = with_secrets(chosen.options)
+    files = ArchiveLocation.open(chosen.url, options).files
+    plan = plan_restore(files, chosen.stream, first=chosen.first, last=chosen.last, created=chosen.created)
+    kept = kept_config(files, chosen.stream, plan.created)
     config = target_config(
         kept,
-        None if request.changes is None else Path(request.changes),
-        source=request.stream,
-        name=request.name,
-        prefix=request.prefix,
-        without_limits=request.without_limits,
+        chosen.stream_config,
+        source=chosen.stream,
+        name=chosen.target,
+        prefix=chosen.prefix,
+        without_limits=chosen.without_limits,
     )
     if maker is None:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
-    reading = Reading(files=files, prefix=request.prefix, until=request.until)
+    erased, expired = files.erased(chosen.stream), files.expired(chosen.stream)
+    removed = removed_ranges(plan, expired, erased)
+    reading = Reading(files=files, prefix=chosen.prefix, until=chosen.until, erased=erased, removed=tuple(removed))
     limits = limits_of(config)
-    plan, parts = _surveyed(maker, reading, plan, request.until, limits)
-    begins = request.first if request.first > 1 else plan.begins
-    ends = request.last if request.last is not None and request.until is None else 0
-    found = RestoreSurvey.of(parts, begins, ends)
+    plan, parts = _surveyed(maker, reading, plan, limits)
+    begins = chosen.first if chosen.first > 1 else min([plan.begins, *(first for first, _ in removed)])
+    ends = chosen.last if chosen.last is not None and chosen.until is None else 0
+    found = RestoreSurvey.of(parts, begins, ends, removed)
     if not found.messages:
-        raise JetcaptureError(f"the archive of stream {request.stream} has no messages in this range")
+        raise JetcaptureError(f"the archive of stream {chosen.stream} has no messages in this range")
     if found.largest > (most := limits.get("max_msg_size", found.largest)):
         raise JetcaptureError(
-            f"stream {request.name} takes messages of up to {format_size(most)} (max_msg_size), but the largest has "
+            f"stream {chosen.target} takes messages of up to {format_size(most)} (max_msg_size), but the largest has "
             f"{format_size(found.largest)}: restore with --without-limits, or another setting in --stream-config"
         )
-    for name, floor in request.consumers.items():
+    for name, floor in chosen.consumers:
         if floor > found.last:
             raise JetcaptureError(
                 f"--consumer {name}={floor}: the last restored sequence is {found.last}, and the consumer would skip "
                 "messages that are published later"
             )
     return PreparedRestore(
-        request=request,
+        chosen=chosen,
         maker=maker,
         reading=reading,
         plan=plan,
         survey=found,
         config=beginning_at(config, found.first),
-        hole=holes(found, request.stream),
-        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(request.consumers))),
+        hole=holes(found, chosen.stream),
+        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(chosen.consumers))),
     )
 
 
 def _surveyed(
-    maker: Maker, reading: Reading, plan: RestorePlan, until: int | None, limits: Mapping[str, int]
+    maker: Maker, reading: Reading, plan: RestorePlan, limits: Mapping[str, int]
 ) -> tuple[RestorePlan, list[PartSurvey]]:
     """Count the ranges up to a time; return the plan without those after it."""
+    until = reading.until
     by_subject, by_size = "max_msgs_per_subject" in limits, "max_msg_size" in limits
-    count = partial(survey_part, reading, until=until, by_subject=by_subject, by_size=by_size)
+    count = partial(survey_part, reading, by_subject=by_subject, by_size=by_size)
     parts = list(maker.results(count, plan.parts))
     if until is None:
         return plan, parts
@@ -185,22 +156,22 @@ def _surveyed(
 
 def restore(prepared: PreparedRestore, servers: NatsConfig, console: Console | None = None) -> Restored:
     """Create the stream. Raises JetcaptureError; the incomplete stream is then removed."""
-    request, found = prepared.request, prepared.survey
+    chosen, found = prepared.chosen, prepared.survey
     order = RestoreOrder(
         login=servers,
-        stream=request.name,
+        stream=chosen.target,
         config=prepared.config,
         first=found.first,
         last=found.last,
-        consumers=request.consumers,
+        consumers=dict(chosen.consumers),
     )
     began = time.monotonic()
     made = prepared.maker.futures(partial(make_part, prepared.reading), prepared.plan.parts)
     try:
-        with closing(made), progress(found.messages, console or Console(file=sys.stderr)) as sent:
-            info = asyncio.run(send(order, made, sent))
+        with closing(made), progress_bars(console) as progress:
+            info = asyncio.run(send(order, made, lambda done: progress("restoring", done, found.messages)))
     except asyncio.CancelledError as error:
-        raise JetcaptureError(f"terminated; the incomplete stream {request.name} was removed") from error
+        raise JetcaptureError(f"terminated; the incomplete stream {chosen.target} was removed") from error
     return Restored(
         messages=found.messages,
         kept=int(info["state"]["messages"]),
@@ -219,22 +190,7 @@ def _job(chosen: RestoreCommand) -> None:
     servers = None if chosen.dry_run else login(chosen)
     if servers is not None:
         asyncio.run(check_target(servers, chosen.target))
-    prepared = prepare(
-        RestoreRequest(
-            url=chosen.url,
-            stream=chosen.stream,
-            name=chosen.target,
-            options=chosen.options,
-            first=chosen.first,
-            last=chosen.last,
-            until=chosen.until,
-            created=chosen.created,
-            changes=chosen.stream_config,
-            prefix=chosen.prefix,
-            consumers=dict(chosen.consumers),
-            without_limits=chosen.without_limits,
-        )
-    )
+    prepared = prepare(chosen)
     if servers is None:
         sys.stdout.writelines(f"{line}\n" for line in _lines(prepared))
         return
@@ -254,8 +210,8 @@ def _job(chosen: RestoreCommand) -> None:
 
 
 def _lines(prepared: PreparedRestore) -> list[str]:
-    plan, name = prepared.plan, prepared.request.name
-    lines = [f"stream {prepared.request.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
+    plan, name = prepared.plan, prepared.chosen.target
+    lines = [f"stream {prepared.chosen.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
     if plan.continued:
         lines.append(f"created {plan.created}; it continues the stream that was created {', '.join(plan.continued)}")
     if plan.others:
@@ -281,4 +237,4 @@ def _report(done: Restored, name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
-from datetime import datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
+from jetcapture_py.reading.selection import complete_end
+from jetcapture_py.store.archive import open_archive
 from spark_jobs.archive import archive_view
 from spark_jobs.arguments import QueryArguments
-from spark_jobs.reading.location import ArchiveLocation, no_watermark
 
 _VIEWS = ("archive", "quarantine")
 _UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|show|explain)\b")
@@ -19,7 +18,9 @@ _UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|
 
 def query(spark: SparkSession, chosen: QueryArguments) -> DataFrame:
     """Run `chosen.sql` over the archive; open only the views that it names."""
-    end = _complete(chosen) if chosen.complete_only else chosen.end
+    end = chosen.end
+    if chosen.complete_only:
+        end = complete_end(open_archive(chosen.url, chosen.options), chosen.stream, end)
     common = {
         "start": chosen.start,
         "end": end,
@@ -49,20 +50,3 @@ def columns_in(sql: str) -> Callable[[str], bool] | None:
     if "*" in text or "|>" in text or _UNNAMED.search(text) or sources > selects:
         return None
     return lambda name: name.casefold().replace("`", "``") in text
-
-
-def _complete(chosen: QueryArguments) -> datetime:
-    """Return the end of the complete range by the watermark, or `chosen.end` if that is earlier.
-
-    Prints a notice if that is before `chosen.end`.
-    """
-    files = ArchiveLocation.open(chosen.url, chosen.options).files
-    known = files.watermark(chosen.stream)
-    if known is None:
-        raise no_watermark(files, chosen.stream)
-    end, asked = known.time + timedelta(microseconds=1), chosen.end  # an end is exclusive
-    if asked is not None and asked <= end:
-        return asked
-    if asked is not None:
-        sys.stderr.write(f"complete only up to {known.time.isoformat()}: later messages are left out\n")
-    return end

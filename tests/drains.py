@@ -28,9 +28,9 @@ from pathlib import Path
 
 import nats.errors
 
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.busy import busy_loops
 from tests.support.nats_server import NatsServer, cluster_configs
+from tests.support.publishing import Publisher
 from tests.support.running import CONSUMER, STREAM, Command, connection, consumer, objects, settings
 
 BACKLOG, BACKLOG_BYTES = 400_000, 1 << 30

@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from nats.aio.client import Client
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher
 from tests.support.running import CONSUMER, STREAM, Command, connection, objects, settings, until
 
 MAX_AGE = 1.0

@@ -46,6 +46,7 @@ FEWER = 300_000
 """Messages of all scenarios but the first one."""
 BUSY = 2
 BUNDLES = 16
+STORES = ["local", "s3", "s3-fsspec", "s3-obstore"]
 Case = tuple[Scenario, str]
 
 
@@ -64,7 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--busy", type=int, nargs="+", help="busy loops beside everything")
     parser.add_argument("--bundles", type=int, default=0, help="block.bundles")
     parser.add_argument("--unacked", type=int, default=UNACKED, help="how many the consumer lets be unacknowledged")
-    parser.add_argument("--store", nargs="+", choices=["local", "s3"], help="s3: versitygw if it is there, else moto")
+    parser.add_argument("--store", nargs="+", choices=STORES, help="s3: versitygw if it is there, else moto")
     parser.add_argument("--formats", action="store_true", help="the same orders in every format that is decoded")
     parser.add_argument("--output", type=Path, help="a directory for table, chart and all figures")
     parser.add_argument("--publish", action="store_true", help="write them to benchmarks/results and the page")

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import nats
 import pyarrow as pa
 
 from benchmarks.compare.formats import encoder
 from jetcapture_py.jetstream.publish.publisher import Publisher
+from tests.support.publishing import connect
 
 ITEMS = 200
 """Different items: their text repeats, as what is in a catalogue does."""
@@ -97,7 +97,7 @@ def _order(number: int, region: str, amount: float, item: str) -> str:
 
 async def fill(url: str, scenario: Scenario) -> None:
     """Store the messages of `scenario`."""
-    client = await nats.connect(url)
+    client = await connect(url)
     await client.jetstream().add_stream(name=scenario.stream, subjects=[f"{scenario.subjects}.>"])
     async with Publisher(client) as publisher:
         for regions, texts in orders(scenario):

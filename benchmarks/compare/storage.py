@@ -52,10 +52,10 @@ READERS: dict[str, Callable[[Any, str], pa.Table]] = {"parquet": _parquet, "csv"
 
 
 class Target:
-    """An empty place to store to: a directory, or with `options`, which are s3fs's, a bucket."""
+    """An empty place to store to: a directory, or with `options`, which are s3fs's, a bucket; `driver` stores there."""
 
-    def __init__(self, place: str, options: dict[str, Any] | None = None) -> None:
-        self._place, self._options = place, options
+    def __init__(self, place: str, options: dict[str, Any] | None = None, driver: str = "auto") -> None:
+        self._place, self._options, self._driver = place, options, driver
 
     @property
     def directory(self) -> Path:
@@ -65,7 +65,7 @@ class Target:
     @property
     def settings(self) -> dict[str, Any]:
         """The section `store` of jetcapture's configuration."""
-        return {"url": self._place, **({"options": self._options} if self._options else {})}
+        return {"url": self._place, **({"options": self._options, "driver": self._driver} if self._options else {})}
 
     def stored(self, files: str, identity: str) -> Stored:
         """Count it all, row by row; `identity` is the column that tells messages apart."""
@@ -89,14 +89,17 @@ class Target:
 
 
 class Storage:
-    """Gives out targets on a local disk or on S3; `s3` is versitygw where that is on the PATH, else moto."""
+    """Gives out targets on a local disk or on S3; `s3` is versitygw where that is on the PATH, else moto.
+
+    `s3-fsspec` and `s3-obstore` are the same with that driver.
+    """
 
     def __init__(self, directory: Path, kinds: set[str]) -> None:
         self._directory = directory
         self._options: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
         self.server = ""
-        if "s3" not in kinds:
+        if kinds <= {"local"}:
             return
         if shutil.which("versitygw"):
             endpoint = self._stack.enter_context(versity.Versity(directory / "versity")).endpoint
@@ -118,7 +121,7 @@ class Storage:
         client = boto3.client("s3", **login, **self._options["client_kwargs"])
         client.create_bucket(Bucket=bucket)
         try:
-            yield Target(f"s3://{bucket}/archive", self._options)
+            yield Target(f"s3://{bucket}/archive", self._options, kind.partition("-")[2] or "auto")
         finally:
             s3fs.S3FileSystem(**self._options).rm(bucket, recursive=True)
             client.close()

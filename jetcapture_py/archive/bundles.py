@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.archive import layout
-
 MIN_ROWS, MAX_ROWS = 1 << 14, 1 << 16
 """Rows of a row group, if the object has as many and they are not too large: small enough to skip most of an object for
 one key."""
@@ -59,11 +57,6 @@ def row_group_rows(rows: int) -> int:
     wanted = min(max(rows // _GROUPS, MIN_ROWS), MAX_ROWS)
     groups = max(1, rows // wanted, -(-rows // MAX_ROWS))
     return -(-rows // groups)
-
-
-def with_keys(schema: pa.Schema) -> bool:
-    """Whether the rows have their keys as a column."""
-    return layout.KEY in schema.names
 
 
 def _murmur3(texts: pa.StringArray) -> Any:

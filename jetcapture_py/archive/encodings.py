@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import with_keys
 
 _SAMPLE, _SHARE = 512, 16
 """Rows to sample for repeated values: the first 512, or a sixteenth of all if that is more."""
@@ -40,8 +39,8 @@ _PAGE_ROWS = 4096
 """Rows of a page in objects that are sorted by key, so that readers with a page index can skip most of a row group."""
 
 
-def settings(table: pa.Table, compression: str) -> dict[str, Any]:
-    """Return the arguments of `ParquetWriter` for `table`."""
+def settings(table: pa.Table, compression: str, *, by_key: bool) -> dict[str, Any]:
+    """Return the arguments of `ParquetWriter` for `table`; `by_key`: its rows are sorted by key."""
     schema, columns = table.schema, table.columns
     encodings: tuple[str, ...] | None = None
     if table.num_rows >= _FEW_ROWS:
@@ -50,16 +49,12 @@ def settings(table: pa.Table, compression: str) -> dict[str, Any]:
     if table.num_rows < _FEW_BYTES:
         small = tuple(_is_small(column) for column in columns[1:])
     # the first column's says what was wanted
-    return _settings(schema, compression, encodings, (False, *small)) | _sorted_by_key(schema)
-
-
-def _sorted_by_key(schema: pa.Schema) -> dict[str, Any]:
-    """Return the arguments of `ParquetWriter` for rows sorted by key: their order, and an index of pages."""
-    if not with_keys(schema):
-        return {}
+    found = _settings(schema, compression, encodings, (False, *small))
+    if not by_key:
+        return found
     ascending = [(layout.KEY, "ascending"), (layout.SEQ, "ascending")]
     order = pq.SortingColumn.from_ordering(schema, ascending, null_placement="at_start")
-    return {"sorting_columns": order, "write_page_index": True, "max_rows_per_page": _PAGE_ROWS}
+    return found | {"sorting_columns": order, "write_page_index": True, "max_rows_per_page": _PAGE_ROWS}
 
 
 def _is_small(column: pa.ChunkedArray) -> bool:
@@ -82,7 +77,8 @@ def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
     if pc.count_distinct(sample, mode="all").as_py() * 4 <= len(sample) * 3:
         return _DICTIONARY
     if number:
-        return _DELTA if _is_narrow(sample) else _PLAIN
+        numbers = sample.drop_null().to_numpy().astype(np.float64)
+        return _DELTA if np.ptp(np.diff(numbers)) < _NARROW else _PLAIN
     return _DENSE if is_text(field.type) and _shrinks(column) else _PLAIN
 
 
@@ -97,11 +93,6 @@ def _shrinks(texts: pa.ChunkedArray) -> bool:
     return len(pa.Codec("zstd", compression_level=1).compress(taste)) * _SHRINKS < len(taste)
 
 
-def _is_narrow(numbers: pa.ChunkedArray) -> bool:
-    values = numbers.drop_null().to_numpy().astype(np.float64)
-    return bool(np.ptp(np.diff(values)) < _NARROW)
-
-
 def is_text(kind: pa.DataType) -> bool:
     """Whether values are texts or bytes."""
     types = pa.types
@@ -114,8 +105,8 @@ def _settings(
 ) -> dict[str, Any]:
     if encodings is None:  # of a few rows
         encodings = tuple(_DELTA if _KNOWN.get(name) == _DELTA else _PLAIN for name in schema.names)
-    leaves = [list(_leaves(column)) for column in schema]
-    columns = list(zip(schema, leaves, encodings, small, strict=True))
+    paths = [list(leaves(column)) for column in schema]
+    columns = list(zip(schema, paths, encodings, small, strict=True))
     return {
         "use_dictionary": [leaf for _, paths, how, _ in columns if how == _DICTIONARY for leaf in paths],
         "column_encoding": {column.name: how for column, _, how, _ in columns if how == _DELTA},
@@ -131,17 +122,17 @@ def _settings(
     }
 
 
-def _leaves(column: pa.Field, path: str = "") -> Iterator[str]:
-    """Return the Parquet paths of the column's leaves; lists and maps as in the format's LogicalTypes."""
+def leaves(column: pa.Field, path: str = "") -> Iterator[str]:
+    """Yield the Parquet paths of a column's leaves; lists and maps as in the format's LogicalTypes."""
     path += column.name
     kind = column.type
     if pa.types.is_map(kind):
-        yield from _leaves(kind.key_field.with_name("key"), f"{path}.key_value.")
-        yield from _leaves(kind.item_field.with_name("value"), f"{path}.key_value.")
+        yield from leaves(kind.key_field.with_name("key"), f"{path}.key_value.")
+        yield from leaves(kind.item_field.with_name("value"), f"{path}.key_value.")
     elif pa.types.is_list(kind):
-        yield from _leaves(kind.value_field.with_name("element"), f"{path}.list.")
+        yield from leaves(kind.value_field.with_name("element"), f"{path}.list.")
     elif pa.types.is_struct(kind):
         for child in kind:
-            yield from _leaves(child, f"{path}.")
+            yield from leaves(child, f"{path}.")
     else:
         yield path

@@ -59,7 +59,7 @@ STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
 NOT_UTF8 = "subject"
 """The stage of a message whose subject is not UTF-8 and is stored with escapes."""
 KEY = "key"
-"""Column of the message's key in objects of bundles; in others, the key is in the path."""
+"""Column of the message's key; older objects under keys have it only in their paths."""
 BUNDLE = "bundle"
 PARTITIONS = (KEY, "date", "hour")
 RESERVED = (*PARTITIONS, BUNDLE)
@@ -67,9 +67,35 @@ RESERVED = (*PARTITIONS, BUNDLE)
 STREAM_TIME = "timestamp"
 """The `block.time` for buckets by the stream's timestamps."""
 
+FIELD_IDS = {
+    STREAM: 1,
+    SUBJECT: 2,
+    SEQ: 3,
+    TIMESTAMP: 4,
+    DELIVERED: 5,
+    HEADERS: 6,
+    PAYLOAD: 7,
+    ROW: 8,
+    KEY: 9,
+    NANOS: 10,
+    TIME: 11,
+    f"{HEADERS}\0key": 12,
+    f"{HEADERS}\0value": 13,
+    f"{HEADERS}\0value\0element": 14,
+}
+"""Parquet field ids of the archive's own columns. No number is ever given to another column."""
+QUARANTINE_FIELD_IDS = {STAGE: 15, ERROR: 16, RAW_HEADERS: 17}
+"""Those of the columns that only the quarantine has; elsewhere, decoded fields may have these names."""
+MIN_FIELD_ID, MAX_FIELD_ID = 1000, 2_147_483_447
+"""Range of the field ids of decoded fields. Iceberg reserves the numbers above it."""
+
 METADATA_PREFIX = "jetcapture."
 BUNDLES = "bundles"
 """Entry of the footer with the number of bundles."""
+INTERVAL = "interval"
+"""Entry of the footer with the length of the bucket in seconds."""
+REPLACES = "replaces"
+"""Entry of the footer with the digests of objects that this one replaces although it has fewer rows."""
 CHECKSUM, FOOTER_CHECKSUM = "checksum", "footer_checksum"
 CHECKSUM_DIGITS = 16
 
@@ -168,6 +194,41 @@ def checksum_places(footer: bytes, entry: str, digits: str = "") -> list[int]:
         found.append(place + len(before))
         place = footer.find(before + digits.encode(), place + 1)
     return found
+
+
+def field_ids(families: Mapping[str, str], *, quarantine: bool = False) -> dict[str, int]:
+    """Return the Parquet field id of each column and nested field of an object, whatever their order.
+
+    `families` has the family of each field's type (`schema.family`) by path. A path is the names from the column
+    inward, joined by NUL; those inside lists and maps are `element`, `key` and `value`. Decoded fields have a hash of
+    their path in lower case, because names that differ in case only are one column, with the families along it, so
+    that a number is only ever given to values that one column of a table can hold; of two with the same hash, the later
+    path gets the next free number.
+    """
+    own = FIELD_IDS | (QUARANTINE_FIELD_IDS if quarantine else {})
+    ids = {path: own[path] for path in families if path in own}
+    taken = set(ids.values())
+    for path in sorted(families, key=lambda path: (path.lower(), path)):
+        if path not in ids:
+            number = _hashed_id(_with_families(path, families))
+            while number in taken:
+                number = MIN_FIELD_ID if number == MAX_FIELD_ID else number + 1
+            ids[path] = number
+            taken.add(number)
+    return ids
+
+
+def _with_families(path: str, families: Mapping[str, str]) -> str:
+    """Return the path in lower case, each name followed by a colon and the family of its type."""
+    names = path.split("\0")
+    paths = ("\0".join(names[: depth + 1]) for depth in range(len(names)))
+    return "\0".join(f"{name.lower()}:{families[each]}" for name, each in zip(names, paths, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _hashed_id(text: str) -> int:
+    digest_ = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return MIN_FIELD_ID + int.from_bytes(digest_, "big") % (MAX_FIELD_ID - MIN_FIELD_ID + 1)
 
 
 def schema_id(columns: Iterable[str]) -> str:

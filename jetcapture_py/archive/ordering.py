@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import key_order, row_group_rows, with_keys
+from jetcapture_py.archive.bundles import key_order, row_group_rows
 from jetcapture_py.archive.encodings import is_text
 
 PIECE_BYTES = 28 << 20
@@ -20,25 +20,25 @@ _PIECE = 64
 """Mean rows per slice of a batch from which writing slices is cheaper than copying them together."""
 
 
-def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table], int]:
+def ordered(table: pa.Table, size: int = PIECE_BYTES, *, by_key: bool = False) -> tuple[Iterator[pa.Table], int]:
     """Sort rows by identity and drop repeated ones: a block may contain a message twice.
 
     Return an iterator of tables of about `size` bytes, and the number of dropped rows. Rows that are already in order,
-    in slices that are not tiny, are not copied. Rows with a key are sorted by it first, and each table is a row group.
+    in slices that are not tiny, are not copied. With `by_key`, rows are sorted by key first; each table is a row group.
     """
     order, messages = _order(table)
-    if with_keys(table.schema):
-        by_key = key_order(table.column(layout.KEY), order)
+    if by_key:
+        sorted_rows = key_order(table.column(layout.KEY), order)
         texts = _text_bytes(table)
         held = table.get_total_buffer_size()  # shared buffers count once, and whole
         nbytes = max(held, int(texts.sum()))
         shared = held < sum(batch.get_total_buffer_size() for batch in table.to_batches())  # nulls, which are copied
         if nbytes > size or shared:
             nbytes = table.nbytes  # which takes long for many slices
-        ends = _group_ends(_upto(texts, by_key, nbytes), nbytes, size)
+        ends = _group_ends(_upto(texts, sorted_rows, nbytes), nbytes, size)
         if nbytes <= 2 * size:
             table = table.combine_chunks()  # one copy more, but rows of many batches take several
-        return _pieces(table, by_key, ends), table.num_rows - len(by_key)
+        return _pieces(table, sorted_rows, ends), table.num_rows - len(sorted_rows)
     ends = _ends(table, order, messages, size)
     return _pieces(table, order, ends), table.num_rows - ends[-1]
 

@@ -1,8 +1,8 @@
-"""Find copies among objects that may share messages before Spark reads them.
+"""Find copies among objects that may share messages before they are read.
 
 Names show which objects may share messages; the sequences and timestamps in them show which do. For a few objects these
-are read here, and Spark then reads every object natively with at most a filter on its sequences: no shuffle. Larger
-sets, and copies that sequence ranges cannot describe, are left to `dropDuplicates`.
+are read here, and an engine then reads every object with at most a filter on its sequences: no shuffle. Of larger sets,
+and of copies that sequence ranges cannot describe, it compares the rows.
 """
 
 from __future__ import annotations

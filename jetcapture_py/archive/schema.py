@@ -8,7 +8,7 @@ the narrowest type that holds both exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,8 +37,111 @@ ENVELOPE = pa.schema(
 )
 """Columns of a `MessageBatch`: the archive's envelope without the stream's name, and the ack subject."""
 
+STREAM_FIELD = pa.field(layout.STREAM, pa.string())
+KEY_FIELD = pa.field(layout.KEY, pa.string())
+
+_OWN = frozenset((*layout.ENVELOPE, *layout.OPTIONAL))
+_FIELD_ID = b"PARQUET:field_id"
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 _MAX_DIGITS = 38
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16())
+_FAMILIES: dict[pa.DataType, str] = {
+    **dict.fromkeys(_INTEGERS, "long"),
+    **dict.fromkeys((pa.float32(), pa.float64()), "double"),
+    **dict.fromkeys((pa.string(), pa.large_string()), "string"),
+    **dict.fromkeys((pa.binary(), pa.large_binary()), "binary"),
+    **dict.fromkeys((pa.date32(), pa.date64()), "date"),
+    pa.bool_(): "boolean",
+    pa.time64("us"): "time",
+}
+"""Families of types that are not the only ones of theirs, or are called otherwise in tables."""
+
+
+def with_key_column(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the envelope first, then the key, then decoded fields."""
+    own = [field for field in schema if field.name in _OWN]
+    decoded = [field for field in schema if field.name not in (*_OWN, layout.KEY)]
+    return pa.schema([*own, KEY_FIELD, *decoded])
+
+
+def key_position(schema: pa.Schema) -> int:
+    """Return where the key belongs among columns of which the envelope's come first."""
+    return sum(name in _OWN for name in schema.names)
+
+
+def with_field_ids(schema: pa.Schema, *, quarantine: bool = False) -> pa.Schema:
+    """Return the schema with the field ids of the format (`layout.field_ids`), at any depth."""
+    paths = [each for field in schema for each in _paths(_part(field.name), field)]
+    ids = layout.field_ids({path: family(field.type) for path, field in paths}, quarantine=quarantine)
+    return pa.schema([_numbered(_part(field.name), field, ids) for field in schema])
+
+
+def family(type_: pa.DataType) -> str:
+    """Return the name of the types that one column of a table can hold beside `type_`: the family of its field id.
+
+    A table can widen integers, floats, and decimals of one scale. Fields of a struct are columns of their own, but
+    lists and maps of other families are another family.
+    """
+    types = pa.types
+    if types.is_dictionary(type_):
+        return family(type_.value_type)
+    if types.is_struct(type_):
+        return "struct"
+    if types.is_map(type_):
+        return f"map<{family(type_.key_type)},{family(type_.item_type)}>"
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return f"list<{family(type_.value_type)}>"
+    if types.is_decimal(type_):
+        return f"decimal({type_.scale})"
+    if types.is_timestamp(type_):
+        return ("timestamptz" if type_.tz else "timestamp") + ("_ns" if type_.unit == "ns" else "")
+    return _FAMILIES.get(type_, str(type_))
+
+
+def field_id(field: pa.Field) -> int:
+    """Return the id of a field, as in a file; -1 without one."""
+    return int((field.metadata or {}).get(_FIELD_ID, -1))
+
+
+def _part(name: str) -> str:
+    """Return a field's name as a part of a path, in which NUL separates names."""
+    return name.replace("\\", "\\\\").replace("\0", "\\0")
+
+
+def _paths(path: str, field: pa.Field) -> Iterator[tuple[str, pa.Field]]:
+    """Yield a field and those inside it, each with its path."""
+    yield path, field
+    if field.type.num_fields:
+        for name, inner in _inner(field.type):
+            yield from _paths(f"{path}\0{_part(name)}", inner)
+
+
+def _numbered(path: str, field: pa.Field, ids: Mapping[str, int]) -> pa.Field:
+    types, kind = pa.types, field.type
+    if kind.num_fields:
+        inner = [_numbered(f"{path}\0{_part(name)}", child, ids) for name, child in _inner(kind)]
+        if types.is_struct(kind):
+            kind = pa.struct(inner)
+        elif types.is_map(kind):
+            kind = pa.map_(*inner, keys_sorted=kind.keys_sorted)
+        elif types.is_fixed_size_list(kind):
+            kind = pa.list_(*inner, kind.list_size)
+        elif inner:
+            kind = (pa.large_list if types.is_large_list(kind) else pa.list_)(*inner)
+        field = field.with_type(kind)
+    return field.with_metadata({_FIELD_ID: b"%d" % ids[path]})
+
+
+def _inner(kind: pa.DataType) -> list[tuple[str, pa.Field]]:
+    """Return the fields in a nested type, with their names in paths."""
+    types = pa.types
+    if types.is_struct(kind):
+        return [(field.name, field) for field in kind]
+    if types.is_map(kind):
+        return [("key", kind.key_field), ("value", kind.item_field)]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [("element", kind.value_field)]
+    return []
 
 
 def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:

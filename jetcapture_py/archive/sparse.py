@@ -6,11 +6,11 @@ costs a small object more than its rows, so it is there only while all such colu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from jetcapture_py.archive.encodings import leaves
 from jetcapture_py.archive.schema import conform, shared_nulls
 
 MAX_BYTES = 16 << 10
@@ -112,15 +112,4 @@ def _smallest(of: pa.DataType) -> pa.DataType:
 
 
 def _footer_bytes(schema: pa.Schema) -> int:
-    return sum(LEAF_BYTES + 2 * len(path.encode()) for path in _leaves(list(schema)))
-
-
-def _leaves(fields: list[pa.Field], path: str = "") -> Iterator[str]:
-    for each in fields:
-        here, of = f"{path}.{each.name}", each.type
-        while pa.types.is_list(of):
-            here, of = f"{here}.list.element", of.value_type
-        if pa.types.is_struct(of):
-            yield from _leaves(list(of), here)
-        else:
-            yield here
+    return sum(LEAF_BYTES + 2 * len(path.encode()) for field in schema for path in leaves(field))

@@ -9,7 +9,6 @@ it, and none moves it backward, with one exception: a time in the future comes f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -182,13 +181,11 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
     return found
 
 
-def read(read_note: Callable[[str], bytes | None], stream: str, *, future: bool = True) -> Watermark | None:
-    """Read the watermark of `stream` with the `read_note` of a store; None without one.
+def read(data: bytes | None, stream: str, *, future: bool = True) -> Watermark | None:
+    """Read the watermark of `stream` from the content of its file; None without one.
 
-    Raises what `read_note` raises, and JetcaptureError for one that is damaged, of another stream, or, unless `future`,
-    in the future.
+    Raises JetcaptureError for one that is damaged, of another stream, or, unless `future`, in the future.
     """
-    data = read_note(path(stream))
     if data is None:
         return None
     mark = decode(data, stream)

@@ -22,7 +22,16 @@ from jetcapture_py.archive.bundles import MAX_ROWS
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import identity, ordered
-from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify
+from jetcapture_py.archive.schema import (
+    KEY_FIELD,
+    REPLY,
+    STREAM_FIELD,
+    conform,
+    key_position,
+    shared_nulls,
+    unify,
+    with_field_ids,
+)
 from jetcapture_py.archive.sparse import ColumnSet
 from jetcapture_py.log import event
 from jetcapture_py.text import one_line
@@ -35,7 +44,6 @@ ROW_GROUP_BYTES = 32 << 20
 _MIN_ROWS = 1024
 """Minimum rows of a row group, if the object has as many."""
 
-_STREAM_FIELD = pa.field(layout.STREAM, pa.string())
 _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 
 
@@ -99,7 +107,8 @@ class Encoder:
 
     `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
     does, which names this process. `time` says what buckets are made of. `format` writes what is not
-    Parquet; the quarantine is always Parquet. `bundles` is the number of bundles of blocks that are bundles.
+    Parquet; the quarantine is always Parquet. `bundles` is the number of bundles of blocks that are bundles. `replaces`
+    are the digests of objects that these replace without some of their rows.
     """
 
     stream: str
@@ -111,6 +120,7 @@ class Encoder:
     time: str = layout.STREAM_TIME
     format: TextWriter | UserWriter | None = None
     bundles: int = 0
+    replaces: Sequence[str] = ()
     writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
 
     @property
@@ -142,15 +152,29 @@ class Encoder:
         table = pa.Table.from_batches(_conformed(batches))
         if known is not None:
             table = known.complete(table)
-        pieces, duplicates = ordered(table)
-        schema = table.schema.insert(0, _STREAM_FIELD)
-        whole = (piece.add_column(0, _STREAM_FIELD, pa.repeat(self.stream, piece.num_rows)) for piece in pieces)
+        pieces, duplicates = ordered(table, by_key=bool(block.bundle))
+        constants = self._constants(block, table.schema)
+        schema = table.schema
+        for position, column, _ in constants:
+            schema = schema.insert(position, column)
+        whole = (_with_constants(piece, constants) for piece in pieces)
         if self.format is not None and not block.quarantine:
             return self._encode_as(self.format, block, schema, whole, duplicates, sink)
         with ObjectWriter(self, block, schema, sink) as writer:
             for piece in whole:
                 writer.write(piece)
             return writer.finish(sealed_by, duplicates)
+
+    def _constants(self, block: BlockId, schema: pa.Schema) -> list[tuple[int, pa.Field, str | None]]:
+        """Return position, field and value of columns to add: the stream's name and, under keys, the key.
+
+        The quarantine has no keys, and other formats have them in bundles only: Spark finds the columns of CSV by their
+        position, without those that are in the path.
+        """
+        stream = (0, STREAM_FIELD, self.stream)
+        if self.format is not None or block.quarantine or block.bundle:
+            return [stream]
+        return [(key_position(schema), KEY_FIELD, block.key or None), stream]
 
     def _encode_as(
         self,
@@ -221,7 +245,7 @@ class ObjectWriter:
     def __init__(self, encoder: Encoder, block: BlockId, schema: pa.Schema, sink: FileSink | None = None) -> None:
         self._encoder = encoder
         self._block = block
-        self._schema = schema
+        self._schema_id, self._numbered = _described(schema, block.quarantine)
         self._in_file = sink is not None
         self._sink = pa.BufferOutputStream() if sink is None else sink
         self._file: pq.ParquetWriter | None = None
@@ -247,7 +271,8 @@ class ObjectWriter:
         Of a bundle, the rows are sorted by key first, and up to `MAX_ROWS` are one row group.
         """
         if self._file is None:
-            self._file = pq.ParquetWriter(self._sink, self._schema, **settings(table, self._encoder.compression))
+            how = settings(table, self._encoder.compression, by_key=bool(self._block.bundle))
+            self._file = pq.ParquetWriter(self._sink, self._numbered, **how)
         seqs, timestamps = _messages(table)
         self._seqs.append(seqs)
         self._timestamps.append(timestamps)
@@ -265,7 +290,7 @@ class ObjectWriter:
         if self._file is None:
             raise ValueError("an object without rows has no name")
         seqs, timestamps = _joined(self._seqs, self._timestamps, in_order=not self._block.bundle)
-        name = _name(self._encoder, self._block, self._schema, (seqs, timestamps), self._rows)
+        name = _name(self._encoder, self._block, self._numbered, (seqs, timestamps), self._rows)
         # random placeholders: user data cannot contain them by chance
         unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
         own = self._metadata(name, len(seqs), sealed_by) | unsigned
@@ -289,7 +314,7 @@ class ObjectWriter:
             "messages": str(messages),
             "rows": str(name.rows),
             "sealed_by": sealed_by,
-            "schema_id": _schema_id(self._schema),
+            "schema_id": self._schema_id,
             "digest": name.digest,
         }
         if name.event_time:
@@ -300,9 +325,17 @@ class ObjectWriter:
             own["key"] = name.key
         if self._encoder.key_rule is not None:
             own["key_rule"] = self._encoder.key_rule
+        if self._encoder.replaces:
+            own[layout.REPLACES] = " ".join(self._encoder.replaces)
         if name.bundle:
             own[layout.BUNDLES] = str(self._encoder.bundles)  # the last entry, so that no other can be taken for it
         return own
+
+
+def _with_constants(table: pa.Table, constants: Sequence[tuple[int, pa.Field, str | None]]) -> pa.Table:
+    for position, column, value in constants:
+        table = table.add_column(position, column, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
+    return table
 
 
 def _name(
@@ -355,8 +388,10 @@ def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
 
 
 @lru_cache(maxsize=256)
-def _schema_id(schema: pa.Schema) -> str:
-    return layout.schema_id(f"{column.name}:{column.type}" for column in schema)
+def _described(schema: pa.Schema, quarantine: bool) -> tuple[str, pa.Schema]:
+    """Return the schema's id, and the schema with field ids."""
+    own = layout.schema_id(f"{column.name}:{column.type}" for column in schema)
+    return own, with_field_ids(schema, quarantine=quarantine)
 
 
 def _cleared(sink: FileSink | None) -> FileSink | None:

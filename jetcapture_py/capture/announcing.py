@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 from jetcapture_py import plugins
 from jetcapture_py.archive.layout import ObjectName, bucket_text
-from jetcapture_py.capture.call_thread import CallThread
-from jetcapture_py.capture.state import CaptureState, StoredBlock
+from jetcapture_py.capture.blocks import StoredBlock
+from jetcapture_py.capture.daemon_thread import DaemonThread
+from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import OnStoredConfig
 from jetcapture_py.config.subjects import covers
-from jetcapture_py.errors import ConfigError
-from jetcapture_py.jetstream.admin import filters_of
-from jetcapture_py.jetstream.permissions import Denial, refusal
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.jetstream.consumer import filters_of
+from jetcapture_py.jetstream.wire.client import Denial, refusal
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
 
@@ -37,17 +40,17 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """A stored object whose messages are acknowledged.
-
-    `location` is what the store returned, `bytes` the object's size, `messages` the number of distinct messages, and
-    `seconds` the time from sealing the block to the acknowledgement.
-    """
+    """A stored object whose messages are acknowledged."""
 
     name: ObjectName
     location: str
+    """What the store returned."""
     messages: int
+    """The number of distinct messages."""
     bytes: int
+    """The object's size."""
     seconds: float
+    """The time from sealing the block to the acknowledgement."""
 
     def fields(self) -> dict[str, Any]:
         """Return the published JSON values. `path` is relative to the archive's root."""
@@ -83,21 +86,18 @@ class OnStored(Protocol):
         ...
 
 
-def load_on_stored(reference: str) -> OnStored:
-    """Return the configured function, or an instance of the configured class. Raises ValueError with one line."""
-    found = plugins.load(reference)
-    found = plugins.created(reference, found) if isinstance(found, type) else found
-    if not callable(found):
-        raise ValueError(f"{reference} cannot be called")
-    return cast("OnStored", found)
-
-
 def configured_call(config: OnStoredConfig) -> OnStored | None:
-    """Return what `on_stored.call` names, if anything. Raises ConfigError."""
+    """Return the function that `on_stored.call` names, or an instance of the class. Raises ConfigError."""
+    if not config.call:
+        return None
     try:
-        return load_on_stored(config.call) if config.call else None
+        call = plugins.load(config.call)
+        call = plugins.created(config.call, call) if isinstance(call, type) else call
     except ValueError as error:
         raise ConfigError(f"on_stored.call: {error}") from error
+    if not callable(call):
+        raise ConfigError(f"on_stored.call: {config.call} cannot be called")
+    return cast("OnStored", call)
 
 
 class Announcer:
@@ -105,29 +105,29 @@ class Announcer:
 
     def __init__(self, state: CaptureState, call: OnStored | None) -> None:
         config = state.config.on_stored
-        self.subject = _subject(config, state.config.source.stream)
+        self.subject = (config.subject or "").replace("{stream}", state.config.source.stream)
         self._state = state
         self._limits: dict[str, LogLimit] = {}
         self._denied_on = -1  # the connection on which a denial was logged
         self._receivers: dict[str, _Receiver] = {}
         if self.subject:
-            self._receivers["subject"] = _Receiver(self._publish)
+            self._receivers["subject"] = _Receiver(self._publish, contextlib.nullcontext())
             state.source.on_denied = self._denied
         call = configured_call(config) if call is None else call
         if call is not None:
-            thread = CallThread(TIMEOUT)
-            self._receivers["call"] = _Receiver(_called(call, thread), thread)
+            thread = _CallThread(call, TIMEOUT)
+            self._receivers["call"] = _Receiver(thread.run, contextlib.closing(thread))
 
     async def check(self) -> None:
         """Refuse a subject whose messages the capture itself would receive. Raises ConfigError."""
         source = self._state.source
         if not self.subject:
             return
-        found = [each for each in await source.stream_subjects() if covers(each, self.subject)]
-        if not found:
+        covering = [subject for subject in await source.stream_subjects() if covers(subject, self.subject)]
+        if not covering:
             return
-        taken = f"stream {source.stream} takes {self.subject} itself ({found[0]})"
-        if any(covers(each, self.subject) for each in filters_of(source.state.config) or (">",)):
+        taken = f"stream {source.stream} takes {self.subject} itself ({covering[0]})"
+        if any(covers(subject, self.subject) for subject in filters_of(source.state.config) or (">",)):
             raise ConfigError(f"on_stored.subject: {taken}, so that every object would cause another")
         event(log, logging.WARNING, "config.warning", warning=f"on_stored.subject: {taken}; it is not captured")
 
@@ -135,17 +135,21 @@ class Announcer:
         """Queue stored and acknowledged blocks; returns immediately."""
         if not self._receivers:
             return
-        for each in blocks:
-            encoded, seconds = each.encoded, time.monotonic() - each.block.sealed_at
+        for block, encoded, location in blocks:
+            if encoded is None:
+                continue
             stored = StoredObject(
                 name=encoded.name,
-                location=each.location,
+                location=location,
                 messages=encoded.messages,
                 bytes=encoded.data.size,
-                seconds=seconds,
+                seconds=time.monotonic() - block.sealed_at,
             )
             for kind, receiver in self._receivers.items():
-                if not receiver.offer(stored):
+                try:
+                    receiver.waiting.put_nowait(stored)
+                    receiver.left += 1
+                except asyncio.QueueFull:
                     self._failed(kind, f"{MAX_WAITING} objects are already waiting", stored.name.path)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -164,22 +168,19 @@ class Announcer:
                     self._failed(kind, "drain_timeout", "", left)
 
     async def _deliver(self, kind: str, receiver: _Receiver) -> None:
-        with contextlib.closing(receiver):
-            await self._deliver_all(kind, receiver)
-
-    async def _deliver_all(self, kind: str, receiver: _Receiver) -> None:
-        while True:
-            stored = await receiver.waiting.get()
-            try:
-                async with asyncio.timeout(TIMEOUT):
-                    await receiver.deliver(stored)
-            except TimeoutError:
-                self._failed(kind, f"no answer for {TIMEOUT:.0f} s", stored.name.path)
-            except Exception as error:
-                self._failed(kind, error, stored.name.path)
-            finally:
-                receiver.delivered += 1
-                receiver.waiting.task_done()
+        with receiver.context:
+            while True:
+                stored = await receiver.waiting.get()
+                try:
+                    async with asyncio.timeout(TIMEOUT):
+                        await receiver.deliver(stored)
+                except TimeoutError:
+                    self._failed(kind, f"no answer for {TIMEOUT:.0f} s", stored.name.path)
+                except Exception as error:
+                    self._failed(kind, error, stored.name.path)
+                finally:
+                    receiver.left -= 1
+                    receiver.waiting.task_done()
 
     async def _publish(self, stored: StoredObject) -> None:
         await self._state.source.publish(self.subject, json.dumps(stored.fields()).encode())
@@ -206,36 +207,46 @@ class Announcer:
 
 
 class _Receiver:
-    """A receiver and its queue; `thread` is where it runs, if it has one of its own."""
+    """A receiver and its queue; `context` is open while it delivers."""
 
-    def __init__(self, deliver: Callable[[StoredObject], Awaitable[None]], thread: CallThread | None = None) -> None:
-        self.deliver, self._thread = deliver, thread
+    def __init__(
+        self, deliver: Callable[[StoredObject], Awaitable[None]], context: contextlib.AbstractContextManager[Any]
+    ) -> None:
+        self.deliver, self.context = deliver, context
         self.waiting: asyncio.Queue[StoredObject] = asyncio.Queue(MAX_WAITING)
-        self.offered = self.delivered = 0
-
-    @property
-    def left(self) -> int:
+        self.left = 0
         """Objects not announced yet, including the one in progress."""
-        return self.offered - self.delivered
 
-    def offer(self, stored: StoredObject) -> bool:
-        """Queue it; return False if the queue is full."""
-        try:
-            self.waiting.put_nowait(stored)
-        except asyncio.QueueFull:
-            return False
-        self.offered += 1
-        return True
+
+class _CallThread:
+    """Calls a user's function in a thread of its own, where an awaitable result is awaited for at most `timeout` s."""
+
+    def __init__(self, call: OnStored, timeout: float) -> None:
+        self._call, self._timeout = call, timeout
+        self._thread, self._runner = DaemonThread("on_stored"), asyncio.Runner()
+
+    async def run(self, stored: StoredObject) -> None:
+        """Make the call and wait. Raises its exception, or JetcaptureError if an earlier call has not returned."""
+        if (waited := self._thread.busy_for) is not None:
+            raise JetcaptureError(f"an earlier call has not returned for {waited:.0f} s")
+        error = await asyncio.wrap_future(self._thread.submit(partial(self._called, stored)))
+        if error is not None:
+            raise error if isinstance(error, Exception) else JetcaptureError(f"it raised {type(error).__name__}")
 
     def close(self) -> None:
-        """End its thread."""
-        if self._thread is not None:
-            self._thread.close()
+        """End the thread, once its call has returned."""
+        self._thread.submit(self._runner.close)
+        self._thread.close()
 
+    def _called(self, stored: StoredObject) -> BaseException | None:
+        try:
+            result = self._call(stored, stored.location)
+            if inspect.isawaitable(result):
+                self._runner.run(self._awaited(result))
+        except BaseException as error:  # also sys.exit, which must not end the thread
+            return error
+        return None
 
-def _called(call: OnStored, thread: CallThread) -> Callable[[StoredObject], Awaitable[None]]:
-    return lambda stored: thread.run(lambda: call(stored, stored.location))
-
-
-def _subject(config: OnStoredConfig, stream: str) -> str:
-    return (config.subject or "").replace("{stream}", stream)
+    async def _awaited(self, result: Awaitable[Any]) -> None:
+        async with asyncio.timeout(self._timeout):
+            await result

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify_losslessly
+from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.transform.keys import Run
 
 CHUNK_OVERHEAD = 2048
@@ -64,14 +65,14 @@ class _Columns:
 
     def _nested(self, parent: int, fields: Iterable[pa.Field], *, in_list: bool) -> int:
         columns = 0
-        for each in fields:
-            kind = each.type
-            bit = self._bits.setdefault((parent, each.name, kind.id), len(self._bits))
+        for column in fields:
+            dtype = column.type
+            bit = self._bits.setdefault((parent, column.name, dtype.id), len(self._bits))
             self._in_lists |= in_list << bit
             columns |= 1 << bit
-            if kind.num_fields:
-                inner = (kind.field(index) for index in range(kind.num_fields))
-                columns |= self._nested(bit, inner, in_list=in_list or not pa.types.is_struct(kind))
+            if dtype.num_fields:
+                inner = (dtype.field(index) for index in range(dtype.num_fields))
+                columns |= self._nested(bit, inner, in_list=in_list or not pa.types.is_struct(dtype))
         return columns
 
 
@@ -162,6 +163,14 @@ class Block:
         """Hold the ack subjects, and no rows."""
         self._replies = pa.concat_arrays(self.replies())
         self.pieces = []
+
+
+class StoredBlock(NamedTuple):
+    """A block whose object is stored at `location`; None if all of its messages were erased, and nothing is stored."""
+
+    block: Block
+    encoded: EncodedBlock | None
+    location: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,9 +287,9 @@ class Blocks:
 
     def _more_rows(self, block: Block, columns: int, items: float, values: float) -> int:
         """Return how many rows with these columns fit into a block with others, because of the nulls they make."""
-        both, of = block.columns | columns, self._columns.values
-        lacking = of(both, block.rows, block.items) - block.values
-        return int((MAX_NULLS - lacking) // max(of(both, 1, items) - values, MAX_NULLS / self.rules.max_rows))
+        both, count = block.columns | columns, self._columns.values
+        lacking = count(both, block.rows, block.items) - block.values
+        return int((MAX_NULLS - lacking) // max(count(both, 1, items) - values, MAX_NULLS / self.rules.max_rows))
 
     def _grow(self, block: Block, messages: int, rows: int, size: int) -> None:
         """Count what is added to a block."""
@@ -421,26 +430,26 @@ class Blocks:
                 self._count(chunk, chunk.memory)
         return sealed
 
-    def seal_due(self, now: float) -> list[Block]:
-        """Seal the blocks that have reached their age."""
+    def seal_due(self, now: float, age: float | None = None, reason: str = "age") -> list[Block]:
+        """Seal the blocks that have reached `age`, by default the maximum."""
         due: list[Block] = []
         for block in self._open.values():
-            if now - block.opened < self.rules.max_age:
+            if now - block.opened < (self.rules.max_age if age is None else age):
                 break
             due.append(block)
-        return self.seal(due, "age")
+        return self.seal(due, reason)
 
     def seal_all(self, reason: str) -> list[Block]:
         """Seal every open block."""
         return self.seal(list(self._open.values()), reason)
 
-    def seal_most(self, *, messages: int = 0, size: int = 0, blocks: int = 0, most: int = 1 << 30) -> list[Block]:
-        """Seal the largest blocks, at most `most`, until this much is sealed: messages, bytes (`size`) and blocks."""
-        if most <= 0 or (messages <= 0 and size <= 0 and blocks <= 0):
+    def seal_largest(self, *, messages: int = 0, size: int = 0, blocks: int = 0, limit: int = 1 << 30) -> list[Block]:
+        """Seal the largest blocks, at most `limit`, until this much is sealed: messages, bytes (`size`) and blocks."""
+        if limit <= 0 or (messages <= 0 and size <= 0 and blocks <= 0):
             return []
         by_bytes = size > 0
         chosen: list[Block] = []
-        for block in heapq.nlargest(most, self._open.values(), key=lambda b: b.bytes if by_bytes else b.messages):
+        for block in heapq.nlargest(limit, self._open.values(), key=lambda b: b.bytes if by_bytes else b.messages):
             if messages <= 0 and size <= 0 and len(chosen) >= blocks:
                 break
             chosen.append(block)

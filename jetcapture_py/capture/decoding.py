@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from jetcapture_py.capture.pressure import BatchSize
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.config.shares import DECODE_SHARE, MAX_DECODED
+from jetcapture_py.config.shares import DECODE_SHARE, FIRST_BATCH, MAX_DECODED
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
@@ -18,21 +17,22 @@ class Decoding:
     def __init__(self, state: CaptureState, preparer: Preparer) -> None:
         self.rest = Received()
         self._state, self._preparer = state, preparer
-        self._at_once = BatchSize(min(state.config.limits.memory // DECODE_SHARE, MAX_DECODED))
+        self._bytes = min(state.config.limits.memory // DECODE_SHARE, MAX_DECODED)
+        self._messages = FIRST_BATCH  # at once, so that their columns take about so many bytes
 
     async def next(self) -> Prepared | None:
         """Prepare the next messages; None when they were too many at once: fewer are tried next."""
         state = self._state
-        part, self.rest = state.preparing.split(self._at_once.messages)
+        part, self.rest = state.preparing.split(self._messages)
         state.decoding_since = time.monotonic()
         try:
             prepared = await state.in_thread(state.decode_threads, self._preparer, part)
         except BatchTooWideError:
-            self._at_once.refused(len(part))
+            self._messages = max(1, len(part) // 2)
             return None
         finally:
             state.decoding_since = None
-        self._at_once.measured(len(part), prepared.rows.nbytes)
+        self._messages = max(1, len(part) * self._bytes // max(prepared.rows.nbytes, 1))
         for seq, timestamp in prepared.span:
             state.observer.saw(seq, timestamp)
         return prepared

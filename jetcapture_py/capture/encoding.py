@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import PIECE_BYTES
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.sparse import ColumnSet
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.capture.allocator import Resident
@@ -38,32 +41,42 @@ class Encoding:
         if columns is not None and (self._known is None or columns is not self._known.schema):
             self._known = ColumnSet(columns)
 
-    async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
-        """Encode blocks, and free their rows."""
+    async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock | None]:
+        """Encode blocks without erased messages, and free their rows; None for a block of which nothing is left."""
         state = self._state
         async with state.encoding.acquire(sum(map(self._memory, blocks))):
             work = [
                 (block.spooled, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
                 for block in blocks
             ]
-            objects = await state.in_thread(state.encode_threads, self._encode, work)
+            objects, erased = await state.in_thread(state.encode_threads, self._encode, work, state.erased)
         for block, encoded in zip(blocks, objects, strict=True):
             state.blocks.release(block)
-            state.encoded_bytes += encoded.memory
+            state.encoded_bytes += 0 if encoded is None else encoded.memory
+        state.stats.erased += erased
         state.progress.set()
         return objects
 
     def _columns_of(self, block: Block) -> ColumnSet | None:
         return None if block.id.quarantine else self._known
 
-    def _encode(self, work: Sequence[tuple[bool, _Work]]) -> list[EncodedBlock]:
+    def _encode(self, work: Sequence[tuple[bool, _Work]], erased: Erased) -> tuple[list[EncodedBlock | None], int]:
+        """Return the objects, and how many messages were left out because they are erased."""
+        objects: list[EncodedBlock | None] = []
+        left_out = 0
         try:
-            return [
-                self._encode_to_file(each) if spooled else self.encoder.encode_or_salvage(*each)
-                for spooled, each in work
-            ]
+            for spooled, (block, sealed_by, batches, known) in work:
+                rows, count = without_erased(batches, erased) if erased else (batches, 0)
+                own = block, sealed_by, rows, known
+                encode = self._encode_to_file if spooled else self._encode_in_memory
+                objects.append(encode(own) if rows else None)
+                left_out += count
         finally:
             self._resident.release_unused()
+        return objects, left_out
+
+    def _encode_in_memory(self, work: _Work) -> EncodedBlock:
+        return self.encoder.encode_or_salvage(*work)
 
     def _encode_to_file(self, work: _Work) -> EncodedBlock:
         """Make the object of spooled rows in the spool as well; in memory, where that fails."""
@@ -88,3 +101,15 @@ class Encoding:
         copies = ENCODING_COPIES * block.bytes
         whole = self.encoder.whole_blocks and not block.id.quarantine
         return min(copies, ENCODING_PIECES * PIECE_BYTES) if block.spooled and not whole else copies
+
+
+def without_erased(batches: Sequence[pa.RecordBatch], erased: Erased) -> tuple[list[pa.RecordBatch], int]:
+    """Return rows without those of erased messages, which are delivered again, and the number of these messages."""
+    kept, count = [], 0
+    for batch in batches:
+        seqs = batch.column(layout.SEQ).to_numpy()
+        mask = erased.contains(seqs, batch.column(layout.TIMESTAMP).cast(pa.int64()).to_numpy())
+        count += len(np.unique(seqs[mask]))
+        if not mask.all():
+            kept.append(batch.filter(pa.array(~mask)) if mask.any() else batch)
+    return kept, count

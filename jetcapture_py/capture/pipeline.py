@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 
 from jetcapture_py.archive.block_writer import BlockWriter
-from jetcapture_py.capture import acknowledging, parts, side_tasks, startup_checks
+from jetcapture_py.capture import parts, side_tasks, startup_checks
 from jetcapture_py.capture.announcing import Announcer, OnStored
-from jetcapture_py.capture.counting import count_prepared, count_stored
+from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
-from jetcapture_py.capture.marks import last_mark
-from jetcapture_py.capture.state import CaptureState, StoredBlock
-from jetcapture_py.capture.storing import put_all
+from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.storing import acknowledge, check_drained, put_all
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import DrainError, SourceError
 from jetcapture_py.store import Store, configured_store
@@ -57,6 +56,7 @@ class Capture:
             raise await startup_checks.advised(state, error) from error
         try:
             await startup_checks.check(state, self.encoding.encoder, stop)
+            await side_tasks.read_erased(state)
             await self.announcer.check()
             self.encoding.stream_known()
             state.opened = True
@@ -65,7 +65,7 @@ class Capture:
                 work += self.announcer.tasks()
                 work += [self._store() for _ in range(state.config.store.concurrency)]
                 work += [self._acknowledge() for _ in range(ACKNOWLEDGING)]
-                others = [tasks.create_task(each) for each in work]
+                others = [tasks.create_task(task) for task in work]
                 intake, stopped = tasks.create_task(self._intake()), tasks.create_task(stop.wait())
                 try:
                     await asyncio.wait((intake, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +94,7 @@ class Capture:
                 full += blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True)
                 state.send_to_store(full)
                 state.preparing = self.decoding.rest
-                count_prepared(state, prepared)
+                state.stats.count_prepared(prepared)
                 state.seal_under_pressure()
 
     async def _store(self) -> None:
@@ -104,9 +104,10 @@ class Capture:
             blocks = await state.sealed_blocks()
             objects = await self.encoding.encode(blocks)
             async for index, location in put_all(state, objects):
-                state.encoded_bytes -= objects[index].memory
-                state.stored.put_nowait(StoredBlock(blocks[index], objects[index], location))
-            del blocks, objects
+                encoded = objects[index]  # None if nothing is left of the block, because all of it was erased
+                state.encoded_bytes -= 0 if encoded is None else encoded.memory
+                state.stored.put_nowait(StoredBlock(blocks[index], encoded, location))
+            del blocks, objects, encoded
             state.source.wake_pulls()
             state.seal_under_pressure()
 
@@ -115,13 +116,13 @@ class Capture:
         state = self.state
         while True:
             stored = await state.stored_blocks()
-            confirmed = await acknowledging.acknowledge(state, [each.block for each in stored])
-            for each in stored:
-                state.blocks.forget(each.block)
-            count_stored(state, stored, confirmed=confirmed)
+            confirmed = await acknowledge(state, stored)
+            for block, _, _ in stored:
+                state.blocks.forget(block)
+            state.stats.count_stored(stored, confirmed=confirmed)
             self.announcer.announce(stored)
             state.progress.set()
-            del stored, each  # their objects may be large, and the next ones late
+            del stored, block  # their objects may be large, and the next ones late
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`.
@@ -140,6 +141,6 @@ class Capture:
             late = f"messages not stored and acknowledged in time: {state.unacked}; they are redelivered"
             reason = late if state.unacked else "the server did not answer in time"
             raise DrainError(f"drain_timeout: {reason}") from None
-        await last_mark(state)
+        await side_tasks.last_mark(state)
         await self.announcer.finish(deadline)
-        await acknowledging.check_drained(state, pulls_ended=pulls_ended)
+        await check_drained(state, pulls_ended=pulls_ended)

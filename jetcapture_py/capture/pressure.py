@@ -10,7 +10,6 @@ from jetcapture_py.capture.blocks import Block, Blocks
 from jetcapture_py.capture.spool import Spooling
 from jetcapture_py.config.model import LimitsConfig
 from jetcapture_py.config.shares import (
-    FIRST_BATCH,
     LARGE_BLOCKS_WAITING,
     OPEN_SHARE,
     OPEN_UNACKED_SHARE,
@@ -44,11 +43,11 @@ def seal(
     messages = blocks.messages - unacked_limit // OPEN_UNACKED_SHARE
     size = blocks.resident if starved else blocks.resident - limits.memory // OPEN_SHARE
     count = blocks.open - limits.open_blocks
-    return blocks.seal_most(
+    return blocks.seal_largest(
         messages=messages + unacked_limit // SEALED_UNACKED_SHARE if messages > 0 else 0,
         size=size + limits.memory // SEALED_MEMORY_SHARE if size > 0 and not spools else 0,
         blocks=count + limits.open_blocks // SEALED_BLOCKS_SHARE if count > 0 else 0,
-        most=room,
+        limit=room,
     )
 
 
@@ -79,19 +78,3 @@ class WeightedSemaphore:
             self.taken -= weight
             async with self._left:
                 self._left.notify_all()
-
-
-class BatchSize:
-    """How many messages to decode at once so that their columns take about `size` bytes."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.messages = FIRST_BATCH
-
-    def measured(self, messages: int, size: int) -> None:
-        """Adapt: this many messages took this many bytes."""
-        self.messages = max(1, messages * self._size // max(size, 1))
-
-    def refused(self, messages: int) -> None:
-        """Adapt: this many messages were too many."""
-        self.messages = max(1, messages // 2)

@@ -6,14 +6,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
-from jetcapture_py.capture.marks import mark
+from jetcapture_py import store
+from jetcapture_py.capture.parts import describe_time
 from jetcapture_py.capture.spool import Spooling
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.capture.stream_configs import keep_stream_config
+from jetcapture_py.capture.stream_watch import keep_stream_config
+from jetcapture_py.capture.watermark import move_watermark
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.shares import STALLED_SHARE
+from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture.capture")
@@ -32,13 +37,19 @@ ARRIVING = 0.5
 """Seconds that delivered messages may take to arrive; those that have not are another replica's."""
 MARK = 15.0
 """Seconds between updates of the watermark."""
+IDLE_MARK = timedelta(minutes=1)
+"""Minimum time between writes, across all replicas, when only the watermark's time has changed."""
+LAST_MARK = 5.0
+"""Seconds that a stopping capture waits for the watermark to be written."""
 DECODER_SLOW = 30.0
 """Seconds that a batch may be in the decoder and the key function before the capture is not ready."""
 
 
 def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
     """The side tasks of a capture; the caller cancels those still running at the end."""
-    work = [_seal_by_age(state), _keep_alive(state), _watch(state), _watch_decoder(state), _mark(state)]
+    work = [_seal_by_age(state), _watch(state), _watch_decoder(state), _mark(state)]
+    if state.config.source.mode == "shared":
+        work.append(_keep_alive(state))
     if not state.config.block.bundles:
         work.append(_watch_keys(state))
     if state.spooling is not None:
@@ -108,6 +119,11 @@ async def _watch(state: CaptureState) -> None:
         wait = POLL / 5 if stalled else POLL if held else POLL * 5
         if loop.time() - last >= wait:
             await source.refresh()
+            if state.config.source.mode == "ordered":
+                await source.settle()
+                state.stats.acked = source.acked
+            if source.released() and state.blocks.open:
+                state.release()
             state.seal_under_pressure()  # other replicas may hold more than before
             last = loop.time()
 
@@ -132,11 +148,58 @@ async def _watch_keys(state: CaptureState) -> None:
             return
 
 
+async def read_erased(state: CaptureState) -> None:
+    """Read which messages were erased, so that they are not stored again. A failure is logged and retried with the
+    next watermark."""
+    stream = state.config.source.stream
+    try:
+        erased = await state.in_thread(state.store_threads, store.read_erased, state.notes, stream, state.erased)
+    except JetcaptureError as error:
+        event(log, logging.WARNING, "erased.unreadable", error=error)
+        return
+    if erased is not state.erased:
+        state.erased = erased
+        event(log, logging.INFO, "erased.read", tombstones=len(erased.tombstones), messages=erased.messages)
+
+
 async def _mark(state: CaptureState) -> None:
     while True:
         await keep_stream_config(state)
         await asyncio.sleep(MARK)
-        await mark(state)
+        await read_erased(state)
+        await _move_watermark(state, IDLE_MARK)
+
+
+async def last_mark(state: CaptureState) -> None:
+    """Write the final watermark, and the stream's configuration."""
+    try:
+        async with asyncio.timeout(LAST_MARK):
+            await _move_watermark(state, timedelta())
+            await keep_stream_config(state)
+    except TimeoutError:
+        event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
+
+
+async def _move_watermark(state: CaptureState, idle: timedelta) -> None:
+    """Move the watermark forward if possible; a failure is logged and retried with the next one.
+
+    No watermark is written with one root per key, or if the store cannot keep notes.
+    """
+    source, objects = state.source, state.stats.objects
+    if state.notes is None or not await source.refresh():
+        return
+    mark = state.observer.watermark(source.state, source.stream_created)
+    if mark is None:
+        return
+    last = (objects[0].path, objects[0].acknowledged) if objects else None
+    mark = replace(mark, last_object=last, bucket_time=describe_time(state.config.block))
+    try:
+        state.watermark = await state.in_thread(
+            state.store_threads, move_watermark, state.notes, mark, source.state, idle
+        )
+        state.observer.recorded()
+    except StoreError as error:
+        event(log, logging.WARNING, "watermark.failed", error=error)
 
 
 async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:

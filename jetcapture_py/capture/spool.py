@@ -12,7 +12,6 @@ import errno
 import logging
 import mmap
 import os
-import queue
 import tempfile
 import threading
 import time
@@ -30,6 +29,7 @@ import pyarrow as pa
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Blocks, Chunk
+from jetcapture_py.capture.daemon_thread import DaemonThread
 from jetcapture_py.config.shares import RELEASE_SHARE, SPOOL_SHARE, SPOOL_TARGET_SHARE
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
@@ -54,61 +54,6 @@ class UsedUpError(OSError):
     """The spool is full. Not a failure: space will be freed."""
 
 
-class _Disk:
-    """Makes all calls that wait for a disk, in a thread that does not keep the process alive if the disk hangs."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._since: float | None = None
-
-    def call(self, work: Callable[[], T]) -> T:
-        """Make a call and wait. Raises its OSError, or TimeoutError if the disk does not answer in time."""
-        future: Future[T] = Future()
-        since = self._since
-        if since is None or time.monotonic() - since < TIMEOUT:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="spool-disk", daemon=True)
-                self._thread.start()
-            self._work.put((future, work))
-            try:
-                return future.result(TIMEOUT)
-            except TimeoutError:
-                if future.done() and not future.cancelled():
-                    raise  # the call's own
-                if not future.cancel():
-                    future.add_done_callback(_close_result)
-            finally:
-                del future, work  # an exception would hold them with the frame that it holds
-        raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {TIMEOUT:.0f} s")
-
-    def post(self, work: Callable[[], Any]) -> None:
-        """Make a call some time, without waiting. May be called by the garbage collector."""
-        self._work.put((Future(), work))
-
-    def close(self) -> None:
-        """End the thread after its last call."""
-        self._work.put(None)
-
-    def _run(self) -> None:
-        while (item := self._work.get()) is not None:
-            future, work = item
-            self._since = time.monotonic()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except BaseException as error:
-                    future.set_exception(error)
-            self._since = None
-            del item, future, work  # they may hold a file
-
-
-def _close_result(future: Future[Any]) -> None:
-    """Close a file that nobody waits for any more."""
-    with suppress(Exception):
-        future.result().close()
-
-
 class Spool:
     """Files in `path` of at most `size` bytes in total. Methods raise OSError and may be called from any thread.
 
@@ -118,7 +63,7 @@ class Spool:
 
     def __init__(self, path: Path, size: int, resident: int = 0, growth: int = 1) -> None:
         self.path, self.size = path, size
-        self.disk = _Disk()
+        self.disk = DaemonThread("spool-disk")
         self._resident, self._growth = resident, growth
         self._lock = threading.Lock()
         self._taken = Counter[str]()
@@ -166,6 +111,21 @@ class Spool:
         """Count bytes that are gone. Takes no lock, because the garbage collector may call it anywhere."""
         self._freed.append((kind, size))
 
+    def call(self, work: Callable[[], T]) -> T:
+        """Make a call that waits for the disk. Raises its OSError, or TimeoutError if it is not done in time."""
+        if (self.disk.busy_for or 0) < TIMEOUT:
+            future = self.disk.submit(work)
+            try:
+                return future.result(TIMEOUT)
+            except TimeoutError:
+                if future.done() and not future.cancelled():
+                    raise  # the call's own
+                if not future.cancel():
+                    future.add_done_callback(_close_result)
+            finally:
+                del future, work  # an exception would hold them with the frame that it holds
+        raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {TIMEOUT:.0f} s")
+
     def close(self) -> None:
         """End the thread."""
         self.disk.close()
@@ -182,6 +142,12 @@ class Spool:
         return self._growth * (self._taken["rows"] + size + self._resident)
 
 
+def _close_result(future: Future[Any]) -> None:
+    """Close a file that nobody waits for any more."""
+    with suppress(Exception):
+        future.result().close()
+
+
 class SpoolFile:
     """A file without a name. Raises OSError unless the disk has room for `needed` bytes.
 
@@ -190,7 +156,7 @@ class SpoolFile:
 
     def __init__(self, spool: Spool, kind: str = "objects", needed: int = 0) -> None:
         self._spool, self._kind, self._size = spool, kind, 0
-        self._file = spool.disk.call(partial(_created, spool.path, needed))
+        self._file = spool.call(partial(_created, spool.path, needed))
         spool.take("files", 1)
         self.closed = self.failed = False
 
@@ -206,7 +172,7 @@ class SpoolFile:
         with self._noting_failure():
             self._spool.take(self._kind, len(rest))
             self._size += len(rest)
-            self._spool.disk.call(partial(_append, self._file, rest))
+            self._spool.call(partial(_append, self._file, rest))
         return len(rest)
 
     def tell(self) -> int:
@@ -219,7 +185,7 @@ class SpoolFile:
     def getvalue(self) -> pa.Buffer:
         """Return everything written, as a writable mapping, and close the file."""
         with self._noting_failure():
-            mapped = self._spool.disk.call(lambda: mmap.mmap(self._file.fileno(), self._size))
+            mapped = self._spool.call(lambda: mmap.mmap(self._file.fileno(), self._size))
             self._spool.take("files", 1)
         view = memoryview(mapped)
         weakref.finalize(view, _unmap, self._spool, mapped, self._kind, self._size)
@@ -230,7 +196,7 @@ class SpoolFile:
     def clear(self) -> None:
         """Discard what was written."""
         with self._noting_failure():
-            self._spool.disk.call(lambda: (self._file.seek(0), self._file.truncate()))
+            self._spool.call(lambda: (self._file.seek(0), self._file.truncate()))
         self._spool.free(self._kind, self._size)
         self._size = 0
 
@@ -240,7 +206,7 @@ class SpoolFile:
             self.closed = True
             self._spool.free(self._kind, self._size)
             self._spool.free("files", 1)
-            self._spool.disk.post(self._file.close)
+            self._spool.disk.submit(self._file.close)
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -270,7 +236,7 @@ def _unmap(spool: Spool, mapped: mmap.mmap, kind: str, size: int) -> None:
     """Free what a file held, after its last use."""
     spool.free(kind, size)
     spool.free("files", 1)
-    spool.disk.post(mapped.close)  # which removes the file
+    spool.disk.submit(mapped.close)  # which removes the file
 
 
 class Spooling:

@@ -8,56 +8,39 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import copy_context
-from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import pressure
-from jetcapture_py.capture.blocks import Block, Blocks, SealRules
-from jetcapture_py.capture.progress import Observer
-from jetcapture_py.capture.recent import QuarantineLog, Recent
+from jetcapture_py.capture.blocks import Block, Blocks, SealRules, StoredBlock
 from jetcapture_py.capture.spool import Spool, Spooling
 from jetcapture_py.capture.stats import Stats
+from jetcapture_py.capture.watermark import Observer
 from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.values import TEXT_FORMATS
+from jetcapture_py.jetstream.ordered_source import OrderedSource
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.log_limit import LogLimit
-from jetcapture_py.store import Store
+from jetcapture_py.store import Store, notes_of
 
 T = TypeVar("T")
-
-
-class StoredBlock(NamedTuple):
-    """A block whose object is stored at `location`."""
-
-    block: Block
-    encoded: EncodedBlock
-    location: str
 
 
 class CaptureState:
     """The state of one capture. Sizes are bytes, times are seconds.
 
     `whole_blocks` says that an object is made of one table, which no file can hold.
-    `preparing` is the batch in the decoder, `sealed` holds blocks that wait for the store, and `stored` blocks that
-    wait to be acknowledged. `stream_config` is what was last written of the stream's configuration, `stream_end` the
-    last sequence that the stream is known to have had, None before it was asked. `progress` is set whenever memory was
-    freed or messages were acknowledged. Several captures may share `encode_threads`. `ended` is None until the capture
-    has ended, then the reason for its failure, or "" after a drain.
     """
 
     def __init__(self, config: Config, store: Store, *, whole_blocks: bool = False) -> None:
         block, source, memory = config.block, config.source, config.limits.memory
         self.config = config
-        self.store = store
+        self.store, self.notes = store, notes_of(store, config.store.url)
         self.stats = Stats()
-        self.recent, self.quarantine_log = Recent(), QuarantineLog()
-        self.stray_limit = LogLimit()
         spool = config.limits.spool
         in_memory = whole_blocks or not spool
         largest = min(block.max_bytes, memory // shares.BLOCK_SHARE) if in_memory else block.max_bytes
@@ -67,27 +50,37 @@ class CaptureState:
             growth = shares.TEXT_GROWTH if block.format in TEXT_FORMATS and block.compression == "none" else 1
             files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE, growth=growth)
             self.spooling = Spooling(self.blocks, files, memory)
-        self.source = PullSource(
+        ordered = config.source.mode == "ordered"
+        self.source: PullSource = (OrderedSource if ordered else PullSource)(
             config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
         )
         self.observer = Observer(source.stream, source.consumer)
         self.opened = self.draining = False
         self.ended: str | None = None
+        """None until the capture has ended, then the reason for its failure, or "" after a drain."""
         self.preparing = Received()
+        """The batch in the decoder."""
         self.decoding_since: float | None = None
         self.encoding = pressure.WeightedSemaphore(int(memory / shares.ENCODING_SHARE))
         self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
+        self.erased = Erased()
+        """Messages that are acknowledged without being stored."""
         self.watermark: Watermark | None = None
         self.stream_config: bytes | None = None
+        """What was last written of the stream's configuration."""
         self.stream_end: int | None = None
-        self.last_object: tuple[str, datetime] | None = None
+        """The last sequence that the stream is known to have had; None before it was asked."""
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
+        """Blocks that wait for the store."""
         self.stored: asyncio.Queue[StoredBlock] = asyncio.Queue()
+        """Blocks that wait to be acknowledged."""
         self.progress = asyncio.Event()
+        """Set whenever memory was freed or messages were acknowledged."""
         self.decode_threads = ThreadPoolExecutor(1, "decode")
         self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store")
         self.encode_threads: Executor = self.store_threads
+        """Several captures may share them."""
 
     @property
     def memory(self) -> int:
@@ -132,6 +125,16 @@ class CaptureState:
             room=pressure.room(workers, self.sealed.qsize(), self.waiting_bytes),
         )
         self.send_to_store(sealed)
+        if (opened := source.overdue()) is not None:
+            self.send_to_store(self.blocks.seal_due(opened, 0, "pressure"))
+
+    def release(self) -> None:
+        """Drop open blocks: another replica receives their messages."""
+        for block in self.blocks.seal_all("released"):
+            self.blocks.release(block)
+            self.blocks.forget(block)
+        self.source.forget()
+        self.progress.set()
 
     async def sealed_blocks(self) -> list[Block]:
         """Wait for sealed blocks: a large one, or several small ones that share a thread's turn."""
@@ -171,7 +174,7 @@ class CaptureState:
 
     async def close(self) -> None:
         """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""
-        self.quarantine_log.end()
+        self.stats.quarantine.end()
         self.source.halt()  # after a failure, do not wait for open pulls
         await self.source.stop()  # first, or the messages would be redelivered right here
         await self.source.nak(self.held_replies())

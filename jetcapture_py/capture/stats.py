@@ -1,19 +1,40 @@
-"""Counters of the process, and the current state of storing."""
+"""Counters of a capture since its start, the current state of storing, and the last objects and quarantine reasons."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.errors import FullStoreError, JetcaptureError, PermanentStoreError
-from jetcapture_py.text import one_line
+from jetcapture_py.log import event
+from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.text import one_line, without_credentials
+from jetcapture_py.transform.prepare import Prepared
+
+log = logging.getLogger("jetcapture.capture")
 
 SLOW = 60.0
 """Seconds without an answer after which the store counts as hanging."""
+SUMMARY_EVERY = 60.0
+"""Seconds between log lines about quarantined messages, after the first one."""
+MAX_LOGGED_REASONS = 5
+MAX_OBJECTS = 10
+MAX_REASONS = 20
+_NEW_REASONS = 5
+"""Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
 
 
 class Histogram:
@@ -36,16 +57,16 @@ class Histogram:
 
 
 class Storing:
-    """Attempts to store: durations of successful puts, `errors` by kind, and the current trouble.
-
-    `last_success` is in seconds since the epoch, None before the first object. A *turn* is a group stored together.
-    """
+    """Attempts to store. A *turn* is a group of objects stored together."""
 
     def __init__(self) -> None:
         self.seconds = Histogram()
+        """Durations of successful puts."""
         self.errors: Counter[str] = Counter()
+        """By kind: temporary or permanent."""
         self.retries = 0
         self.last_success: float | None = None
+        """Seconds since the epoch; None before the first object."""
         self._asked: dict[object, float] = {}
         self._failing: dict[object, tuple[str, bool]] = {}  # why, and whether the store is full
 
@@ -85,31 +106,195 @@ class Storing:
         return any(full for _, full in tuple(self._failing.values())[:1])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentObject:
+    """A stored object."""
+
+    path: str
+    """Path in the archive."""
+    location: str
+    """Location as the store knows it, without credentials."""
+    link: str | None
+    """The location, if a browser can open it."""
+    messages: int
+    rows: int
+    bytes: int
+    sealed_by: str
+    acknowledged: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineReason:
+    """Messages that were quarantined for the same reason."""
+
+    stage: str
+    error: str
+    messages: int
+    seq: int
+    """Sequence of the last one."""
+    subject: str
+    """Subject of the last one."""
+    time: datetime
+    """When the last one was quarantined."""
+
+
+class Quarantine:
+    """The last reasons for the quarantine, and its log: when it begins, then a summary a minute while it goes on."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[tuple[str, str], QuarantineReason] = {}  # least recently seen first
+        self._messages = 0  # not logged yet
+        self._logged: Counter[str] = Counter()
+        self._first: dict[str, Any] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def reasons(self) -> Sequence[QuarantineReason]:
+        """The reasons, the last seen one first."""
+        return tuple(reversed(self._reasons.values()))
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Count quarantined messages and their most frequent reasons; log the first ones immediately."""
+        if not rows.num_rows:
+            return
+        if not self._messages:
+            row = rows.slice(0, 1).to_pylist()[0]
+            self._first = {"first_seq": row[layout.SEQ]}
+            self._first |= {"first_stage": row[layout.STAGE], "first_error": row[layout.ERROR]}
+        self._messages += rows.num_rows
+        self._logged.update(self._counted(rows))
+        if len(self._logged) > MAX_REASONS * _NEW_REASONS:  # texts with a value in them
+            self._logged = Counter(dict(self._logged.most_common(MAX_REASONS)))
+        if self._timer is None:
+            self._tick()
+
+    def end(self) -> None:
+        """Log what has not been logged yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._summarize()
+
+    def _counted(self, rows: pa.RecordBatch) -> Mapping[str, int]:
+        """Count the reasons of quarantined messages; return the most frequent ones, `stage: error`, of these rows."""
+        both = pc.binary_join_element_wise(
+            rows.column(layout.STAGE), rows.column(layout.ERROR), "\n", null_handling="replace"
+        )
+        counts = pc.value_counts(both)
+        now, most_frequent = datetime.now(UTC), pc.top_k_unstable(counts.field("counts"), _NEW_REASONS)
+        reasons = {}
+        for reason in counts.take(most_frequent).to_pylist():
+            stage, _, error = reason["values"].partition("\n")
+            last = pc.filter(rows.select([layout.SEQ, layout.SUBJECT]), pc.equal(both, reason["values"]))
+            row = last.slice(last.num_rows - 1).to_pylist()[0]
+            reasons[f"{stage}: {error}"] = reason["counts"]
+            before = self._reasons.pop((stage, error), None)
+            self._reasons[stage, error] = QuarantineReason(
+                stage=stage,
+                error=error,
+                messages=reason["counts"] + (before.messages if before else 0),
+                seq=row[layout.SEQ],
+                subject=row[layout.SUBJECT],
+                time=now,
+            )
+        while len(self._reasons) > MAX_REASONS:
+            del self._reasons[next(iter(self._reasons))]
+        return reasons
+
+    def _tick(self) -> None:
+        """Log a summary, and the next one in a while; after a while without any, the next message begins anew."""
+        again = asyncio.get_running_loop().call_later
+        self._timer = again(SUMMARY_EVERY, self._tick) if self._messages else None
+        self._summarize()
+
+    def _summarize(self) -> None:
+        if not self._messages:
+            return
+        reasons = dict(self._logged.most_common(MAX_LOGGED_REASONS))
+        if other := self._messages - sum(reasons.values()):
+            reasons["other"] = other
+        event(log, logging.WARNING, "messages.quarantined", messages=self._messages, **self._first, reasons=reasons)
+        self._messages = 0
+        self._logged.clear()
+
+
 @dataclass(slots=True)
 class Stats:
-    """Counters since the start: messages, rows, bytes of stored objects, blocks by seal reason, errors and retries."""
+    """What a capture has done since its start."""
 
     received: int = 0
     redelivered: int = 0
     strays: int = 0
     quarantined: int = 0
+    erased: int = 0
+    """Messages that were delivered again after they were erased, and not stored."""
     stored_messages: int = 0
     stored_rows: int = 0
     stored_bytes: int = 0
     stored_blocks: int = 0
     acked: int = 0
     sealed_by: Counter[str] = field(default_factory=Counter)
+    """Blocks by the reason for which they were sealed."""
     unconfirmed_acks: int = 0
     on_stored_failures: Counter[str] = field(default_factory=Counter)
+    """Objects that were not announced, by receiver."""
     stream_losses: Counter[str] = field(default_factory=Counter)
+    """By kind: rewind or recreated."""
     storing: Storing = field(default_factory=Storing)
+    objects: deque[RecentObject] = field(default_factory=lambda: deque(maxlen=MAX_OBJECTS))
+    """The last objects, newest first."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    _stray_limit: LogLimit = field(default_factory=LogLimit)
+
+    def count_prepared(self, prepared: Prepared) -> None:
+        """Count a batch that has been put into blocks."""
+        self.received += prepared.messages
+        self.redelivered += prepared.redelivered
+        self.strays += prepared.strays
+        self.quarantined += prepared.quarantine.num_rows
+        self.quarantine.add(prepared.quarantine)
+        if frames := self._stray_limit.due(time.monotonic(), prepared.strays):
+            event(log, logging.WARNING, "receive.strays", frames=frames)
+
+    def count_stored(self, stored: Sequence[StoredBlock], *, confirmed: bool) -> None:
+        """Count and log blocks that are stored, and acknowledged unless the server has not `confirmed` it."""
+        objects = [(block, encoded, location) for block, encoded, location in stored if encoded is not None]
+        if not objects:
+            return
+        now, counts = datetime.now(UTC), Counter[str](blocks=len(objects))
+        for _, encoded, _ in objects:
+            counts.update(messages=encoded.messages, rows=encoded.name.rows, bytes=encoded.data.size)
+        self.stored_blocks += counts["blocks"]
+        self.stored_messages += counts["messages"]
+        self.stored_rows += counts["rows"]
+        self.stored_bytes += counts["bytes"]
+        self.acked += counts["messages"] if confirmed else 0
+        for block, encoded, location in objects[-MAX_OBJECTS:]:
+            shown = without_credentials(location)
+            can_be_opened = shown == location and location.startswith(("http://", "https://"))
+            self.objects.appendleft(
+                RecentObject(
+                    path=encoded.name.path,
+                    location=shown,
+                    link=location if can_be_opened else None,
+                    messages=encoded.messages,
+                    rows=encoded.name.rows,
+                    bytes=encoded.data.size,
+                    sealed_by=block.sealed_by,
+                    acknowledged=now,
+                )
+            )
+        reasons = ",".join(sorted({block.sealed_by for block, _, _ in objects}))
+        path = {"object": objects[0][1].name.path} if len(objects) == 1 else {}
+        event(log, logging.INFO, "blocks.stored", **counts, sealed_by=reasons, **path)
 
     def fields(self) -> dict[str, Any]:
-        """All counters by name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "storing"}
-        counts = {
-            "sealed_by": dict(self.sealed_by),
-            "on_stored_failures": self.on_stored_failures.total(),
-            "stream_losses": self.stream_losses.total(),
-        }
-        return {**values, **counts, "store_errors": self.storing.errors.total()}
+        """Return all counters by name."""
+        counts: dict[str, Any] = {}
+        for name in (attribute.name for attribute in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, int):
+                counts[name] = value
+            elif isinstance(value, Counter):
+                counts[name] = dict(value) if name == "sealed_by" else value.total()
+        return {**counts, "store_errors": self.storing.errors.total()}

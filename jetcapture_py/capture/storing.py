@@ -1,4 +1,4 @@
-"""Put objects into the store, with retries, and report failures."""
+"""Put objects into the store and acknowledge their messages, with retries, and report failures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
+import pyarrow as pa
+
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.backoff import delays
+from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
+from jetcapture_py.errors import DrainError, JetcaptureError, PermanentStoreError, StoreError
+from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.log import event
 from jetcapture_py.store import Store
 from jetcapture_py.text import one_line
@@ -21,6 +25,9 @@ log = logging.getLogger("jetcapture.store")
 FIRST_RETRY, LONGEST_RETRY = 0.2, 30.0
 LONGEST_TURN = 2.0
 """Seconds after which a turn with a failure ends: a hanging store would cost a timeout per object."""
+ACK_ATTEMPTS = 5
+"""Attempts to acknowledge that a reachable consumer may leave unanswered."""
+FIRST_ACK_RETRY, LONGEST_ACK_RETRY = 0.2, 2.0
 
 
 async def probe(state: CaptureState, stop: asyncio.Event) -> None:
@@ -50,14 +57,19 @@ async def probe(state: CaptureState, stop: asyncio.Event) -> None:
         storing.ended(turn)
 
 
-async def put_all(state: CaptureState, objects: Sequence[EncodedBlock]) -> AsyncIterator[tuple[int, str]]:
+async def put_all(state: CaptureState, objects: Sequence[EncodedBlock | None]) -> AsyncIterator[tuple[int, str]]:
     """Store every object; yield index and location of each as soon as it is stored, in any order.
 
-    Failures are retried with backoff and jitter; after `store.retry_for` the error is raised.
+    Where there is no object, there is nothing to store, and the location is "". Failures are retried with backoff and
+    jitter; after `store.retry_for` the error is raised.
     """
     loop, turn, storing = asyncio.get_running_loop(), object(), state.stats.storing
     give_up = loop.time() + state.config.store.retry_for
-    pending = list(enumerate(objects))
+    pending = [(index, encoded) for index, encoded in enumerate(objects) if encoded is not None]
+    for index in (index for index, encoded in enumerate(objects) if encoded is None):
+        yield index, ""
+    if not pending:
+        return
     try:
         for attempt, delay in enumerate(delays(FIRST_RETRY, LONGEST_RETRY), 1):
             storing.began(turn, loop.time())
@@ -89,6 +101,42 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock]) -> Async
         storing.ended(turn)
 
 
+async def acknowledge(state: CaptureState, stored: Sequence[StoredBlock]) -> bool:
+    """Acknowledge the messages of stored blocks until the server confirms it; return False if retrying is pointless."""
+    replies = pa.concat_arrays([replies for block, _, _ in stored for replies in block.replies()])
+    if state.config.source.mode == "ordered":  # they may have to wait for earlier ones
+        await state.source.ack(replies)
+        state.stats.acked = state.source.acked
+        return False
+    unanswered = 0
+    for delay in delays(FIRST_ACK_RETRY, LONGEST_ACK_RETRY):
+        result = await state.source.ack(replies)
+        if result is AckResult.CONFIRMED:
+            return True
+        state.stats.unconfirmed_acks += 1
+        unanswered += result is AckResult.UNCONFIRMED
+        if result is AckResult.REFUSED or unanswered == ACK_ATTEMPTS:
+            break
+        await asyncio.sleep(delay)
+    state.unconfirmed_at = asyncio.get_running_loop().time()
+    return False
+
+
+async def check_drained(state: CaptureState, *, pulls_ended: bool) -> None:
+    """Raise DrainError if messages that were delivered here may be unacknowledged at the server.
+
+    `pulls_ended` says whether every pull ended, so that no message can have been in flight.
+    """
+    source = state.source
+    since = asyncio.get_running_loop().time() - state.unconfirmed_at
+    doubtful = not pulls_ended or since < source.state.ack_wait  # older ones were redelivered and acknowledged
+    if source.failure is not None or not doubtful:
+        return
+    if not (source.connected and await source.refresh() and source.state.unacked == 0):
+        reason = "the server did not confirm the acknowledgements" if pulls_ended else "the connection to NATS was lost"
+        raise DrainError(f"drain: {reason}; unconfirmed messages are redelivered after ack_wait")
+
+
 def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str | Exception, float]]:
     """Return each object's location or error, and the seconds taken. Runs in a worker thread."""
     outcomes: list[tuple[str | Exception, float]] = []
@@ -117,7 +165,7 @@ def _put(store: Store, encoded: EncodedBlock) -> str | Exception:
 
 def _drop_tracebacks(error: BaseException) -> None:
     """Drop those of an error and its causes: their frames hold the object, and often the error as well, in a cycle."""
-    found: list[BaseException] = [error]
-    for each in found:
-        each.__traceback__ = None
-        found += (more for more in (each.__cause__, each.__context__) if more is not None and more not in found)
+    errors: list[BaseException] = [error]
+    for cause in errors:
+        cause.__traceback__ = None
+        errors += (more for more in (cause.__cause__, cause.__context__) if more is not None and more not in errors)

@@ -1,4 +1,4 @@
-"""Notice that the server has lost messages of the stream, or has another stream of its name.
+"""Watch the stream: keep its configuration in the archive, and notice that the server has lost messages of it.
 
 A *rewind*: the stream ends before a message that it had, and gives that sequence to another one later. It does not end
 the capture: new messages are archived beside the earlier ones of the same sequences, which differ in their timestamps.
@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.stream_config import StreamConfig, decode, is_time, path
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.config.units import parse_time
+from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.log import event
-from jetcapture_py.store import NoteStore, read_watermark
+from jetcapture_py.store import change_note, read_watermark
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -25,13 +29,55 @@ CONFIRM_EVERY = 1.0
 """Seconds between answers that must agree: a replica that has just become leader may lag behind for a moment."""
 
 
+async def keep_stream_config(state: CaptureState) -> None:
+    """Write the stream's configuration if it has changed; a failure is logged and retried with the next watermark.
+
+    Skipped where no watermark is kept, or without permission to read the stream. The same answer of the server shows
+    whether it has lost messages.
+    """
+    notes, stream = state.notes, state.config.source.stream
+    info = await state.source.stream_info() if state.source.stream_created else None
+    if info is None:
+        return
+    await watch_stream(state, info)
+    if notes is None or not is_time(created := str(info.get("created", ""))):
+        return
+    now = StreamConfig(stream=stream, created=created, config=info["config"], continues=_continues(info))
+    if (data := now.encode()) == state.stream_config:
+        return
+    try:
+        await state.in_thread(state.store_threads, change_note, notes, path(stream, created), partial(_changed, now))
+        state.stream_config = data
+    except StoreError as error:
+        event(log, logging.WARNING, "stream_config.failed", error=error)
+
+
+def _continues(info: Mapping[str, Any]) -> bool:
+    """Whether the stream has or will have messages from before its creation: a mirror, or restored from a backup."""
+    state = info["state"]
+    restored = state["messages"] > 0 and parse_time(state["first_ts"]) < parse_time(info["created"])
+    return restored or info["config"].get("mirror") is not None
+
+
+def _changed(now: StreamConfig, before: bytes | None) -> bytes | None:
+    """Return what to write. A stream that continued an earlier one still does when it has none of its messages left."""
+    if before is not None:
+        with suppress(JetcaptureError):  # a damaged file is replaced
+            kept = decode(before, now.stream, path(now.stream, now.created))
+            now = replace(now, continues=now.continues or kept.continues)
+    data = now.encode()
+    return None if before == data else data
+
+
 async def watch_stream(state: CaptureState, info: Mapping[str, Any]) -> None:
     """Compare the server's answer to STREAM.INFO with what is known; log and count a loss once."""
     if state.stream_end is None:
         state.stream_end = await _archived(state, str(info.get("created", "")))
     if (last := int(info["state"]["last_seq"])) >= state.stream_end:
-        if state.observer.overtaken is not None:
-            await _check_overtaken(state, *state.observer.overtaken)
+        if (overtaken := state.observer.overtaken) is not None:  # by a message that may have a lower sequence because
+            state.observer.overtaken = None  # the stream was rewound, and has grown since, or a clock was set back
+            if await state.source.is_other(*overtaken):
+                _rewound(state, None)
         state.stream_end = last
         return
     for _ in range(CONFIRMATIONS - 1):
@@ -42,16 +88,6 @@ async def watch_stream(state: CaptureState, info: Mapping[str, Any]) -> None:
         if (last := int(again["state"]["last_seq"])) >= state.stream_end:
             return
     _rewound(state, last)
-
-
-async def _check_overtaken(state: CaptureState, seq: int, timestamp: int) -> None:
-    """Detect a rewind that new messages have already outgrown: the stream has another message with this sequence.
-
-    A server's clock that was set back also lets a later message have a lower sequence.
-    """
-    state.observer.overtaken = None
-    if await state.source.is_other(seq, timestamp):
-        _rewound(state, None)
 
 
 def _rewound(state: CaptureState, last: int | None) -> None:
@@ -67,7 +103,13 @@ def _rewound(state: CaptureState, last: int | None) -> None:
 
 async def _archived(state: CaptureState, created: str) -> int:
     """Return the stream's sequence in the archive's watermark; log and count that it was created again since."""
-    mark = await _watermark(state)
+    if state.notes is None:
+        return 0
+    try:
+        mark = await state.in_thread(state.store_threads, read_watermark, state.notes, state.config.source.stream)
+    except JetcaptureError as error:
+        event(log, logging.WARNING, "watermark.failed", error=error)
+        return 0
     if mark is None or not mark.created or not created:
         return 0
     if mark.created == created:  # a consumer that starts later is at its start before the stream is
@@ -75,14 +117,3 @@ async def _archived(state: CaptureState, created: str) -> int:
     event(log, logging.WARNING, "stream.recreated", created=created, archived=mark.created, was=mark.seq)
     state.stats.stream_losses[RECREATED] += 1
     return 0
-
-
-async def _watermark(state: CaptureState) -> Watermark | None:
-    store, stream = state.store, state.config.source.stream
-    if not isinstance(store, NoteStore) or "{key}" in state.config.store.url:
-        return None
-    try:
-        return await state.in_thread(state.store_threads, read_watermark, store, stream)
-    except JetcaptureError as error:
-        event(log, logging.WARNING, "watermark.failed", error=error)
-        return None

@@ -15,12 +15,13 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.errors import JetcaptureError, StoreError
+from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
+from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles
 
 _SMALL = 8 << 20
 """Maximum bytes of an object that is fetched from a remote store in one request."""
-_CACHE = 64 << 20
+CACHE = 64 << 20
 """Maximum bytes of small objects in the cache."""
 
 T = TypeVar("T")
@@ -49,10 +50,13 @@ class Footer:
 
 
 class Files:
-    """One archive's objects, as a compaction uses them. Methods raise JetcaptureErrors that name the object."""
+    """The objects of an archive, as one unit's compaction uses them: it keeps schemas, and bytes of small objects.
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self._archive = ArchiveFiles(url, options)
+    Methods raise JetcaptureErrors that name the object.
+    """
+
+    def __init__(self, archive: ArchiveFiles) -> None:
+        self._archive = archive
         self.shown = self._archive.shown
         self._schemas: dict[pa.Schema, pa.Schema] = {}
         self._cache: dict[str, bytes] = {}
@@ -66,6 +70,23 @@ class Files:
     def put(self, name: ObjectName, data: pa.Buffer) -> None:
         """Store an object atomically."""
         self._archive.store.put(name, data)
+
+    def overwrite(self, name: ObjectName, data: pa.Buffer) -> None:
+        """Store an object atomically in place of one of the same name."""
+        store = self._archive.store
+        if isinstance(store, NoteStore):
+            content = data.to_pybytes()
+            change_note(store, name.path, lambda _: content)
+        else:
+            store.put(name, data)
+
+    def lookup(self, path: str) -> Source | None:
+        """Return the object at `path`; None if there is none."""
+        try:
+            file = self._archive.at(path)
+        except VanishedError:
+            return None
+        return None if file.name is None else Source(file.name, file.size)
 
     def remove(self, path: str) -> str | None:
         """Remove an object if it exists; return an error message on failure."""
@@ -108,14 +129,13 @@ class Files:
             names = file.schema_arrow.names
             wanted = None if columns is None else [name for name in columns if name in names]
             groups = range(file.metadata.num_row_groups) if row_group is None else [row_group]
-            table = file.read_row_groups(list(groups), columns=wanted, use_threads=False)
-        schema = pa.schema([_plain(field) for field in table.schema])
-        return table if table.schema.equals(schema) else table.cast(schema)
+            return _plain_rows(file.read_row_groups(list(groups), columns=wanted, use_threads=False))
 
-    def forget(self) -> None:
-        """Clear the caches."""
-        self._schemas = {}
-        self._cache, self._cached = {}, 0
+    def rows_of(self, name: ObjectName, data: pa.Buffer) -> Iterator[pa.Table]:
+        """Yield the rows of an object that is not stored yet."""
+        with self._archive.parquet(self._archive.at(name.path, data.size), data.to_pybytes()) as file:
+            for index in range(file.metadata.num_row_groups):
+                yield _plain_rows(file.read_row_group(index, use_threads=False))
 
     @contextmanager
     def _open(self, source: Source) -> Iterator[pq.ParquetFile]:
@@ -127,11 +147,16 @@ class Files:
         data = self._cache.get(file.path)
         if data is None:
             data = self._archive.read(file)
-            if self._cached + len(data) <= _CACHE:
+            if self._cached + len(data) <= CACHE:
                 self._cache[file.path] = data
                 self._cached += len(data)
         with self._archive.parquet(file, data) as parquet:
             yield parquet
+
+
+def _plain_rows(table: pa.Table) -> pa.Table:
+    schema = pa.schema([_plain(field) for field in table.schema])
+    return table if table.schema.equals(schema) else table.cast(schema)
 
 
 def _plain(field: pa.Field) -> pa.Field:

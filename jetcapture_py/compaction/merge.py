@@ -1,12 +1,12 @@
 """Merge the rows of overlapping objects, sorted and without copies, in bounded memory.
 
 A row's identity is its sequence, its timestamp and its position in the message. `survey` reads only these columns of
-all objects and counts the distinct rows of each range; `Rows` then reads whole rows, one range of sequences at a time.
+all objects and counts the distinct rows of each range; `read_rows` then reads one range of sequences at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import with_keys
-from jetcapture_py.archive.schema import conform
+from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.compaction.files import Files, Footer, RowGroup
 from jetcapture_py.compaction.plan import Source, Unit
 from jetcapture_py.errors import JetcaptureError
@@ -133,11 +132,8 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
         every = Identities.concat([each for each, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
         ready = every.seqs < frontier
-        try:
-            found.add(every.take(ready), sources[ready], frontier)
-        except _RepeatedError as error:
-            path = unit.sources[error.source].name.path
-            raise JetcaptureError(f"{files.shown}/{path} contains a message twice") from error
+        if (twice := found.add(every.take(ready), sources[ready], frontier)) is not None:
+            raise JetcaptureError(f"{files.shown}/{unit.sources[twice].name.path} contains a message twice")
         held = [(every.take(~ready), sources[~ready])]
     return found.survey()
 
@@ -162,14 +158,6 @@ def _identities(files: Files, source: Source) -> Identities:
     return found
 
 
-class _RepeatedError(Exception):
-    """An object contains a row twice."""
-
-    def __init__(self, source: int) -> None:
-        super().__init__()
-        self.source = source
-
-
 class _Surveyor:
     """Takes identities in order of their sequences, and computes cumulative sums at every mark."""
 
@@ -180,15 +168,15 @@ class _Surveyor:
         self._sums: list[tuple[Any, Any, Any, Any]] = []
         self._count, self._weight, self._check = 0, 0.0, np.zeros(1, np.uint64)
 
-    def add(self, found: Identities, sources: Any, frontier: int) -> None:
-        """Add all rows below `frontier` that have not been added before."""
+    def add(self, found: Identities, sources: Any, frontier: int) -> int | None:
+        """Add all rows below `frontier` that have not been added before; return an object that has one twice."""
         order = found.order(sources)
         found, sources = found.take(order), sources[order]
         again = found.repeated()
         twice = again.copy()
         twice[1:] &= sources[1:] == sources[:-1]
         if twice.any():
-            raise _RepeatedError(int(sources[twice][0]))
+            return int(sources[twice][0])
         found, sources = found.take(~again), sources[~again]
         weights = self._weight + np.concatenate(([0.0], np.cumsum(self._weights[sources])))
         checks = self._check + np.concatenate((np.zeros(1, np.uint64), np.cumsum(found.checks())))
@@ -199,6 +187,7 @@ class _Surveyor:
         at = np.searchsorted(found.seqs, marks)
         self._sums.append((marks, self._count + at, weights[at], checks[at]))
         self._count, self._weight, self._check = self._count + len(found.seqs), weights[-1], checks[-1:]
+        return None
 
     def survey(self) -> Survey:
         """Return the sums."""
@@ -206,85 +195,86 @@ class _Surveyor:
         return Survey(marks, counts, weights, checks)
 
 
-class Rows:
-    """The distinct rows of a unit with sequences from `first` to `end` (exclusive), sorted by identity.
+def read_rows(
+    files: Files,
+    unit: Unit,
+    footers: Sequence[Footer],
+    schema: pa.Schema,
+    first: int,
+    end: int,
+    *,
+    in_file: bool,
+) -> pa.Table:
+    """Return the rows of a unit with sequences from `first` to `end` (exclusive), object by object, copies included.
 
-    They have the columns of `schema`, the unified schema of the objects, with the keys of objects under keys where it
-    has a column for them. Of equal rows, the first object's is used. Rows with a column of keys, which are sorted by it
-    as a whole, lie in a file instead of in memory.
+    They have the columns of `schema`, the unified schema; the keys of older objects come from their paths. With
+    `in_file`, they lie in a mapped file without a name instead of in memory.
     """
+    parts = [
+        (unit.sources[index], group)
+        for index in np.flatnonzero(unit.touching(first, end)).tolist()
+        for group in footers[index].row_groups
+        if group.first < end and group.last >= first
+    ]
 
-    def __init__(
-        self, files: Files, unit: Unit, footers: Sequence[Footer], schema: pa.Schema, first: int, end: int
-    ) -> None:
-        self._files = files
-        self._unit = unit
-        self._schema = schema
-        self._first, self._end = first, end
-        parts = ((index, group) for index, footer in enumerate(footers) for group in footer.row_groups)
-        self._unread = sorted(
-            ((index, group) for index, group in parts if group.first < end and group.last >= first),
-            key=lambda part: -part[1].first,
-        )
-        self._held: list[tuple[int, pa.Table]] = []
-
-    def take(self, end: int) -> pa.Table:
-        """Return the rows before sequence `end` that have not been taken yet."""
-        wanted = []
-        while self._unread and self._unread[-1][1].first < end:
-            wanted.append(self._unread.pop())
-        if with_keys(self._schema):
-            return self._in_file(wanted, end)
-        parts = self._held + self._files.each(self._read, wanted)
-        taken, self._held = [], []
-        for source, table in parts:
-            before, after = _divided(table, end)
-            taken.append((source, before))
-            if after.num_rows:
-                self._held.append((source, after))
-        return self._merged(taken)
-
-    def _in_file(self, wanted: Sequence[tuple[int, RowGroup]], end: int) -> pa.Table:
-        """Return the rows before `end` as a mapped file without a name, in the order of their objects, copies included.
-
-        Later rows are dropped: each range has its own `Rows`.
-        """
-        wanted = sorted(wanted, key=lambda part: (part[0], part[1].index))
-        with NamedTemporaryFile(prefix="jetcapture-compact-") as file:
-            with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_file(sink, self._schema) as writer:
-                for start in range(0, len(wanted), _READ_TOGETHER):
-                    for _, table in self._files.each(self._read, wanted[start : start + _READ_TOGETHER]):
-                        writer.write_table(_divided(table, end)[0])
-            return pa.ipc.open_file(pa.memory_map(file.name)).read_all()
-
-    def _read(self, part: tuple[int, RowGroup]) -> tuple[int, pa.Table]:
+    def read(part: tuple[Source, RowGroup]) -> pa.Table:
         source, group = part
-        name = self._unit.sources[source].name
-        table = self._files.rows(self._unit.sources[source], group.index)
-        if with_keys(self._schema) and not name.bundle:
-            table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
-        batches = [conform(batch, self._schema) for batch in table.to_batches()]
-        table = pa.Table.from_batches(batches, self._schema)
-        if group.first >= self._first and group.last < self._end:
-            return source, table
+        table = files.rows(source, group.index)
+        if layout.KEY in schema.names and layout.KEY not in table.schema.names:
+            table = table.append_column(layout.KEY, pa.repeat(pa.scalar(source.name.key, pa.string()), table.num_rows))
+        table = pa.Table.from_batches([conform(batch, schema) for batch in table.to_batches()], schema)
+        if group.first >= first and group.last < end:
+            return table
         seqs = table[layout.SEQ].to_numpy()
-        return source, table.filter(pa.array((seqs >= self._first) & (seqs < self._end)))
+        return table.filter(pa.array((seqs >= first) & (seqs < end)))
 
-    def _merged(self, parts: Iterable[tuple[int, pa.Table]]) -> pa.Table:
-        tables = [(source, table) for source, table in parts if table.num_rows]
-        if not tables:
-            return self._schema.empty_table()
-        table = pa.concat_tables([table for _, table in tables]).combine_chunks()
-        found = Identities.of(table)
-        order = found.order(np.concatenate([np.full(table.num_rows, source) for source, table in tables]))
-        order = order[~found.take(order).repeated()]
-        return table if np.array_equal(order, np.arange(table.num_rows)) else table.take(pa.array(order))
+    if not in_file:
+        return pa.concat_tables([schema.empty_table(), *files.each(read, parts)])
+    with NamedTemporaryFile(prefix="jetcapture-compact-") as file:
+        with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for start in range(0, len(parts), _READ_TOGETHER):
+                for table in files.each(read, parts[start : start + _READ_TOGETHER]):
+                    writer.write_table(table)
+        return pa.ipc.open_file(pa.memory_map(file.name)).read_all()
 
 
-def _divided(table: pa.Table, end: int) -> tuple[pa.Table, pa.Table]:
-    """Return the rows with sequences before `end`, and the others."""
-    seqs = table[layout.SEQ].to_numpy()
-    before = seqs < end
-    if before.all():
-        return table, table.slice(0, 0)
-    return table.filter(pa.array(before)), table.filter(pa.array(~before))
+def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
+    """Divide schemas into mergeable classes; return each class's unified schema and the indexes of its members.
+
+    `read_archive` must return the same values and types before and after. A column may be missing or all null, an
+    integer may become wider, a struct may gain fields. Objects with other differences, such as integers and floats, are
+    not merged: the reader resolves these from all objects that it reads. If other objects' types make a column text,
+    structs that gained fields show them as null.
+    """
+    found: list[tuple[pa.Schema, list[int]]] = []
+    for index, schema in enumerate(schemas):
+        for number, (known, members) in enumerate(found):
+            if known.equals(schema):
+                members.append(index)
+                break
+            if _fields_fit(known, schema, top=True):
+                found[number] = (unify([known, schema]), [*members, index])
+                break
+        else:
+            found.append((schema, [index]))
+    return found
+
+
+def _fields_fit(left: Any, right: Any, *, top: bool) -> bool:
+    known = {field.name.lower(): field for field in left}
+    for field_ in right:
+        other = known.get(field_.name.lower())
+        if other is not None and (other.name != field_.name or not _fits(other.type, field_.type, top=top)):
+            return False
+    return True
+
+
+def _fits(left: pa.DataType, right: pa.DataType, *, top: bool) -> bool:
+    types = pa.types
+    if left == right or types.is_null(left) or types.is_null(right):
+        return True
+    if types.is_struct(left) and types.is_struct(right):
+        return _fields_fit(left, right, top=False)
+    if types.is_list(left) and types.is_list(right):
+        return _fits(left.value_type, right.value_type, top=False)
+    return top and bool(types.is_signed_integer(left) and types.is_signed_integer(right))

@@ -5,7 +5,8 @@ into spans of sequences. A span is either complete in one of its objects, which 
 
 One rule makes removal safe even if other compactions run at the same time and plan differently: **an object may only be
 replaced by objects with more rows.** Of all objects that ever had a message, the one with the most rows can never be
-replaced, so it stays. The rule depends on names alone, so all compactions agree on it.
+replaced, so it stays. The rule depends on names alone, so all compactions agree on it. Removing messages from an object
+breaks it; `rewrite` says how that is safe.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -48,7 +48,7 @@ class Summary:
 def summarize(
     chosen: Sequence[Source],
     outcomes: Sequence[Outcome],
-    removed: frozenset[str],
+    removed: Collection[str],
     errors: Sequence[str],
     dry_run: bool,
 ) -> Summary:
@@ -56,7 +56,7 @@ def summarize(
     sizes = {source.name.path: source.size for source in chosen}
     changes = []
     for outcome in outcomes:
-        gone = [sizes[path] for path in outcome.removable if dry_run or path in removed]
+        gone = [sizes[path] for path in outcome.removable if path in sizes and (dry_run or path in removed)]
         if gone or outcome.written:
             change = Change(
                 key=outcome.key,

@@ -1,4 +1,4 @@
-"""Compact one unit (see `plan`) on an executor: write new objects, read them back and compare them with the sources.
+"""Compact one unit (see `plan`): write new objects, read them back and compare them with the sources.
 
 Nothing is removed here. An `Outcome` names the objects that may be removed after the grace period, if those that
 replace them still exist.
@@ -20,11 +20,11 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of, bundle_text
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, BlockId, ObjectName
 from jetcapture_py.archive.ordering import ordered
+from jetcapture_py.archive.schema import with_key_column
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
 from jetcapture_py.compaction.files import Files, Footer
-from jetcapture_py.compaction.merge import Identities, Rows, survey
+from jetcapture_py.compaction.merge import Identities, classes, read_rows, survey
 from jetcapture_py.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
-from jetcapture_py.compaction.schemas import classes, with_key_column, without_keys
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
 
@@ -32,6 +32,7 @@ SEALED_BY = "compact"
 OPEN = "the bucket is not closed yet"
 CHANGED = "another compaction changed it meanwhile"
 DRIFTED = "incompatible column types; only objects with compatible types were merged"
+REPLACING = "an object and one that replaces it without some rows exist: what began to remove these must be run again"
 SEVERAL = "objects from layouts with different bundle counts; only objects with the same count were merged"
 INDIVISIBLE = "the number of its bundles is not a multiple of --bundles"
 TAKEN = "a column is called bundle, which is a name of the archive's"
@@ -84,10 +85,7 @@ class Outcome:
 
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     """Compact the objects of one unit. Failures are reported as outcomes."""
-    try:
-        return list(_caught(files, sources, _outcomes(files, spec, sources)))
-    finally:
-        files.forget()
+    return list(_caught(files, sources, _outcomes(files, spec, sources)))
 
 
 def _caught(files: Files, sources: Sequence[Source], outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
@@ -127,6 +125,10 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
             yield from (*failed, _left(name, OPEN))
             return
     yield from failed
+    digests = {source.name.digest for source, _ in known}
+    if any(not digests.isdisjoint(replaced_by(footer)) for _, footer in known):
+        yield _left(name, REPLACING)
+        return
     groups: defaultdict[tuple[str, int], list[tuple[Source, Footer]]] = defaultdict(list)
     for source, footer in known:
         bundles = int(footer.own.get(layout.BUNDLES) or 0)
@@ -142,6 +144,11 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
         yield _left(name, SEVERAL)
     for place, members in groups.items():
         yield from _caught(files, [source for source, _ in members], _merged(files, spec, place, members))
+
+
+def replaced_by(footer: Footer) -> Sequence[str]:
+    """Return the digests of the objects that an object replaces although it has fewer rows (see `rewrite`)."""
+    return footer.own.get(layout.REPLACES, "").split()
 
 
 def _left(name: ObjectName, reason: str) -> Outcome:
@@ -179,7 +186,7 @@ def _merged(
     bundle, bundles = place
     name = known[0][0].name
     existing = frozenset(source.name.path for source, _ in known)
-    kinds = classes([without_keys(footer.schema) for _, footer in known])
+    kinds = classes([footer.schema for _, footer in known])
     if len(kinds) > 1:
         yield _left(replace(name, key=None, bundle=bundle) if bundle else name, DRIFTED)
     for schema, members in kinds:
@@ -189,7 +196,7 @@ def _merged(
         if len(unit.sources) == 1 and not moving:
             continue
         block = BlockId(key=None if bundle else name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=bundle)
-        columns = with_key_column(schema) if bundle else schema
+        columns = schema if name.quarantine else with_key_column(schema)
         own = [footers[each.name.path] for each in unit.sources]
         yield _Compaction(files, spec, unit, own, columns, existing, block, bundles).run()
 
@@ -222,16 +229,7 @@ class _Compaction:
         self._survey = survey(files, unit, footers, min(spec.target, ROW_GROUP_BYTES) / _STEPS)
         self._ratio: float | None = None
         self._block = block
-        self._encoder = Encoder(
-            stream=unit.sources[0].name.stream,
-            bundles=bundles,
-            interval=_interval(footers),
-            compression=footers[0].codec,
-            stream_created=_all_of(footers, "stream_created"),
-            consumer=_all_of(footers, "consumer"),
-            key_rule=_agreed(footers, "key_rule"),
-            time="; ".join(dict.fromkeys(footer.own["time"] for footer in footers if "time" in footer.own)),
-        )
+        self._encoder = encoder_like(unit.sources[0].name.stream, footers, bundles)
 
     def run(self) -> Outcome:
         """Write new objects and find the objects that may be removed."""
@@ -257,7 +255,8 @@ class _Compaction:
         done.holders = [name.path for name in holders]
         done.removable = [unit.sources[index].name.path for index in removable(unit, holders)]
         if done.removable:
-            done.since = time.time() if done.written else max(map(self._files.modified, done.holders))
+            now = time.time()  # a store's clock may be ahead
+            done.since = now if done.written else min(now, max(map(self._files.modified, done.holders)))
         return done
 
     def rows(self, first: int, end: int) -> int:
@@ -274,31 +273,28 @@ class _Compaction:
             begin = self._unit.first
             upto = self._survey.ahead(begin, ROW_GROUP_BYTES)
             with ObjectWriter(self._encoder, self._block, self._schema) as sample:
-                for piece in self._pieces(self._rows(begin, upto).take(upto)):
+                for piece in self._rows(begin, upto):
                     sample.write(piece)
                 self._ratio = sample.size / self._survey.weight(begin, upto)
         return self._ratio
 
-    def _pieces(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Return rows as they are written: those of a bundle sorted by key and each once; a piece is a row group."""
-        return ordered(table)[0] if self._block.bundle else iter((table,))
-
-    def _rows(self, first: int, end: int) -> Rows:
-        return Rows(self._files, self._unit, self._footers, self._schema, first, end)
+    def _rows(self, first: int, end: int) -> Iterator[pa.Table]:
+        """Yield the distinct rows of a range as they are written, in bundles sorted by key; a table is a row group."""
+        bundle = bool(self._block.bundle)
+        table = read_rows(self._files, self._unit, self._footers, self._schema, first, end, in_file=bundle)
+        return ordered(table, by_key=bundle)[0] if table.num_rows else iter(())
 
     def _write(self, span: Span, done: Outcome) -> list[ObjectName]:
         """Write a span as objects of about the target size."""
-        rows = self._rows(span.first, span.end)
         names = []
         begin = span.first
         while begin < span.end:
-            encoded, end = self._encode(rows, begin, span.end)
+            encoded, end = self._encode(begin, span.end)
             if self._block.bundle and end < span.end and encoded.data.size * TOLERANCE < self._spec.target:
-                rows = self._rows(begin, span.end)  # planned as a whole, by rows that compress worse
-                encoded, end = self._encode(rows, begin, span.end)
+                encoded, end = self._encode(begin, span.end)  # planned as a whole, by rows that compress worse
             while encoded.data.size > self._spec.target * TOLERANCE:  # its rows compress worse than those before
-                rows, before = self._rows(begin, span.end), end
-                encoded, end = self._encode(rows, begin, span.end)
+                before = end
+                encoded, end = self._encode(begin, span.end)
                 if end >= before:
                     break
             if encoded.name.path not in self._existing:
@@ -309,21 +305,18 @@ class _Compaction:
             begin = end
         return names
 
-    def _encode(self, rows: Rows, begin: int, end: int) -> tuple[EncodedBlock, int]:
+    def _encode(self, begin: int, end: int) -> tuple[EncodedBlock, int]:
         """Encode one object of the rows from `begin` on; return it and the start of the next one."""
         with ObjectWriter(self._encoder, self._block, self._schema) as writer:
             position = begin
             while (cut := self._cut(begin, position, end, writer.size)) > position:
-                weight = self._survey.weight(position, cut)
-                row_groups = max(1, round(weight / ROW_GROUP_BYTES))
-                if self._block.bundle:  # an object is sorted by key as a whole
-                    rows, position = self._rows(begin, cut), cut
-                else:
-                    position = min(cut, self._survey.ahead(position, weight / row_groups))
-                table = rows.take(position)
-                if table.num_rows:
-                    for piece in self._pieces(table):
-                        writer.write(piece)
+                first, position = position, cut
+                if not self._block.bundle:  # else it is sorted by key as a whole
+                    weight = self._survey.weight(first, cut)
+                    row_groups = max(1, round(weight / ROW_GROUP_BYTES))
+                    position = min(cut, self._survey.ahead(first, weight / row_groups))
+                for piece in self._rows(first, position):
+                    writer.write(piece)
                     self._ratio = writer.size / self._survey.weight(begin, position)
                 if self._block.bundle:
                     break
@@ -361,6 +354,20 @@ class _Compaction:
             or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
         ):
             raise JetcaptureError(f"{self._files.shown}/{name.path} does not match its sources, which are kept")
+
+
+def encoder_like(stream: str, footers: Sequence[Footer], bundles: int) -> Encoder:
+    """Return what writes rows of objects with these footers as further objects, in this number of bundles."""
+    return Encoder(
+        stream=stream,
+        bundles=bundles,
+        interval=_interval(footers),
+        compression=footers[0].codec,
+        stream_created=_all_of(footers, "stream_created"),
+        consumer=_all_of(footers, "consumer"),
+        key_rule=_agreed(footers, "key_rule"),
+        time="; ".join(dict.fromkeys(footer.own["time"] for footer in footers if "time" in footer.own)),
+    )
 
 
 def _agreed(footers: Sequence[Footer], entry: str) -> str | None:

@@ -7,8 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from jetcapture_py.config import values as types
-from jetcapture_py.config.messages import wrong
-from jetcapture_py.config.section import Section, human
+from jetcapture_py.config.section import Section, setting, wrong
 
 MAX_BUNDLES = 10_000
 """More would have what bundles avoid: objects with few messages each."""
@@ -21,38 +20,36 @@ STORING_TIME = 60.0
 class BlockConfig(Section):
     """Limits of a block, the time of its bucket, and the format of its object."""
 
-    interval: types.Interval = human(
-        "15m", "Length of a bucket in the time that `block.time` names; must divide a day evenly."
+    interval: types.Interval = setting(
+        "Length of a bucket in the time that `block.time` names; must divide a day evenly.", default="15m"
     )
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
         description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
     )
-    max_bytes: types.Size = human("128MiB", "Size in memory at which a block is stored.")
-    max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
-    bundles: int = Field(
+    max_bytes: types.Size = setting("Size in memory at which a block is stored.", default="128MiB")
+    max_messages: types.Count = setting("Number of messages at which a block is stored.", default=1_000_000)
+    bundles: int = setting(
+        "`0`: a directory and objects for each key. Above 0, for hundreds of keys and more: this number of "
+        "bundles, each with all messages of its keys, sorted by key, and the key as a column.",
         default=0,
         ge=0,
         le=MAX_BUNDLES,
-        description="`0`: a directory and objects for each key. Above 0, for hundreds of keys and more: this number of "
-        "bundles, each with all messages of its keys, sorted by key, and the key as a column.",
     )
-    time: types.BlockTime = Field(
-        default="timestamp",
-        description="The time that determines a message's bucket: `timestamp` (when the stream stored it), a decoded "
+    time: types.BlockTime = setting(
+        "The time that determines a message's bucket: `timestamp` (when the stream stored it), a decoded "
         "field, or `header.NAME`.",
+        default="timestamp",
     )
-    time_unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        default=None, description="Unit of numbers in `block.time`; without it, a number is not a valid time."
+    time_unit: Literal["s", "ms", "us", "ns"] | None = setting(
+        "Unit of numbers in `block.time`; without it, a number is not a valid time."
     )
-    time_fallback: Literal["timestamp"] | None = Field(
-        default=None,
-        description="`timestamp`: a message without a valid `block.time` gets the stream's timestamp; by default it "
-        "goes to the quarantine.",
+    time_fallback: Literal["timestamp"] | None = setting(
+        "`timestamp`: a message without a valid `block.time` gets the stream's timestamp; by default it "
+        "goes to the quarantine."
     )
-    format: types.BlockFormat = Field(
-        default="parquet",
-        description="Format of the objects: `parquet`, `ndjson`, `csv`, or a writer: `package.module:object`.",
+    format: types.BlockFormat = setting(
+        "Format of the objects: `parquet`, `ndjson`, `csv`, or a writer: `package.module:object`.", default="parquet"
     )
     compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
         default_factory=lambda data: "gzip" if data.get("format") in types.TEXT_FORMATS else "zstd",
@@ -79,23 +76,3 @@ class BlockConfig(Section):
             if self.time == "timestamp" and getattr(self, name) is not None:
                 raise wrong(name, "only with a block.time other than timestamp")
         return self
-
-
-def without_payloads(data: object) -> object:
-    """Turn `decode.keep_payload` off by default if `block.format` is a text format; `data` is the whole configuration.
-
-    Raises ValueError if nothing of a message would be kept.
-    """
-    if not isinstance(data, dict):
-        return data
-    block, decode = data.get("block"), data.get("decode") or {}
-    if not isinstance(block, dict) or block.get("format") not in types.TEXT_FORMATS:
-        return data
-    if not isinstance(decode, dict) or decode.get("keep_payload") is not None:
-        return data
-    if decode.get("format", "raw") == "raw":
-        raise ValueError(
-            f"decode.keep_payload: with decode.format raw and block.format {block['format']}, set it to true: nothing "
-            "of a message would be kept"
-        )
-    return {**data, "decode": {**decode, "keep_payload": False}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -62,15 +63,18 @@ def parse_declared(text: str) -> pa.DataType:
 
 def stored(declared: pa.DataType) -> pa.DataType:
     """The type a declared type is stored as: the same, with strings in place of `JSON`."""
-    if declared == JSON:
-        return pa.string()
-    if pa.types.is_list(declared):
-        return pa.list_(stored(declared.value_type))
-    if pa.types.is_map(declared):
-        return pa.map_(pa.string(), stored(declared.item_type))
-    if pa.types.is_struct(declared):
-        return pa.struct([pa.field(field.name, stored(field.type)) for field in declared])
-    return declared
+    return rebuilt(declared, lambda of: pa.string() if of == JSON else of)
+
+
+def rebuilt(of: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with `change` applied to what is in its lists, maps and structs, or to itself."""
+    if pa.types.is_list(of):
+        return pa.list_(rebuilt(of.value_type, change))
+    if pa.types.is_map(of):
+        return pa.map_(rebuilt(of.key_type, change), rebuilt(of.item_type, change))
+    if pa.types.is_struct(of):
+        return pa.struct([pa.field(field.name, rebuilt(field.type, change)) for field in of])
+    return change(of)
 
 
 def _parse(text: str, depth: int) -> pa.DataType:
@@ -82,25 +86,24 @@ def _parse(text: str, depth: int) -> pa.DataType:
     if _TIMESTAMP_TEXT.fullmatch(text):
         return TIMESTAMP
     if match := _DECIMAL_TEXT.fullmatch(text):
-        return _decimal(text, int(match[2]), int(match[4] or 0))
+        precision, scale = int(match[2]), int(match[4] or 0)
+        if not 1 <= precision <= 38 or scale > precision:
+            raise ValueError(f"{_show(text)}: decimal(precision, scale) allows 1 to 38 digits and no larger scale")
+        return pa.decimal128(precision, scale)
     if match := _NESTED_TEXT.fullmatch(text):
         parts = _split(match[2], text)
         match match[1].lower():
             case "struct":
                 return _struct(parts, text, depth)
             case "map":
-                return _map(parts, text, depth)
+                if len(parts) != 2 or _ALIASES.get(parts[0].lower(), parts[0].lower()) != "string":
+                    raise ValueError(f"{_show(text)}: a map goes from string to one type, as in map<string, int64>")
+                return pa.map_(pa.string(), _parse(parts[1], depth + 1))
             case _:
                 if len(parts) != 1:
                     raise ValueError(f"{_show(text)}: a list has one item type, as in list<string>")
                 return pa.list_(_parse(parts[0], depth + 1))
     raise _unknown(text)
-
-
-def _decimal(text: str, precision: int, scale: int) -> pa.DataType:
-    if not 1 <= precision <= 38 or scale > precision:
-        raise ValueError(f"{_show(text)}: decimal(precision, scale) allows 1 to 38 digits and no larger scale")
-    return pa.decimal128(precision, scale)
 
 
 def _struct(parts: list[str], text: str, depth: int) -> pa.DataType:
@@ -116,12 +119,6 @@ def _struct(parts: list[str], text: str, depth: int) -> pa.DataType:
         taken.add(name.lower())
         fields.append(pa.field(name, _parse(inner.strip(), depth + 1)))
     return pa.struct(fields)
-
-
-def _map(parts: list[str], text: str, depth: int) -> pa.DataType:
-    if len(parts) != 2 or _ALIASES.get(parts[0].lower(), parts[0].lower()) != "string":
-        raise ValueError(f"{_show(text)}: a map goes from string to one type, as in map<string, int64>")
-    return pa.map_(pa.string(), _parse(parts[1], depth + 1))
 
 
 def _split(inner: str, text: str) -> list[str]:

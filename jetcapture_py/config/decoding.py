@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from jetcapture_py.config import values as types
-from jetcapture_py.config.messages import either, wrong
-from jetcapture_py.config.section import Section, human
+from jetcapture_py.config.section import Section, either, setting, wrong
 from jetcapture_py.config.units import quoted
 
 
@@ -16,12 +15,8 @@ class Column(Section):
     """A declared column of decoded messages."""
 
     type: types.TypeText = Field(description="Arrow type, such as int64, timestamp or list<string>.")
-    path: str | None = Field(
-        default=None, min_length=1, description="Path of the value in the message; default: the column's name."
-    )
-    unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        default=None, description="Unit of a timestamp that is sent as a number."
-    )
+    path: str | None = setting("Path of the value in the message; default: the column's name.", min_length=1)
+    unit: Literal["s", "ms", "us", "ns"] | None = setting("Unit of a timestamp that is sent as a number.")
 
 
 def _column(value: object) -> object:
@@ -62,51 +57,45 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 class DecodeConfig(Section):
     """How messages become columns."""
 
-    format: types.DecodeFormat = Field(
-        default="raw",
-        description="`raw` (envelope and payload only), `json`, `msgpack`, `csv`, `tsv`, `avro`, `protobuf`, or a "
+    format: types.DecodeFormat = setting(
+        "`raw` (envelope and payload only), `json`, `msgpack`, `csv`, `tsv`, `avro`, `protobuf`, or a "
         "decoder: `package.module:object`.",
+        default="raw",
     )
     columns: dict[str, Annotated[Column, BeforeValidator(_column, json_schema_input_type=str | Column)]] = Field(
         default_factory=dict,
         description="Columns by name: a type, or a mapping with `type`, `path` and `unit`. Default: inferred, or all "
         "fields of `schema`.",
     )
-    keep_payload: bool = Field(
-        default=True,
-        description="Store the raw bytes of every message, which makes the archive lossless. Off by default with "
+    keep_payload: bool = setting(
+        "Store the raw bytes of every message, which makes the archive lossless. Off by default with "
         "`block.format` ndjson or csv.",
+        default=True,
     )
-    rows: Literal["one", "lines", "array", "container", "delimited"] = Field(
-        default="one",
-        description="Rows of a message: `one`; `lines` (json, csv, tsv): one per line; `array` (json, msgpack): one "
+    rows: Literal["one", "lines", "array", "container", "delimited"] = setting(
+        "Rows of a message: `one`; `lines` (json, csv, tsv): one per line; `array` (json, msgpack): one "
         "per element; `container`: those of an Avro object container file; `delimited`: length-prefixed protobuf "
         "messages.",
+        default="one",
     )
-    compression: Literal["none", "gzip", "zstd", "snappy", "auto"] = Field(
-        default="none",
-        description="Compression of payloads; `auto` recognizes gzip, zstd and framed snappy and treats anything else "
+    compression: Literal["none", "gzip", "zstd", "snappy", "auto"] = setting(
+        "Compression of payloads; `auto` recognizes gzip, zstd and framed snappy and treats anything else "
         "as uncompressed.",
+        default="none",
     )
-    max_inflated: types.Size = human(
-        "64MiB", "Maximum size of a decompressed payload; a message with a larger one goes to the quarantine."
+    max_inflated: types.Size = setting(
+        "Maximum size of a decompressed payload; a message with a larger one goes to the quarantine.", default="64MiB"
     )
-    schema_file: types.FilePath | None = Field(
-        default=None,
-        alias="schema",
-        description="File with the Avro schema (`.avsc`), or with the descriptor set that `protoc` writes.",
+    schema_file: types.FilePath | None = setting(
+        "File with the Avro schema (`.avsc`), or with the descriptor set that `protoc` writes.", alias="schema"
     )
-    message: str | None = Field(
-        default=None, min_length=1, description="Full name of the protobuf type, such as `shop.v1.Order`."
+    message: str | None = setting("Full name of the protobuf type, such as `shop.v1.Order`.", min_length=1)
+    registry: types.Registry | None = setting(
+        "Source of writers' Avro schemas: a directory of `<id>.avsc` files, or the address of a schema registry."
     )
-    registry: types.Registry | None = Field(
-        default=None,
-        description="Source of writers' Avro schemas: a directory of `<id>.avsc` files, or the address of a schema "
-        "registry.",
-    )
-    header: bool = Field(default=False, description="Whether csv and tsv payloads start with a line of field names.")
-    null_text: str = Field(default="", description="Unquoted text of a csv or tsv field that means null.")
-    delimiter: types.Delimiter = Field(default=",", description="Character between the fields of csv.")
+    header: bool = setting("Whether csv and tsv payloads start with a line of field names.", default=False)
+    null_text: str = setting("Unquoted text of a csv or tsv field that means null.", default="")
+    delimiter: types.Delimiter = setting("Character between the fields of csv.", default=",")
 
     @model_validator(mode="after")
     def _fits_the_format(self) -> Self:

@@ -12,24 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from jetcapture_py.config import buckets, yaml_text
 from jetcapture_py.config import values as types
 from jetcapture_py.config.block import BlockConfig as BlockConfig
-from jetcapture_py.config.block import without_payloads
 from jetcapture_py.config.decoding import Column as Column
 from jetcapture_py.config.decoding import DecodeConfig
-from jetcapture_py.config.messages import problems, wrong
+from jetcapture_py.config.maintain import MaintainConfig
 from jetcapture_py.config.nats import NatsConfig as NatsConfig
 from jetcapture_py.config.nats import TlsConfig as TlsConfig
-from jetcapture_py.config.output import LimitsConfig as LimitsConfig
-from jetcapture_py.config.output import OnStoredConfig as OnStoredConfig
-from jetcapture_py.config.output import SpoolConfig as SpoolConfig
-from jetcapture_py.config.output import StoreConfig as StoreConfig
 from jetcapture_py.config.section import Section as Section
-from jetcapture_py.config.section import human
+from jetcapture_py.config.section import setting, validated, wrong
 from jetcapture_py.config.stream import ConsumerSection, StreamSection
 from jetcapture_py.config.subjects import covers
 from jetcapture_py.config.units import kind, quoted
@@ -43,7 +38,7 @@ TOO_MANY_UNACKED = 300_000
 def _one_of_three(section: dict[str, Any]) -> None:
     """Say in the JSON Schema that one of three settings names the stream."""
     section["required"].remove("stream")
-    section["oneOf"] = [{"required": [setting]} for setting in ("stream", *buckets.PREFIXES)]
+    section["oneOf"] = [{"required": [name]} for name in ("stream", *buckets.PREFIXES)]
 
 
 class SourceConfig(Section):
@@ -54,46 +49,38 @@ class SourceConfig(Section):
     stream: types.StreamName = Field(
         description="Stream to capture; required unless `bucket` or `object_store` is set."
     )
-    bucket: types.BucketName | None = Field(
-        default=None,
-        description="KV bucket to capture, in place of `stream`: adds the columns `key_name`, `operation` and "
-        "`revision`.",
+    bucket: types.BucketName | None = setting(
+        "KV bucket to capture, in place of `stream`: adds the columns `key_name`, `operation` and `revision`."
     )
-    object_store: types.BucketName | None = Field(
-        default=None, description="Object store to capture, in place of `stream`."
-    )
+    object_store: types.BucketName | None = setting("Object store to capture, in place of `stream`.")
     consumer: types.Name = Field(description="Durable pull consumer, shared by all replicas.")
-    create: bool = Field(
-        default=True,
-        description="Create the consumer if it is missing; an existing one is used as it is.",
+    mode: Literal["shared", "ordered"] = setting(
+        "`shared`: all replicas receive. `ordered`: one does, faster, and the others stand by (2.14).",
+        default="shared",
     )
-    filter_subjects: tuple[types.FilterSubject, ...] = Field(
-        default=(), description="Subjects to capture; empty means all."
+    takeover: types.DurationOfSeconds | None = setting(
+        "How long the active replica may be silent before another takes over (default 1s); only with `mode: ordered`."
     )
-    deliver_policy: Literal["all", "last", "last_per_subject", "new", "by_start_sequence", "by_start_time"] = Field(
-        default="all", description="Where a new consumer starts."
+    create: bool = setting("Create the consumer if it is missing; an existing one is used as it is.", default=True)
+    filter_subjects: tuple[types.FilterSubject, ...] = setting("Subjects to capture; empty means all.", default=())
+    deliver_policy: Literal["all", "last", "last_per_subject", "new", "by_start_sequence", "by_start_time"] = setting(
+        "Where a new consumer starts.", default="all"
     )
-    start_sequence: types.Count | None = Field(
-        default=None, description="First sequence; only with `by_start_sequence`."
+    start_sequence: types.Count | None = setting("First sequence; only with `by_start_sequence`.")
+    start_time: types.StartTime | None = setting("First time, RFC 3339; only with `by_start_time`.")
+    replay_policy: Literal["instant", "original"] = setting(
+        "Speed of delivery for stored messages: immediate, or the pace they arrived at.", default="instant"
     )
-    start_time: types.StartTime | None = Field(
-        default=None, description="First time, RFC 3339; only with `by_start_time`."
+    ack_wait: types.DurationOfSeconds = setting(
+        "How long the server waits before it redelivers a message; may be shorter than a block's age.", default="2m"
     )
-    replay_policy: Literal["instant", "original"] = Field(
-        default="instant",
-        description="Speed of delivery for stored messages: immediate, or the pace they arrived at.",
+    max_ack_pending: types.Count = setting(
+        "Maximum number of messages delivered and not yet acknowledged, over all replicas.", default=50_000
     )
-    ack_wait: types.DurationOfSeconds = human(
-        "2m",
-        "How long the server waits before it redelivers a message; may be shorter than a block's age.",
-    )
-    max_ack_pending: types.Count = Field(
-        default=50_000, description="Maximum number of messages delivered and not yet acknowledged, over all replicas."
-    )
-    allow_many_unacked: bool = Field(default=False, description=f"Allow `max_ack_pending` above {TOO_MANY_UNACKED:,}.")
-    batch: types.Count = Field(default=5_000, description="Messages that one pull asks for.")
-    consumer_config: ConsumerSection | None = Field(
-        default=None, description="Further settings of the consumer, for a new one and for `jetcapture apply`."
+    allow_many_unacked: bool = setting(f"Allow `max_ack_pending` above {TOO_MANY_UNACKED:,}.", default=False)
+    batch: types.Count = setting("Messages that one pull asks for.", default=5_000)
+    consumer_config: ConsumerSection | None = setting(
+        "Further settings of the consumer, for a new one and for `jetcapture apply`."
     )
 
     @model_validator(mode="before")
@@ -114,7 +101,8 @@ class SourceConfig(Section):
     @property
     def holds(self) -> tuple[str, str] | None:
         """The setting `bucket` or `object_store` and its value; None with `stream`."""
-        return next(((each, name) for each in buckets.PREFIXES if (name := getattr(self, each)) is not None), None)
+        given = {store: name for store in buckets.PREFIXES if (name := getattr(self, store)) is not None}
+        return next(iter(given.items()), None)
 
     @property
     def default_key(self) -> str:
@@ -136,36 +124,110 @@ class SourceConfig(Section):
                 f"expected at most {TOO_MANY_UNACKED}, got {self.max_ack_pending}: {reason}; "
                 "source.allow_many_unacked: true allows it",
             )
+        if self.mode == "ordered":
+            self._ordered()
+        elif self.takeover is not None:
+            raise wrong("takeover", "only with mode ordered")
         if self.consumer_config and self.consumer_config.backoff and "ack_wait" in self.model_fields_set:
             raise wrong("ack_wait", "cannot be combined with consumer_config.backoff, which replaces it")
         return self
+
+    def _ordered(self) -> None:
+        """Refuse what does not go together with one acknowledgement for all earlier messages."""
+        further = self.consumer_config or ConsumerSection()
+        if "ack_wait" in self.model_fields_set:
+            raise wrong("ack_wait", "only with mode shared: with ordered, nothing is redelivered for being held long")
+        if self.deliver_policy == "last_per_subject":
+            raise wrong("deliver_policy", "last_per_subject only with mode shared, not with ordered")
+        if further.backoff:
+            raise wrong("consumer_config.backoff", "only with mode shared, not with ordered")
+        if (further.max_deliver or 0) > 0:
+            raise wrong("consumer_config.max_deliver", "only with mode shared: with ordered, it must be unlimited")
+
+
+class StoreConfig(Section):
+    """Where objects are stored."""
+
+    type: types.Reference | None = setting(
+        "Your own store, called with `url` and `options`: `package.module:object`. Default: by `url`."
+    )
+    url: types.StoreUrl = Field(
+        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`. With "
+        "`type`, any address."
+    )
+    options: types.Options = Field(
+        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
+    )
+    driver: Literal["auto", "fsspec", "obstore"] = setting(
+        "Library that stores in S3 and Azure: `obstore` (extra `fast`) or `fsspec`. `auto`: `obstore` where it is "
+        "installed and has an equivalent of every option.",
+        default="auto",
+    )
+    concurrency: types.Count = setting("Objects stored at the same time.", default=4)
+    retry_for: types.RetryFor = setting(
+        "How long a failing store is retried before the process exits with an error.", default="forever"
+    )
+
+    @model_validator(mode="after")
+    def _driven(self) -> Self:
+        if self.type and "driver" in self.model_fields_set:
+            raise wrong("driver", "cannot be combined with type")
+        return self
+
+
+class OnStoredConfig(Section):
+    """Notifications of stored objects, sent after their messages are acknowledged."""
+
+    subject: types.SubjectTemplate | None = setting(
+        "Subject to publish a JSON message to for each object; may contain `{stream}`."
+    )
+    call: types.Reference | None = setting("Your own function, called for each object: `package.module:function`.")
+
+
+class SpoolConfig(Section):
+    """Space on local disk for open blocks."""
+
+    path: types.FilePath = Field(description="Directory on a local disk; its files have no names.")
+    size: types.Size = Field(
+        description="Maximum size of all its files; half is for rows, the rest for the objects written from them."
+    )
+
+
+class LimitsConfig(Section):
+    """Limits of the capture."""
+
+    memory: types.Memory = setting("Memory for messages that are not stored yet; at least 32MiB.", default="1GiB")
+    open_blocks: types.Count = setting(
+        "Blocks open at the same time; above this the largest are sealed.", default=1_000
+    )
+    spool: SpoolConfig | None = setting(
+        "Local disk to move rows to when they exceed the memory, before blocks are sealed early."
+    )
 
 
 class HttpConfig(Section):
     """Metrics, probes and status page of the running process."""
 
-    listen: types.Listen = Field(
+    listen: types.Listen = setting(
+        "Address and port of /metrics, /livez, /readyz and the status page; `:8080`: all addresses.",
         default="127.0.0.1:8080",
-        description="Address and port of /metrics, /livez, /readyz and the status page; `:8080`: all addresses.",
     )
 
 
 class LogConfig(Section):
     """Logging."""
 
-    format: Literal["auto", "text", "json"] = Field(
-        default="auto", description="`auto` is text on a terminal and JSON elsewhere."
+    format: Literal["auto", "text", "json"] = setting(
+        "`auto` is text on a terminal and JSON elsewhere.", default="auto"
     )
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Lowest level that is logged."
-    )
+    level: Literal["debug", "info", "warning", "error"] = setting("Lowest level that is logged.", default="info")
 
 
 def same_stream(stream: StreamSection | None, source: SourceConfig | None) -> None:
     """Raise an error for a validator when the two sections name different streams."""
     if stream is not None and source is not None and stream.name not in (None, source.stream):
-        setting, _ = source.holds or ("stream", "")
-        raise wrong("stream", f"expected the name {source.stream}, as in source.{setting}, got {quoted(stream.name)}")
+        name, _ = source.holds or ("stream", "")
+        raise wrong("stream", f"expected the name {source.stream}, as in source.{name}, got {quoted(stream.name)}")
 
 
 class Config(Section):
@@ -174,10 +236,9 @@ class Config(Section):
     keeps_null = frozenset({"key", "http"})
 
     nats: NatsConfig = Field(default_factory=NatsConfig, description="Connection to NATS.")
-    stream: StreamSection | None = Field(
-        default=None,
-        description="The stream, for `jetcapture apply` and `jetcapture check`. What is left out stays as it is on the "
-        "server. Names are those of the JetStream API.",
+    stream: StreamSection | None = setting(
+        "The stream, for `jetcapture apply` and `jetcapture check`. What is left out stays as it is on the "
+        "server. Names are those of the JetStream API."
     )
     source: SourceConfig = Field(description="Where messages come from.")
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
@@ -196,10 +257,31 @@ class Config(Section):
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
     )
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    drain_timeout: types.Duration = human("60s", "Time to store and acknowledge held messages when the process stops.")
+    maintain: MaintainConfig | None = setting("What `jetcapture maintain` does.")
+    drain_timeout: types.Duration = setting(
+        "Time to store and acknowledge held messages when the process stops.", default="60s"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_without_payloads(cls, data: object) -> object:
+        """Turn `decode.keep_payload` off by default if `block.format` is a text format."""
+        if not isinstance(data, dict):
+            return data
+        block, decode = data.get("block"), data.get("decode") or {}
+        if not isinstance(block, dict) or block.get("format") not in types.TEXT_FORMATS:
+            return data
+        if not isinstance(decode, dict) or decode.get("keep_payload") is not None:
+            return data
+        if decode.get("format", "raw") == "raw":
+            raise ValueError(
+                f"decode.keep_payload: with decode.format raw and block.format {block['format']}, set it to true: "
+                "nothing of a message would be kept"
+            )
+        return {**data, "decode": {**decode, "keep_payload": False}}
 
     @model_validator(mode="after")
-    def _bucket(self) -> Self:
+    def _sections_agree(self) -> Self:
         if self.source.object_store is not None and self.decode.format != "raw":
             raise wrong("decode.format", "only raw with source.object_store, whose messages are parts of files")
         field = self.block.time != "timestamp" and not self.block.time.startswith("header.")
@@ -208,23 +290,14 @@ class Config(Section):
                 "block.time_fallback",
                 "required with source.bucket and a field: deletions have none, so set it to timestamp",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_stream(self) -> Self:
         same_stream(self.stream, self.source)
-        return self
-
-    @model_validator(mode="after")
-    def _one_root(self) -> Self:
         if self.block.bundles and "{key}" in self.store.url:
             raise wrong("store.url", "cannot contain {key} with block.bundles, whose objects have many keys each")
+        if self.maintain is not None and self.maintain.table is not None and "{key}" in self.store.url:
+            raise wrong("maintain.table", "not with {key} in store.url: a table is of one archive")
+        if self.maintain is not None and "{key}" in self.store.url:
+            raise wrong("maintain", "cannot be combined with {key} in store.url, which makes an archive of each key")
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_without_payloads(cls, data: object) -> object:
-        return without_payloads(data)
 
     @model_validator(mode="after")
     def _no_loop(self) -> Self:
@@ -246,13 +319,13 @@ class Config(Section):
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""
-        found = []
-        if (unacked := self.source.max_ack_pending) > MANY_UNACKED:
-            found.append(
-                f"source.max_ack_pending: {unacked} is above {MANY_UNACKED}; after a crash the server's time to "
-                "redeliver grows with the square of the unacked messages"
-            )
-        return tuple(found)
+        if (unacked := self.source.max_ack_pending) <= MANY_UNACKED:
+            return ()
+        line = (
+            f"source.max_ack_pending: {unacked} is above {MANY_UNACKED}; after a crash the server's time to redeliver "
+            "grows with the square of the unacked messages"
+        )
+        return (line,)
 
 
 def load(path: str | os.PathLike[str], env: Mapping[str, str] = os.environ) -> Config:
@@ -272,12 +345,7 @@ def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
     """
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
-    try:
-        return Config.model_validate(data, context={"env": env})
-    except ValidationError as error:
-        found = problems(error, Config)
-    # Raised outside of the handler: the validation error holds the secrets, and would be this one's context.
-    raise ConfigError(*found)
+    return validated(Config, data, env=env)
 
 
 class Managed(Section):
@@ -311,21 +379,13 @@ def load_managed(path: Path, env: Mapping[str, str] = os.environ) -> Managed:
     if not isinstance(data, dict) or data.keys() - Managed.model_fields.keys():
         whole = parse(data, env)
         return Managed.model_construct(nats=whole.nats, stream=whole.stream, source=whole.source)
-    try:
-        return Managed.model_validate(data, context={"env": env})
-    except ValidationError as error:
-        found = problems(error, Managed)
-    raise ConfigError(*found)
+    return validated(Managed, data, env=env)
 
 
 def nats_section(servers: Sequence[str] | None, context: str | None) -> NatsConfig:
     """Return the `nats` section for command line options. Raises ConfigError."""
     data = {"servers": servers or None, "context": context}
-    try:
-        return NatsConfig.model_validate(data)
-    except ValidationError as error:
-        found = problems(error, NatsConfig)
-    raise ConfigError(*(f"--{problem}" for problem in found))
+    return validated(NatsConfig, data, rename=lambda problem: f"--{problem}")
 
 
 def schema() -> dict[str, Any]:

@@ -7,17 +7,16 @@ agree on the HTTP address and the log, of which a process has one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
-from jetcapture_py.config.files import expand, is_single
-from jetcapture_py.config.messages import problems
 from jetcapture_py.config.model import Config, HttpConfig, LogConfig, loads, read_text
+from jetcapture_py.config.section import validated
+from jetcapture_py.config.subjects import overlaps
+from jetcapture_py.config.yaml_text import expand
 from jetcapture_py.errors import ConfigError
 
 RESERVED = ("metrics", "livez", "readyz", "snapshot", "status.json")
@@ -34,7 +33,7 @@ _ONE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
+class SelectedConfigs:
     """The captures that should run in a process, and what they share."""
 
     configs: Mapping[Path, Config]
@@ -55,12 +54,15 @@ class ConfigFiles:
     def __init__(
         self, arguments: Sequence[Path], listen: str | None = None, env: Mapping[str, str] = os.environ
     ) -> None:
-        self.single = is_single(arguments)
+        self.single = len(arguments) == 1 and not arguments[0].is_dir()
         self._directories = {path for path in arguments if path.is_dir()}
         self._arguments, self._env = arguments, env
-        self._listen = None if listen is None else _checked(listen)
+        if listen is not None:
+            section, rename = {"listen": listen}, lambda line: line.replace("listen:", "--http:", 1)
+            listen = validated(HttpConfig, section, rename=rename).listen
+        self._listen = listen
 
-    def select(self, running: Mapping[Path, Config] = MappingProxyType({})) -> Selected:
+    def select(self, running: Mapping[Path, Config] = MappingProxyType({})) -> SelectedConfigs:
         """Read all files while `running` run: where a file or directory has a problem, what runs of it stays."""
         refused: dict[Path, tuple[str, ...]] = {}
         configs: dict[Path, Config] = {}
@@ -83,81 +85,104 @@ class ConfigFiles:
         for config in configs.values():
             stated = {**_stated(config), **stated}
         listen = self._listen or stated.get("http.listen", HttpConfig().listen)
-        return Selected(
+        return SelectedConfigs(
             configs=configs,
             problems=refused,
             listen=None if listen == _OFF else listen,
             listen_required=self._listen is not None
-            or any("http" in each.model_fields_set for each in configs.values()),
+            or any("http" in config.model_fields_set for config in configs.values()),
             log=LogConfig.model_validate({name: stated.get(f"log.{name}") for name in ("format", "level")}),
         )
 
     def _expanded(self, refused: dict[Path, tuple[str, ...]]) -> list[Path]:
         """Return all files; add directories that are gone, cannot be read or have none to `refused`."""
-        found: dict[Path, None] = {}
+        files: dict[Path, None] = {}
         for argument in self._arguments:
             try:
-                found.update(dict.fromkeys(expand([argument], self._directories)))
+                files.update(dict.fromkeys(expand([argument], self._directories)))
             except ConfigError as error:
                 refused[argument] = error.problems
-        return list(found)
+        return list(files)
 
     def _load(self, path: Path, *, prefix: bool) -> Config:
         text = read_text(path, str(path))
         try:
             return loads(text, self._env)
         except ConfigError as error:
-            found = error.problems
-        raise ConfigError(*(f"{path}: {problem}" if prefix else problem for problem in found))
+            problems = error.problems
+        raise ConfigError(*(f"{path}: {problem}" if prefix else problem for problem in problems))
 
     def _conflicts(self, configs: Mapping[Path, Config], running: Mapping[Path, Config]) -> dict[Path, str]:
         """Return the problems of files that cannot run with the ones before them; unchanged ones come first."""
-        found: dict[Path, str] = {}
-        taken: dict[_Identity, Path] = {}
+        conflicts: dict[Path, str] = {}
+        owners: dict[_Identity, Path] = {}
         agreed: dict[str, tuple[str, Path]] = {}
         for path in sorted(configs, key=lambda path: running.get(path) != configs[path]):
-            config = configs[path]
-            stated = {} if self.single else _stated(config)
+            claims = {} if self.single else dict(_claims(path, configs[path]))
+            stated = {} if self.single else _stated(configs[path])
             if self._listen is not None:
                 stated.pop("http.listen", None)
-            problem = (not self.single and _taken(path, config, taken)) or _differing(stated, agreed)
-            if problem:
-                found[path] = problem
+            taken = next((problem(owners[claim]) for claim, problem in claims.items() if claim in owners), "")
+            repeated = _repeated(configs[path], {other: configs[other] for other in owners.values()})
+            unusable = "" if self.single else _unusable(path.stem)
+            if problem := unusable or taken or repeated or _differing(stated, agreed):
+                conflicts[path] = problem
                 continue
-            name, work, consumers = _identities(path, config)
-            taken.update(dict.fromkeys((name, work, *consumers), path))
-            for setting, value in stated.items():
-                agreed.setdefault(setting, (value, path))
-        return found
+            owners |= dict.fromkeys(claims, path)
+            for name, value in stated.items():
+                agreed.setdefault(name, (value, path))
+        return conflicts
 
 
 def _stated(config: Config) -> dict[str, str]:
     """Return those settings of the process that the file states."""
-    found: dict[str, str] = {}
+    stated = {f"log.{name}": getattr(config.log, name) for name in sorted(config.log.model_fields_set)}
     if config.http is None:
-        found["http.listen"] = _OFF
-    elif "listen" in config.http.model_fields_set:
-        found["http.listen"] = config.http.listen
-    for name in sorted(config.log.model_fields_set):
-        found[f"log.{name}"] = getattr(config.log, name)
-    return found
+        return {"http.listen": _OFF, **stated}
+    return {"http.listen": config.http.listen, **stated} if "listen" in config.http.model_fields_set else stated
 
 
 _Identity = tuple[object, ...]
 
 
-def _identities(path: Path, config: Config) -> tuple[_Identity, _Identity, list[_Identity]]:
-    """Return what no two captures of a process share: name, work, and the consumer as known to each server.
+def _claims(path: Path, config: Config) -> Iterator[tuple[_Identity, Callable[[Path], str]]]:
+    """Yield what no two captures of a process share, each with the problem when another file has it already.
 
     With other credentials, a consumer of the same name may belong to another account.
     """
     source, nats = config.source, config.nats
+    yield (
+        (path.stem,),
+        lambda other: f"captures are named after their files, and {other} is called {path.stem} as well; rename one",
+    )
+    work = f"already captures stream {source.stream} with consumer {source.consumer}"
+    yield (
+        (source.stream, source.consumer, _archive(config)),
+        lambda other: f"{other} {work} into this archive; remove one of the two files",
+    )
     login = (nats.tls.cert if nats.tls else None, *nats.model_dump(include=_LOGIN).values())
-    work = source.stream, source.consumer, config.store.url.removeprefix("file://").rstrip("/")
-    consumers: list[_Identity] = [
-        (*_server(url), nats.js_api, *login, source.stream, source.consumer) for url in nats.servers
-    ]
-    return (path.stem,), work, consumers
+    for url in nats.servers:
+        yield (
+            (*_server(url), nats.js_api, *login, source.stream, source.consumer),
+            lambda other: (
+                f"{other} {work}, and each archive would get only a part of its messages; use another consumer"
+            ),
+        )
+
+
+def _repeated(config: Config, others: Mapping[Path, Config]) -> str:
+    """Return the problem if another capture with `mode: ordered` stores the same messages in the same archive."""
+    source, url = config.source, _archive(config)
+    for path, other in others.items() if source.mode == "ordered" else ():
+        same = (other.source.mode, other.source.stream, _archive(other)) == ("ordered", source.stream, url)
+        theirs, own = other.source.filter_subjects or (">",), source.filter_subjects or (">",)
+        if same and any(overlaps(one, another) for one in theirs for another in own):
+            return f"{path} captures some of the same subjects into this archive; set other source.filter_subjects"
+    return ""
+
+
+def _archive(config: Config) -> str:
+    return config.store.url.removeprefix("file://").rstrip("/")
 
 
 def _server(url: str) -> _Identity:
@@ -167,27 +192,11 @@ def _server(url: str) -> _Identity:
     return host, parts.port or _PORTS.get(parts.scheme, 4222), parts.username, parts.password
 
 
-def _taken(path: Path, config: Config, taken: Mapping[_Identity, Path]) -> str:
-    name, work, consumers = _identities(path, config)
-    source = config.source
-    if not path.stem.isprintable():
-        return "captures are named after their files, and this name is not printable; rename the file"
-    if path.stem in RESERVED:
-        return f"captures are named after their files, and {path.stem} is reserved; rename the file"
-    if name in taken:
-        return f"captures are named after their files, and {taken[name]} is called {path.stem} as well; rename one"
-    if work in taken:
-        return (
-            f"{taken[work]} already captures stream {source.stream} with consumer {source.consumer} into this archive; "
-            "remove one of the two files"
-        )
-    for consumer in consumers:
-        if consumer in taken:
-            return (
-                f"{taken[consumer]} already captures stream {source.stream} with consumer {source.consumer}, and each "
-                "archive would get only a part of its messages; use another consumer"
-            )
-    return ""
+def _unusable(name: str) -> str:
+    if name.isprintable() and name not in RESERVED:
+        return ""
+    reason = f"{name} is reserved" if name.isprintable() else "this name is not printable"
+    return f"captures are named after their files, and {reason}; rename the file"
 
 
 def _differing(stated: Mapping[str, str], agreed: Mapping[str, tuple[str, Path]]) -> str:
@@ -196,11 +205,3 @@ def _differing(stated: Mapping[str, str], agreed: Mapping[str, tuple[str, Path]]
             expected, path = agreed[setting]
             return f"{setting}: expected {expected}, as in {path}, got {value}; {_ONE[setting]}"
     return ""
-
-
-def _checked(listen: str) -> str:
-    try:
-        return HttpConfig.model_validate({"listen": listen}).listen
-    except ValidationError as error:
-        found = problems(error, HttpConfig)
-    raise ConfigError(*(line.replace("listen:", "--http:", 1) for line in found))

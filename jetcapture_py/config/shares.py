@@ -47,6 +47,9 @@ TEXT_GROWTH = 4
 OPEN_UNACKED_SHARE = 3
 """Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
 that waits for acks is slow to take them."""
+ORDERED_SHARE = 2
+"""In `source.mode: ordered`, a block is sealed when this part of `max_ack_pending` was delivered since its first
+message, because no later one can be acknowledged before."""
 SEALED_UNACKED_SHARE, SEALED_MEMORY_SHARE, SEALED_BLOCKS_SHARE = 32, 8, 8
 """When too much of a budget is open, this part of the budget more is sealed, so that it is not too much again at
 once."""
@@ -64,3 +67,9 @@ LARGE_BLOCKS_WAITING = 2
 """Larger blocks that may wait for each worker."""
 RELEASE_SHARE = 8
 """Growth of the process, as a share of the memory, after which the allocator returns unused memory."""
+
+# ------------------------------------------------------------------ compacting
+
+COMPACTING_SHARE = 2
+"""`jetcapture maintain` compacts as many units at the same time as may take this part of the memory; the rest is for
+the program, and for what the allocator keeps."""

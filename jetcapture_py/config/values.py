@@ -7,6 +7,7 @@ hold a secret never show their input.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,11 +15,20 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from jetcapture_py import plugins
-from jetcapture_py.config import buckets
-from jetcapture_py.config.messages import did_you_mean
+from jetcapture_py.config import buckets, yaml_text
+from jetcapture_py.config.section import did_you_mean
+from jetcapture_py.config.template import parse_template
 from jetcapture_py.config.units import (
     DURATION_PATTERN,
     RFC3339,
@@ -29,9 +39,11 @@ from jetcapture_py.config.units import (
     parse_size,
     quoted,
 )
+from jetcapture_py.errors import ConfigError
 
 DAY = 86_400
-_NAME = re.compile(r"[^\s.*>/\\]{1,255}")
+_WORD = r"[^\s.*>]+"
+_SUBJECT = rf"{_WORD}(?:\.{_WORD})*"
 _SCHEMES = ("nats", "tls", "ws", "wss")
 FORMATS = ("raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf")
 """Built-in formats of payloads."""
@@ -40,22 +52,40 @@ TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
 _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
 
 
-def _duration(at_least: float) -> BeforeValidator:
+def _at_least(minimum: float, parse: Callable[[object], float], show: Callable[[Any], str]) -> BeforeValidator:
     def check(value: object) -> float:
-        if (seconds := parse_duration(value)) < at_least:
-            raise ValueError(f"expected at least {format_duration(at_least)}, got {quoted(value)}")
-        return seconds
+        if (number := parse(value)) < minimum:
+            raise ValueError(f"expected at least {show(minimum)}, got {quoted(value)}")
+        return number
 
     return BeforeValidator(check)
 
 
-def _size(at_least: int) -> BeforeValidator:
-    def check(value: object) -> int:
-        if (size := parse_size(value)) < at_least:
-            raise ValueError(f"expected at least {format_size(at_least)}, got {quoted(value)}")
-        return size
+def _text(matches: Callable[[str], object], expected: str) -> AfterValidator:
+    """Accept text that `matches`."""
 
-    return BeforeValidator(check)
+    def check(value: str) -> str:
+        if not matches(value):
+            raise ValueError(f"expected {expected}, got {quoted(value)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _printable(pattern: str) -> Callable[[str], bool]:
+    return lambda value: re.fullmatch(pattern, value) is not None and value.isprintable()
+
+
+def _one_of(*choices: str) -> AfterValidator:
+    """Accept one of the `choices`, or an object of the user's."""
+
+    def check(value: str) -> str:
+        if value not in choices and not plugins.is_reference(value):
+            hint = did_you_mean(value, choices)
+            raise ValueError(f"expected {', '.join(choices)} or package.module:object, got {quoted(value)}{hint}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _interval(seconds: float) -> float:
@@ -93,42 +123,20 @@ def _path(value: object) -> Path:
     return Path(value)
 
 
+def _stream_name(value: str) -> str:
+    if value in ("_quarantine", "_watermark", "_streams", "_erased", "_expired", "_table", "_probe"):
+        raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
+    return value
+
+
 def _context(value: str) -> str:
     if not value.isprintable():
         raise ValueError("expected the name of a NATS CLI context, or the path of its file")
     return value
 
 
-def _name(value: str) -> str:
-    if not _NAME.fullmatch(value) or not value.isprintable():
-        raise ValueError(f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(value)}")
-    return value
-
-
-def _stream_name(value: str) -> str:
-    if value in ("_quarantine", "_watermark", "_streams", "_probe"):
-        raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
-    return _name(value)
-
-
-def _bucket_name(value: str) -> str:
-    if not buckets.is_name(value):
-        raise ValueError(f"expected ASCII letters, digits, '-' and '_', got {quoted(value)}")
-    return value
-
-
-def _subject(value: str) -> str:
-    if not all(value.split(".")) or re.search(r"[\s*>]", value) or not value.isprintable():
-        raise ValueError(f"expected a subject without wildcards and spaces, got {quoted(value)}")
-    return value
-
-
-def _filter_subject(value: str) -> str:
-    tokens = value.split(".")
-    odd = [token for token in tokens if not token or (token not in ("*", ">") and re.search(r"[\s*>]", token))]
-    if odd or ">" in tokens[:-1] or not value.isprintable():
-        raise ValueError(f"expected a subject such as orders.*.new or orders.>, got {quoted(value)}")
-    return value
+def _is_delimiter(value: str) -> bool:
+    return len(value) == 1 and value.isascii() and not value.isalnum() and value not in '"\r\n\0'
 
 
 def _one_or_many(value: object) -> object:
@@ -180,7 +188,8 @@ def _exact_time(value: object) -> str:
 def _type(value: str) -> str:
     from jetcapture_py.config.column_types import parse_type
 
-    return _checked(value, parse_type)
+    parse_type(value)
+    return value
 
 
 def _given(value: object) -> object:
@@ -190,15 +199,8 @@ def _given(value: object) -> object:
 
 
 def _template(value: str) -> str:
-    from jetcapture_py.config.template import parse_template
-
-    return value if plugins.is_reference(value) else _checked(value, parse_template)
-
-
-def _decode_format(value: str) -> str:
-    if value not in FORMATS and not plugins.is_reference(value):
-        hint = did_you_mean(value, FORMATS)
-        raise ValueError(f"expected {', '.join(FORMATS)} or package.module:object, got {quoted(value)}{hint}")
+    if not plugins.is_reference(value):
+        parse_template(value)
     return value
 
 
@@ -214,54 +216,20 @@ def _registry(value: str) -> str:
     return value
 
 
-def _delimiter(value: str) -> str:
-    if len(value) != 1 or not value.isascii() or value.isalnum() or value in '"\r\n\0':
-        raise ValueError(f"expected a character such as ; or |, got {quoted(value)}")
-    return value
-
-
-def _block_format(value: str) -> str:
-    if value not in TEXT_FORMATS and value != "parquet" and not plugins.is_reference(value):
-        known = ("parquet", *TEXT_FORMATS)
-        hint = did_you_mean(value, known)
-        raise ValueError(f"expected parquet, ndjson, csv or package.module:object, got {quoted(value)}{hint}")
-    return value
-
-
-def _block_time(value: str) -> str:
-    from jetcapture_py.config.template import parse_template
-
+def _is_block_time(value: str) -> bool:
     try:
-        kinds = [part.kind for part in parse_template(f"{{{value}}}")]
+        return [part.kind for part in parse_template(f"{{{value}}}")] in (["field"], ["header"])
     except ValueError:
-        kinds = []
-    if kinds not in (["field"], ["header"]):
-        raise ValueError(f"expected timestamp, a decoded field such as created_at, or header.NAME, got {quoted(value)}")
-    return value
+        return False
 
 
-def _checked(value: str, parse: Callable[[str], object]) -> str:
-    """Return the text if its parser accepts it."""
-    parse(value)
-    return value
-
-
-def _listen(value: str) -> str:
+def _is_listen(value: str) -> bool:
     try:
         parts = urlsplit(f"//{value}")
-        port = parts.port
-        usable = port is not None and not any((parts.path, parts.query, parts.fragment, parts.username is not None))
+        others = (parts.path, parts.query, parts.fragment, parts.username is not None)
+        return parts.port is not None and not any(others) and value.isprintable() and " " not in value
     except ValueError:
-        usable = False
-    if not usable or not value.isprintable() or " " in value:
-        raise ValueError(f"expected an address and a port such as 127.0.0.1:8080 or :8080, got {quoted(value)}")
-    return value
-
-
-def _reference(value: str) -> str:
-    if not plugins.is_reference(value):
-        raise ValueError(f"expected package.module:object, got {quoted(value)}")
-    return value
+        return False
 
 
 def _subject_template(value: str) -> str:
@@ -270,7 +238,6 @@ def _subject_template(value: str) -> str:
         raise ValueError(f"expected a subject with no placeholder but {{stream}}, got {quoted(value)}")
     if plain.startswith(("$JS.", "$SYS.")):
         raise ValueError(f"expected a subject that is not the server's own, got {quoted(value)}")
-    _subject(plain)
     return value
 
 
@@ -312,18 +279,22 @@ def _schema(pattern: str, number: str) -> WithJsonSchema:
 
 _DURATION = _schema(DURATION_PATTERN, "number")
 _SIZE = _schema(SIZE_PATTERN, "integer")
+_SECOND = _at_least(1, parse_duration, format_duration)
+_WITHOUT_WILDCARDS = _text(_printable(_SUBJECT), "a subject without wildcards and spaces")
 
-Duration = Annotated[float, _duration(0.001), _DURATION]
+Duration = Annotated[float, _at_least(0.001, parse_duration, format_duration), _DURATION]
 """Seconds, at least a millisecond of them."""
-DurationOfSeconds = Annotated[float, _duration(1), _DURATION]
+DurationOfSeconds = Annotated[float, _SECOND, _DURATION]
 """Seconds, at least one."""
-Interval = Annotated[float, _duration(1), AfterValidator(_interval), _DURATION]
+Interval = Annotated[float, _SECOND, AfterValidator(_interval), _DURATION]
 """Whole seconds that divide a day evenly, so that a bucket never crosses midnight."""
 RetryFor = Annotated[float, BeforeValidator(_retry_for), _schema(f"^forever$|{DURATION_PATTERN}", "number")]
 """Seconds; infinity for `forever`."""
-Size = Annotated[int, _size(1), _SIZE]
+DurationFromZero = Annotated[float, _at_least(0, parse_duration, format_duration), _DURATION]
+"""Seconds, possibly none."""
+Size = Annotated[int, _at_least(1, parse_size, format_size), _SIZE]
 """Bytes, at least one."""
-Memory = Annotated[int, _size(32 << 20), _SIZE]
+Memory = Annotated[int, _at_least(32 << 20, parse_size, format_size), _SIZE]
 """Bytes, at least 32 MiB."""
 Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 """A whole number from 1."""
@@ -333,15 +304,23 @@ FilePath = Annotated[Path, BeforeValidator(_path)]
 """A file's path; never shown in errors, because the file's contents may have been pasted."""
 Context = Annotated[str, AfterValidator(_context)]
 """The name of a NATS CLI context, the path of its file, or "" for the selected one."""
-Name = Annotated[str, AfterValidator(_name)]
+Name = Annotated[str, _text(_printable(r"[^\s.*>/\\]{1,255}"), "a name without spaces, '.', '*', '>', '/' and '\\'")]
 """A name that NATS accepts for a consumer."""
-StreamName = Annotated[str, AfterValidator(_stream_name)]
+StreamName = Annotated[Name, AfterValidator(_stream_name)]
 """A name that NATS accepts for a stream, and the archive for its directory."""
-BucketName = Annotated[str, AfterValidator(_bucket_name)]
+TableName = Annotated[
+    str, _text(_printable(r"[^\s./\\]+(?:\.[^\s./\\]+)+"), "a namespace and a name, such as nats.orders")
+]
+"""The name of a table in a catalog."""
+TableLocation = Annotated[str, _text(_printable(r"[a-z][a-z0-9]*://\S+"), "a URL such as s3://bucket/tables")]
+"""Where a table's metadata is."""
+BucketName = Annotated[str, _text(buckets.is_name, "ASCII letters, digits, '-' and '_'")]
 """A name that NATS accepts for a KV bucket or an object store."""
-Subject = Annotated[str, AfterValidator(_subject)]
+Subject = Annotated[str, _WITHOUT_WILDCARDS]
 """A subject without wildcards."""
-FilterSubject = Annotated[str, AfterValidator(_filter_subject)]
+FilterSubject = Annotated[
+    str, _text(_printable(rf"(?:(?:\*|{_WORD})\.)*(?:[*>]|{_WORD})"), "a subject such as orders.*.new or orders.>")
+]
 """A subject, with wildcards or without."""
 Servers = Annotated[
     tuple[Annotated[str, AfterValidator(_server)], ...],
@@ -354,26 +333,40 @@ StartTime = Annotated[datetime, BeforeValidator(_start_time), WithJsonSchema({"t
 ExactTime = Annotated[str, BeforeValidator(_exact_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time with its zone as it is written, with all digits."""
 TypeText = Annotated[str, AfterValidator(_type)]
-"""An Arrow type in the words of `decode.types`."""
+"""An Arrow type as `column_types.parse_type` reads it."""
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
 """A key template as in `template`, or a user's function."""
-DecodeFormat = Annotated[str, AfterValidator(_decode_format)]
+DecodeFormat = Annotated[str, _one_of(*FORMATS)]
 """One of `FORMATS`, or a user's decoder."""
 Registry = Annotated[str, AfterValidator(_registry)]
 """A directory, or the address of a schema registry."""
-Delimiter = Annotated[str, AfterValidator(_delimiter)]
+Delimiter = Annotated[str, _text(_is_delimiter, "a character such as ; or |")]
 """One ASCII character."""
-BlockFormat = Annotated[str, AfterValidator(_block_format)]
+BlockFormat = Annotated[str, _one_of("parquet", *TEXT_FORMATS)]
 """parquet, ndjson, csv, or a user's writer."""
-BlockTime = Annotated[str, AfterValidator(_block_time)]
+BlockTime = Annotated[str, _text(_is_block_time, "timestamp, a decoded field such as created_at, or header.NAME")]
 """timestamp, a decoded field, or header.NAME."""
-Reference = Annotated[str, AfterValidator(_reference)]
+Reference = Annotated[str, _text(plugins.is_reference, "package.module:object")]
 """An object of the user's, `package.module:object`."""
-SubjectTemplate = Annotated[str, AfterValidator(_subject_template)]
+SubjectTemplate = Annotated[str, AfterValidator(_subject_template), _WITHOUT_WILDCARDS]
 """A subject without wildcards that may contain `{stream}`."""
-Listen = Annotated[str, AfterValidator(_listen)]
+Listen = Annotated[str, _text(_is_listen, "an address and a port such as 127.0.0.1:8080 or :8080")]
 """Address and port to listen on; without an address, all of this host; port 0 is any free one."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
 """Location of the archive: an absolute path or an fsspec URL."""
 Options = Annotated[dict[str, Any], AfterValidator(_plain)]
 """Any values, passed on."""
+
+_OPTIONS: TypeAdapter[dict[str, Any]] = TypeAdapter(Options)
+
+
+def parse_option(text: str) -> tuple[str, object]:
+    """Parse `NAME=VALUE` as one of `store.options`, with environment variables in place. Raises ValueError."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError("expected NAME=VALUE")
+    try:
+        return name, _OPTIONS.validate_python({name: yaml_text.read(value, os.environ)})[name]
+    except ConfigError as error:
+        problem = error.problems[0].removeprefix(": ")
+    raise ValueError(f"{name}: {problem}")

@@ -1,4 +1,4 @@
-"""A configuration file's text as plain values, with environment variables in place.
+"""Configuration files: which ones a command line names, and their text as plain values with environment variables.
 
 YAML is read by the 1.2 core rules: only `true` and `false` are booleans, `15:00` is text and not a number in base 60,
 a date is text. A name given twice in one mapping is an error; tags and merge keys are not part of the format.
@@ -17,8 +17,9 @@ empty counts as not set; in quotes it is the empty text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -30,10 +31,39 @@ from jetcapture_py.text import escaped, is_text
 MAX_VALUES = 100_000
 """Every use of an alias counts: otherwise a few lines could expand to more values than fit in memory."""
 
+_SUFFIXES = (".yaml", ".yml")
 _TAG = "tag:yaml.org,2002:"
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
 _NO_TEXT = "not valid text: it contains a surrogate"
 _HARMLESS_QUOTES = re.compile(r"'(?:<[a-z -]+>|[][{},:?-])'")
+
+
+def expand(arguments: Sequence[Path], directories: Collection[Path] | None = None) -> list[Path]:
+    """Return each file that a command line names once, a directory's in the order of their names.
+
+    `directories` are those of the arguments that stand for their files, by default all that are directories now. Files
+    directly in a directory count if their names end in .yaml or .yml and do not start with a dot. Raises
+    ConfigError for a directory that cannot be read or has none.
+    """
+    paths: dict[Path, None] = {}
+    for path in arguments:
+        expands = path.is_dir() if directories is None else path in directories
+        paths.update(dict.fromkeys(_files(path) if expands else [path]))
+    return list(paths)
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        files = [
+            path
+            for path in sorted(directory.iterdir())
+            if path.suffix in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+        ]
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from error
+    if not files:
+        raise ConfigError(f"{directory}: expected files that end in {' or '.join(_SUFFIXES)}, found none")
+    return files
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,7 +104,7 @@ def _escaped(value: object) -> object:
         return re.sub(r"\$(?=[${])", "$$", value)
     if isinstance(value, dict):
         return {name: _escaped(each) for name, each in value.items()}
-    return [_escaped(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read(text: str, env: Mapping[str, str] | None) -> object:
@@ -127,7 +157,7 @@ class _Reader:
             self.open.remove(id(node))
 
     def mapping(self, node: yaml.Node, path: tuple[int | str, ...]) -> dict[str, object]:
-        found: dict[str, object] = {}
+        settings: dict[str, object] = {}
         lines: dict[str, int] = {}
         for name, item in node.value:
             if not isinstance(name, yaml.ScalarNode):
@@ -141,8 +171,8 @@ class _Reader:
                 self.problems.append(f"{dotted((*path, name.value))}: {_NO_TEXT} (line {_line(name)})")
             else:
                 lines[name.value] = _line(name)
-                found[name.value] = self.value(item, (*path, name.value))
-        return found
+                settings[name.value] = self.value(item, (*path, name.value))
+        return settings
 
     def scalar(self, node: yaml.ScalarNode, path: tuple[int | str, ...]) -> object:
         if node.tag == _TAG + "str":

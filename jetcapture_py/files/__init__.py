@@ -1,6 +1,5 @@
 """Files of object stores (ADR-20), read from an archive."""
 
-from jetcapture_py.files.catalog import ArchivedFile
-from jetcapture_py.files.reading import list_files, read_file, save_file
+from jetcapture_py.files.reading import ArchivedFile, list_files, read_file, save_file
 
 __all__ = ["ArchivedFile", "list_files", "read_file", "save_file"]

@@ -1,26 +1,325 @@
-"""Give files of an object store back from its archive, checked against their SHA-256."""
+"""Give files of an object store back from its archive, checked against their SHA-256.
+
+Messages on `$O.<store>.M.<name>` have the metadata of a file, of which the newest counts, and those on
+`$O.<store>.C.<nuid>` its contents. Only the row groups are read that may have messages of a file.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import errno
 import hashlib
+import heapq
 import io
 import os
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.config.buckets import PREFIXES, AsOf, is_name, moment
 from jetcapture_py.config.units import format_time, microseconds_of, moment_of, quoted
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.files.catalog import ArchivedFile, expected_digest, newest, parsed, prefix, subject
-from jetcapture_py.files.objects import StoreObjects
-from jetcapture_py.store.archive import ArchiveFiles, retried
-from jetcapture_py.text import plural
+from jetcapture_py.reading.bucket import incarnations, start_of
+from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.text import escaped, plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedFile:
+    """A file of an object store as its metadata describes it.
+
+    `modified` is when the metadata was stored, `revision` its sequence. `digest` is as stored, such as `SHA-256=…`.
+    `link` is the store and the file that a link refers to, without a file for a link to a whole store. `renamed` is the
+    file's new name. `problem` says why the metadata cannot be used.
+    """
+
+    store: str
+    name: str
+    revision: int
+    modified: datetime
+    nuid: str = ""
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    description: str = ""
+    headers: Mapping[str, Any] | None = None
+    metadata: Mapping[str, str] | None = None
+    link: tuple[str, str | None] | None = None
+    deleted: bool = False
+    renamed: str | None = None
+    problem: str | None = None
+
+    @property
+    def present(self) -> bool:
+        """Whether the file is in the store: neither deleted nor renamed."""
+        return not self.deleted and self.renamed is None
+
+
+class _Link(msgspec.Struct):
+    bucket: str = ""
+    name: str | None = None
+
+
+class _Options(msgspec.Struct):
+    link: _Link | None = None
+
+
+class _Info(msgspec.Struct):
+    """The JSON of a file's metadata."""
+
+    nuid: str = ""
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    description: str = ""
+    headers: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    options: _Options | None = None
+    deleted: bool = False
+
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def subject(store: str, nuid: str) -> str:
+    """Return the subject of a file's chunks."""
+    return f"$O.{store}.C.{nuid}"
+
+
+def prefix(store: str) -> str:
+    """Return what the subjects of metadata start with."""
+    return f"$O.{store}.M."
+
+
+def parsed(store: str, token: str, seq: int, microseconds: int, payload: bytes) -> ArchivedFile:
+    """Read a message with metadata; `token` is the end of its subject, the name in Base64."""
+    common: dict[str, Any] = {
+        "store": store,
+        "name": _decoded(token),
+        "revision": seq,
+        "modified": moment_of(microseconds),
+    }
+    try:
+        given = {name: value for name, value in _decode(payload).items() if value not in (None, {})}
+        info = msgspec.convert(given, _Info)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return ArchivedFile(**common, problem=f"its metadata cannot be read: {error}")
+    fields = msgspec.structs.asdict(info)
+    options = fields.pop("options")
+    link = None if options is None or options.link is None else (options.link.bucket, options.link.name or None)
+    return ArchivedFile(**common, **fields, link=link)
+
+
+def _decoded(token: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+    except (binascii.Error, ValueError):
+        return token
+
+
+def newest(found: Iterable[ArchivedFile]) -> dict[str, ArchivedFile]:
+    """Return the newest metadata of each name.
+
+    A renamed file has newer metadata under another name, with the same NUID; nothing says so under the old name.
+    """
+    files: dict[str, ArchivedFile] = {}
+    places: dict[str, ArchivedFile] = {}
+    for each in sorted(found, key=lambda file: file.revision):
+        files[each.name] = each
+        if each.nuid:
+            places[each.nuid] = each
+    for name, each in files.items():
+        place = places.get(each.nuid, each)
+        if place.name != name and place.revision > each.revision:
+            files[name] = replace(each, renamed=place.name)
+    return files
+
+
+def expected_digest(file: ArchivedFile) -> bytes:
+    """Return the SHA-256 that the contents must have. Raises ValueError without one, and for another algorithm."""
+    kind, _, text = file.digest.partition("=")
+    if not file.digest:
+        raise ValueError("its metadata has no digest")
+    if kind.upper() != "SHA-256":
+        raise ValueError(f"unknown digest {escaped(file.digest)}")
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+_ROWS = 64
+"""Rows that are read at once: chunks have 128 KiB by default."""
+_BUFFER = 1 << 20
+_LAST = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreMessage:
+    """A message: the rest of its subject, its sequence, its timestamp in microseconds, and its payload."""
+
+    subject: str
+    seq: int
+    time: int
+    payload: bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class ObjectPart:
+    """The row groups of an object with rows of one subject, and their sequences, ascending.
+
+    The rows are not `in_order` in a bundle if their keys differ.
+    """
+
+    file: File
+    groups: list[int] = field(default_factory=list)
+    seqs: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    in_order: bool = True
+
+
+class StoreObjects:
+    """The objects of one stream in `storage`. Raises JetcaptureError where reading fails."""
+
+    def __init__(self, storage: ArchiveFiles, stream: str) -> None:
+        self._storage, self._stream = storage, stream
+        found = [file for file in storage.files(stream) if file.name is not None]
+        self._files = [file for file in found if file.name is not None and file.name.parquet]
+        if not found:
+            raise JetcaptureError(f"the archive has no objects of stream {stream}")
+        if len(found) > len(self._files):
+            raise JetcaptureError(f"the archive of stream {stream} has objects in other formats than Parquet")
+
+    def rows(self, prefix: str) -> Iterator[StoreMessage]:
+        """Yield the messages whose subject starts with `prefix`, copies included, in any order."""
+        with ThreadPoolExecutor(self._storage.threads, "read") as threads:
+            for found in threads.map(lambda file: list(self._rows(file, prefix)), self._files):
+                yield from found
+
+    def _rows(self, file: File, prefix: str) -> Iterator[StoreMessage]:
+        with self._opened(file) as parquet:
+            groups = _groups(parquet, prefix, prefix + _LAST)
+            for batch in _batches(parquet, groups, (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.PAYLOAD)):
+                found = batch.filter(pc.starts_with(batch.column(layout.SUBJECT), prefix))
+                times = found.column(layout.TIMESTAMP).cast(pa.int64()).to_pylist()
+                columns = (found.column(name).to_pylist() for name in (layout.SUBJECT, layout.SEQ, layout.PAYLOAD))
+                for subject, seq, payload, time in zip(*columns, times, strict=True):
+                    yield StoreMessage(subject=subject[len(prefix) :], seq=seq, time=time, payload=payload or b"")
+
+    def payloads(self, subject: str, before: int, count: int) -> Iterator[bytes]:
+        """Yield the payloads of a subject's messages with sequences below `before`, in order, each once.
+
+        Objects are searched from there backwards until `count` messages are found; there may be fewer.
+        """
+        parts: list[ObjectPart] = []
+        found = np.zeros(0, np.int64)
+        for file in sorted(self._files, key=lambda file: (_name(file).last_seq, file.path), reverse=True):
+            if _name(file).first_seq < before and len(found) < count:
+                part = self._part(file, subject, before)
+                if len(part.seqs):
+                    parts.append(part)
+                    found = np.union1d(found, part.seqs)
+        for cluster in _clusters(parts):
+            last = -1
+            chunks = [(part, self._chunks(part, subject, before)) for part in cluster]
+            copies = (found if part.in_order else sorted(found, key=itemgetter(0)) for part, found in chunks)
+            for seq, payload in heapq.merge(*copies, key=itemgetter(0)):
+                if seq != last:
+                    last = seq
+                    yield payload
+
+    def _part(self, file: File, subject: str, before: int) -> ObjectPart:
+        """Find the rows of a subject without reading payloads."""
+        part = ObjectPart(file=file)
+        with self._opened(file) as parquet:
+            for group in _groups(parquet, subject, subject):
+                for batch in _batches(parquet, [group], (layout.SUBJECT, layout.SEQ), 1 << 16):
+                    seqs = batch.column(layout.SEQ).to_numpy()[_mask(batch, subject, before)]
+                    if len(seqs):
+                        part.seqs = np.concatenate([part.seqs, seqs])
+                        part.groups += [] if part.groups[-1:] == [group] else [group]
+        part.in_order = bool((np.diff(part.seqs) >= 0).all())
+        part.seqs.sort()
+        return part
+
+    def _chunks(self, part: ObjectPart, subject: str, before: int) -> Iterator[tuple[int, bytes]]:
+        with self._opened(part.file) as parquet:
+            for batch in _batches(parquet, part.groups, (layout.SUBJECT, layout.SEQ, layout.PAYLOAD)):
+                found = batch.filter(pa.array(_mask(batch, subject, before)))
+                payloads = found.column(layout.PAYLOAD).to_pylist()
+                yield from zip(found.column(layout.SEQ).to_pylist(), (each or b"" for each in payloads), strict=True)
+
+    def start_of(self, until: int | None) -> int:
+        """Return when the store was created that existed at a time; 0 for the first one. Microseconds since 1970.
+
+        As with a KV bucket, a mirror that was created again and a restored store continue the one before.
+        """
+        known = incarnations(self._storage, self._stream, None, None)
+        seqs = times = np.zeros(0, np.int64)
+        if any(life.continues for life in known[1:]):
+            table = pa.concat_tables(self._storage.each(self._identities, self._files))
+            seqs, times = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+        return start_of(known, until, seqs, times)[1]
+
+    def _identities(self, file: File) -> pa.Table:
+        with self._opened(file) as parquet:
+            return parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
+
+    def _opened(self, file: File) -> AbstractContextManager[pq.ParquetFile]:
+        return self._storage.parquet(file, buffer=_BUFFER)
+
+
+def _name(file: File) -> layout.ObjectName:
+    assert file.name is not None  # noqa: S101 - all files have one
+    return file.name
+
+
+def _groups(parquet: pq.ParquetFile, low: str, high: str) -> list[int]:
+    """Return the row groups that may have subjects from `low` to `high`."""
+    found = []
+    for number in range(parquet.metadata.num_row_groups):
+        known = group_bounds(parquet.metadata.row_group(number), layout.SUBJECT)
+        if known is None or (known[0] <= high and low <= known[1]):
+            found.append(number)
+    return found
+
+
+def _batches(
+    parquet: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: int = _ROWS
+) -> Iterator[pa.RecordBatch]:
+    if groups:
+        yield from parquet.iter_batches(rows, row_groups=list(groups), columns=list(columns), use_threads=False)
+
+
+def _mask(batch: pa.RecordBatch, subject: str, before: int) -> Any:
+    same = pc.equal(batch.column(layout.SUBJECT), subject).to_numpy(zero_copy_only=False)
+    return same & (batch.column(layout.SEQ).to_numpy() < before)
+
+
+def _clusters(parts: Iterable[ObjectPart]) -> Iterator[list[ObjectPart]]:
+    """Yield the parts in order, those together whose sequences overlap."""
+    cluster: list[ObjectPart] = []
+    end = -1
+    for part in sorted(parts, key=lambda part: int(part.seqs[0])):
+        if cluster and int(part.seqs[0]) > end:
+            yield cluster
+            cluster = []
+        cluster.append(part)
+        end = max(end, int(part.seqs[-1]))
+    if cluster:
+        yield cluster
+
 
 _MAX_LINKS = 10
 

@@ -1,4 +1,7 @@
-"""Send acknowledgements in bulk."""
+"""Parse and build ack subjects, one or a column at a time, and acknowledge in bulk.
+
+$JS.ACK.[domain.account.]stream.consumer.delivered.sseq.cseq.timestamp.pending[.token]
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,181 @@ import contextlib
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Any, NamedTuple
 
 import nats.errors
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.jetstream.permissions import DeniedError
-from jetcapture_py.jetstream.wire.client import Connection
-from jetcapture_py.jetstream.wire.inbox import contents
+from jetcapture_py.jetstream.wire.client import Connection, DeniedError
+from jetcapture_py.jetstream.wire.inbox import between, joined, text_of
 from jetcapture_py.log import event
+
+_SHORT, _LONG = 9, 11
+"""Number of tokens: nine, or at least eleven with domain and account hash before the stream (ADR-15)."""
+
+
+class AckPosition(NamedTuple):
+    """A message's stream sequence, its consumer sequence (delivery number), and the consumer's pending messages.
+
+    `pending` is -1 if it is not a valid number.
+    """
+
+    seq: int
+    delivery: int
+    pending: int
+
+
+def _tokens(reply: bytes, stream: bytes, consumer: bytes) -> tuple[list[bytes], int]:
+    """Split an ack subject; return its tokens and the index of the stream's name, 0 if it is not the consumer's."""
+    tokens = reply.split(b".")
+    base = 2 if len(tokens) == _SHORT else 4
+    long_enough = len(tokens) == _SHORT or len(tokens) >= _LONG
+    own = tokens[:2] == [b"$JS", b"ACK"] and tokens[base : base + 2] == [stream, consumer]
+    return tokens, base if long_enough and own else 0
+
+
+def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:
+    """Parse an ack subject; None if it is not one of the consumer's."""
+    tokens, base = _tokens(reply, stream.encode(), consumer.encode())
+    if not base:
+        return None
+    seq, delivery, pending = (_number(tokens[base + index]) for index in (3, 4, 6))
+    return None if seq < 0 or delivery < 0 else AckPosition(seq, delivery, pending)
+
+
+def _number(token: bytes) -> int:
+    return int(token) if token.isdigit() and len(token) < 20 else -1
+
+
+def deliveries(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Numbers, list[int] | None]:
+    """Return delivery numbers, stream sequences and timestamps as `ack_numbers` returns delivery counts."""
+    return ack_numbers(replies, stream, consumer, _DELIVERY)
+
+
+def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:
+    """Build ack subjects for the messages `seqs`, an integer array, all with the delivery number `delivery`.
+
+    `reply` is a real ack subject of the consumer, because only the server knows the tokens before the stream's name.
+    """
+    tokens = reply.split(b".")
+    base = 2 if len(tokens) == _SHORT else 4
+    head = b".".join([*tokens[: base + 2], b"1", b""])
+    tail = b".".join([b"", str(delivery).encode(), *tokens[base + 5 :]])
+    numbers = pa.array(seqs, pa.int64()).cast(pa.string()).cast(pa.binary())
+    return pc.binary_join_element_wise(head, numbers, tail, b"")
+
+
+def first_delivery(stream: str, consumer: str, seq: int, time: int) -> bytes:
+    """Build the ack subject of a message's first delivery; `time` is in nanoseconds since the epoch."""
+    return f"$JS.ACK.{stream}.{consumer}.1.{seq}.{seq}.{time}.0".encode()
+
+
+def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Any, Any]:
+    """Return stream sequences and timestamps in nanoseconds as int64 arrays; drop messages not of the consumer."""
+    (_, seqs, nanoseconds), _ = ack_numbers(replies, stream, consumer)
+    return seqs, nanoseconds
+
+
+def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Any:
+    """Return stream sequences as an int64 array; -1 for messages not of the consumer."""
+    (_, seqs, _), keep = ack_numbers(replies, stream, consumer)
+    if keep is None:
+        return seqs
+    result = np.full(len(replies), -1)
+    result[keep] = seqs
+    return result
+
+
+Numbers = tuple[Any, Any, Any]
+_COUNT, _DELIVERY = 2, 4
+"""Tokens after the stream's name: how often the message was delivered, and the number of this delivery."""
+
+
+def ack_numbers(
+    replies: pa.BinaryArray, stream: str, consumer: str, first: int = _COUNT
+) -> tuple[Numbers, list[int] | None]:
+    """Return delivery counts, stream sequences and timestamps in nanoseconds as int64 arrays, and the indexes of the
+    consumer's ack subjects, None if all are. `first` is the token to return in place of the counts."""
+    numbers = None
+    tokens = (first, 3, 5)
+    with contextlib.suppress(pa.ArrowInvalid):
+        numbers = _alike(replies, stream, consumer, tokens) if len(replies) else None
+    if numbers:
+        return numbers, None
+    return _checked_numbers(replies.to_pylist(), stream.encode(), consumer.encode(), tokens)
+
+
+def _alike(replies: pa.BinaryArray, stream: str, consumer: str, which: tuple[int, int, int]) -> Numbers | None:
+    """Parse all at once if they have the same prefix and number of tokens as the first; None otherwise."""
+    tokens, base = _tokens(replies[0].as_py(), stream.encode(), consumer.encode())
+    if not base:
+        return None
+    head, dots = b".".join(tokens[: base + 2]) + b".", len(tokens) - 1
+    if not pc.all(pc.starts_with(replies, head)).as_py():
+        return None
+    edges, text = text_of(replies)
+    if base == 2 and all(tokens) and (np.diff(edges) == edges[1] - edges[0]).all():
+        aligned = _aligned(text[edges[0] : edges[-1]].reshape(len(replies), -1), tokens, which)
+        if aligned is not None:
+            return aligned
+    dot_offsets = np.flatnonzero(text[edges[0] : edges[-1]] == ord(".")) + edges[0]
+    if len(dot_offsets) != dots * len(replies):
+        return None
+    ends = dot_offsets.reshape(-1, dots)
+    if (ends[:, 0] < edges[:-1]).any() or (ends[:, -1] >= edges[1:]).any():
+        return None
+    numbers = []
+    for token in (base + index for index in which):
+        texts = between(text, ends[:, token - 1] + 1, ends[:, token]).cast(pa.string())
+        if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # Arrow's cast would accept signs and hexadecimal digits
+            return None
+        numbers.append(texts.cast(pa.int64()).to_numpy())
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _aligned(lines: Any, tokens: list[bytes], which: tuple[int, int, int]) -> Numbers | None:
+    """Like `_alike`, if every token has the same length as the first subject's; `lines` has one subject per row."""
+    ends = np.cumsum([len(token) + 1 for token in tokens]) - 1
+    start = ends[3] + 1
+    dots = ends[4:-1] - start
+    tail = lines[:, start:]
+    digits = tail - np.uint8(ord("0")) < 10
+    where = np.ones(tail.shape[1], bool)
+    where[dots] = False
+    if not (digits == where).all() or (tail[:, dots] != ord(".")).any():
+        return None
+    return tuple(_integers(lines[:, ends[token + 1] + 1 : ends[token + 2]]) for token in which)
+
+
+def _integers(digits: Any) -> Any:
+    """Parse rows of digits as integers."""
+    count, width = digits.shape
+    if width == 1:
+        return digits[:, 0].astype(np.int64) - ord("0")
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))]
+    return pa.Array.from_buffers(pa.string(), count, buffers).cast(pa.int64()).to_numpy()
+
+
+def _checked_numbers(
+    replies: list[bytes], stream: bytes, consumer: bytes, which: tuple[int, int, int]
+) -> tuple[Numbers, list[int]]:
+    """Parse one by one, leaving out invalid subjects and those of other consumers."""
+    rows: list[tuple[int, int, int]] = []
+    keep: list[int] = []
+    for index, reply in enumerate(replies):
+        tokens, base = _tokens(reply, stream, consumer)
+        if not base:
+            continue
+        numbers = [tokens[base + index] for index in which]
+        if all(number.isdigit() and len(number) < 20 and int(number) < 1 << 63 for number in numbers):
+            rows.append((int(numbers[0]), int(numbers[1]), int(numbers[2])))
+            keep.append(index)
+    columns = np.array(rows, np.int64).reshape(len(rows), 3).T
+    return (columns[0], columns[1], columns[2]), keep
+
 
 log = logging.getLogger("jetcapture.source")
 
@@ -58,4 +227,4 @@ async def publish(connection: Connection, replies: pa.BinaryArray, body: bytes) 
     if len(replies) and connection.is_connected:
         commands = pc.binary_join_element_wise(b"PUB ", replies, b" 4\r\n" + body + b"\r\n", b"")
         with contextlib.suppress(OSError):
-            await connection.write(contents(commands))
+            await connection.write(bytes(joined(commands)))

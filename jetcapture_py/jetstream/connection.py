@@ -21,8 +21,7 @@ from pydantic import SecretStr
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.jetstream.permissions import DeniedError
-from jetcapture_py.jetstream.wire.client import Connection, Hook
+from jetcapture_py.jetstream.wire.client import Connection, DeniedError, Hook
 
 PING_INTERVAL = 20
 """Seconds between pings. After three without an answer the connection is closed, so within a minute."""
@@ -39,10 +38,11 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 """
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
+_AGAIN = 0.25
 _NO_MESSAGE = 1 << 62
 """A sequence that no stream reaches; the server does not answer acknowledgements of 0."""
 FORBIDDEN, NOT_FOUND = 403, 404
-CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND = 10014, 10037, 10059
+TEMPORARILY_UNAVAILABLE, CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND = 10008, 10014, 10037, 10059
 
 ErrorHook = Callable[[Exception], Awaitable[None]]
 
@@ -236,17 +236,30 @@ class Api:
         """Whether requests probably pass from one account to another."""
 
     async def pull(
-        self, stream: str, consumer: str, reply: str, *, batch: int, max_bytes: int, expires: float, heartbeat: float
+        self,
+        stream: str,
+        consumer: str,
+        reply: str,
+        *,
+        batch: int,
+        max_bytes: int,
+        expires: float,
+        heartbeat: float,
+        group: str = "",
+        pin: str = "",
     ) -> None:
         """Request the next messages (ADR-13); they and statuses are sent to `reply`. Times are in seconds.
 
-        `max_bytes` 0 sets no limit. That is allowed even where the consumer limits what a pull may ask for.
+        `max_bytes` 0 sets no limit. That is allowed even where the consumer limits what a pull may ask for. `group` is
+        the consumer's priority group and `pin` the id with which it is pinned to this client (ADR-42), "" for none.
         """
-        body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
+        body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d%s%s}' % (
             batch,
             max_bytes,
             int(expires * 1e9),
             int(heartbeat * 1e9),
+            b',"group":"%s"' % group.encode() if group else b"",
+            b',"id":"%s"' % pin.encode() if pin else b"",
         )
         head = f"PUB {self.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer} {reply} {len(body)}\r\n"
         await self._client.write(head.encode() + body + b"\r\n")
@@ -262,7 +275,23 @@ class Api:
         return True
 
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` when nobody answers."""
+        """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` when nobody answers.
+
+        A cluster that elects a leader may answer that it is temporarily unavailable: it is asked again for a while.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _API_TIMEOUT
+        while True:
+            try:
+                return await self._request(subject, body)
+            except ApiError as error:
+                if error.err_code != TEMPORARILY_UNAVAILABLE:
+                    raise
+                if loop.time() >= deadline:
+                    raise UnavailableError(f"JetStream does not answer: {error}") from error
+                await asyncio.sleep(_AGAIN)
+
+    async def _request(self, subject: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         payload = json.dumps(body).encode() if body is not None else b""
         try:
             message = await self._client.ask(f"{self.prefix}.{subject}", payload, _API_TIMEOUT)

@@ -1,27 +1,407 @@
-"""The consumer on the server: found or created, looked up again, and followed as long as it is the same one."""
+"""The consumer on the server: found or created, compared with the configuration, and followed while it is the same."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
-from jetcapture_py.config.units import microseconds_of
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.admin import (
-    ConsumerState,
-    check_acks,
-    differences,
-    ensure_consumer,
-    get_consumer,
-    stream_created,
-    unusable,
+from jetcapture_py.config.stream import api_values
+from jetcapture_py.config.units import RFC3339, format_time, microseconds_of
+from jetcapture_py.errors import MissingStreamError, SourceError
+from jetcapture_py.jetstream.connection import (
+    CONSUMER_NOT_FOUND,
+    FORBIDDEN,
+    MESSAGE_NOT_FOUND,
+    NOT_FOUND,
+    STREAM_NOT_FOUND,
+    Api,
+    ApiError,
+    UnavailableError,
 )
-from jetcapture_py.jetstream.connection import FORBIDDEN, NOT_FOUND, Api, ApiError, UnavailableError
-from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
 from jetcapture_py.log import event
+
+_OWN_METADATA = "_nats."
+"""Metadata that the server writes itself."""
+_MEANS_NOTHING = {
+    "compression": "none",
+    "deliver_policy": "",
+    "discard": "old",
+    "persist_mode": "default",
+    "priority_policy": "none",
+    "replay_policy": "instant",
+    "retention": "limits",
+    "storage": "file",
+    "src": ">",
+}
+"""Values of settings that are left out."""
+_UNORDERED = frozenset({"subjects", "filter_subjects", "sources", "tags"})
+_NO_TIME = "0001-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A setting whose value is not the configured one; both as the API has them, None for left out."""
+
+    name: str
+    configured: Any
+    actual: Any
+
+
+def differing(configured: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Difference]:
+    """Compare the settings in `configured` with the server's answer; settings that `configured` lacks do not count.
+
+    The server writes the same setting in several ways: what is not set is left out, or 0, or -1, or an empty list, and
+    it adds notes of its own to the metadata. Those are no differences. In the metadata, each name is one.
+    """
+    result = []
+    for name, value in configured.items():
+        before = actual.get(name)
+        if normal(name, value) == normal(name, before):
+            continue
+        if name == "metadata":
+            new, old = normal(name, value) or {}, normal(name, before) or {}
+            result += [
+                Difference(name=f"metadata.{key}", configured=new.get(key), actual=old.get(key))
+                for key in sorted({**old, **new})
+                if new.get(key) != old.get(key)
+            ]
+        else:
+            result.append(Difference(name=name, configured=value, actual=before))
+    return result
+
+
+def normal(name: str, value: Any) -> Any:
+    """Return the value in the one way in which equal settings are equal; None for what is not set."""
+    if isinstance(value, Mapping):
+        if name == "metadata":
+            return {key: text for key, text in value.items() if not key.startswith(_OWN_METADATA)} or None
+        settings = {key: normal(key, part) for key, part in value.items()}
+        return {key: part for key, part in sorted(settings.items()) if part is not None} or None
+    if isinstance(value, list | tuple):
+        parts = [normal("", part) for part in value]
+        return (sorted(parts, key=json.dumps) if name in _UNORDERED else parts) or None
+    if isinstance(value, str) and RFC3339.fullmatch(value):
+        return None if value == _NO_TIME else utc(value)
+    if value in (None, "", 0, -1, _MEANS_NOTHING.get(name)):  # False is 0
+        return None
+    return value
+
+
+def utc(text: str) -> str:
+    """Return a time of RFC 3339 in UTC, with no more digits than it needs."""
+    match = RFC3339.fullmatch(text)
+    if match is None:
+        return text
+    moment = datetime.fromisoformat(f"{match[1]}{match[3]}".upper()).astimezone(UTC)
+    fraction = (match[2] or "").rstrip("0").rstrip(".")
+    return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+_CONSUMER_EXISTS = (10148, 10105)
+_NANOSECOND = 1_000_000_000
+_ACK_ATTEMPTS, _ACK_PAUSE = 4, 0.25
+"""A consumer without a leader receives nothing for a moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerState:
+    """The server's description of the consumer. Times in seconds, sizes in bytes; 0 is no limit.
+
+    Attributes:
+        config: Its settings as the JetStream API has them.
+        pending: Messages that wait to be delivered.
+        unacked: Messages delivered to any replica and not acknowledged.
+        ack_wait: Shortest time after which an unacknowledged message is redelivered.
+        max_ack_pending: Maximum of `unacked`.
+        max_waiting: Maximum of `waiting_pulls`.
+        max_batch: Maximum messages that a pull may ask for.
+        max_bytes: Maximum bytes that a pull may ask for.
+        max_expires: Maximum expiry of a pull.
+        ack_floor: Stream sequence up to which nothing is pending or unacknowledged.
+        asked: The server's time of the answer.
+        delivered: Last stream sequence delivered.
+        acknowledged: Deliveries up to the ack floor.
+        deliveries: All deliveries, redeliveries included.
+        redelivered: Unacknowledged messages that were delivered more than once.
+        waiting_pulls: Open pulls of all replicas.
+        paused: Whether delivery is paused.
+        created: Creation time, as the server writes it; it distinguishes consumers of the same name.
+        leader: The server that leads the consumer; "" without a cluster.
+        last_ack: Time of the last acknowledgement; None if the server does not know it, as after a restart.
+    """
+
+    config: dict[str, Any]
+    pending: int
+    unacked: int
+    ack_wait: float
+    max_ack_pending: int
+    max_waiting: int
+    max_batch: int
+    max_bytes: int
+    max_expires: float
+    ack_floor: int
+    asked: datetime
+    delivered: int = 0
+    acknowledged: int = 0
+    deliveries: int = 0
+    redelivered: int = 0
+    waiting_pulls: int = 0
+    paused: bool = False
+    created: str = ""
+    leader: str = ""
+    last_ack: datetime | None = None
+
+
+def consumer_state(info: dict[str, Any]) -> ConsumerState:
+    """Read the server's answer to CONSUMER.INFO or CONSUMER.CREATE."""
+    config, delivered, acknowledged = info["config"], info.get("delivered", {}), info.get("ack_floor", {})
+    waits = [config.get("ack_wait", 30 * _NANOSECOND), *config.get("backoff", [])]
+    max_ack_pending, last_ack = config.get("max_ack_pending", 1000), acknowledged.get("last_active")
+    return ConsumerState(
+        config=config,
+        pending=info.get("num_pending", 0),
+        unacked=info.get("num_ack_pending", 0),
+        ack_wait=min(wait for wait in waits if wait > 0) / _NANOSECOND,
+        max_ack_pending=max_ack_pending if max_ack_pending > 0 else 1 << 62,
+        max_waiting=max(0, config.get("max_waiting", 0)),
+        max_batch=config.get("max_batch", 0),
+        max_bytes=config.get("max_bytes", 0),
+        max_expires=config.get("max_expires", 0) / _NANOSECOND,
+        ack_floor=acknowledged.get("stream_seq", 0),
+        asked=datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC),
+        delivered=delivered.get("stream_seq", 0),
+        acknowledged=acknowledged.get("consumer_seq", 0),
+        deliveries=delivered.get("consumer_seq", 0),
+        redelivered=info.get("num_redelivered", 0),
+        waiting_pulls=info.get("num_waiting", 0),
+        paused=bool(info.get("paused")),
+        created=info.get("created", ""),
+        leader=(info.get("cluster") or {}).get("leader", ""),
+        last_ack=datetime.fromisoformat(last_ack) if last_ack else None,
+    )
+
+
+async def get_consumer(api: Api, stream: str, consumer: str) -> ConsumerState:
+    """Return the consumer's state. Raises SourceError if it or its stream is missing, UnavailableError otherwise."""
+    try:
+        return consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
+    except ApiError as error:
+        if error.err_code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
+            raise UnavailableError(str(error)) from error
+        raise _translated(error, stream, consumer) from error
+
+
+def filters_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the subjects that a consumer with this configuration of the API selects; none: all."""
+    one = config.get("filter_subject")
+    return (one,) if one else tuple(config.get("filter_subjects", ()))
+
+
+async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) -> datetime | None:
+    """Return when the first matching message from sequence `seq` on was stored; None without one.
+
+    Raises UnavailableError without an answer or permission.
+    """
+    matches = []
+    for subject in filters or (">",):
+        try:
+            answer = await api.request(f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject})
+        except ApiError as error:
+            if error.err_code != MESSAGE_NOT_FOUND:
+                raise UnavailableError(str(error)) from error
+            continue
+        matches.append((answer["message"]["seq"], datetime.fromisoformat(answer["message"]["time"])))
+    return min(matches)[1] if matches else None
+
+
+async def ensure_consumer(api: Api, source: SourceConfig) -> ConsumerState:
+    """Return the durable consumer; create it if it is missing and `source.create` is set. Raises SourceError."""
+    stream, consumer = source.stream, source.consumer
+    try:
+        state = consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
+    except ApiError as error:
+        if error.err_code != CONSUMER_NOT_FOUND or not source.create:
+            raise _translated(error, stream, consumer) from error
+        state = await _create(api, source)
+    if problem := unusable(stream, consumer, state.config, source.mode):
+        raise SourceError(problem)
+    return state
+
+
+async def check_acks(api: Api, stream: str, consumer: str) -> None:
+    """Check that acknowledgements reach the consumer, if its API is imported. Raises SourceError."""
+    for _ in range(_ACK_ATTEMPTS if api.imported else 0):
+        if await api.receives_acks(stream, consumer):
+            return
+        await asyncio.sleep(_ACK_PAUSE)
+    if api.imported:
+        raise SourceError(
+            f"nobody receives the acknowledgements of consumer {consumer} of stream {stream}; "
+            "import the service $JS.ACK.> from the account that has the stream"
+        )
+
+
+GROUP = "jetcapture"
+"""The priority group of a consumer of `source.mode: ordered`."""
+TAKEOVER = 1.0
+ORDERED_ACK_WAIT = 24 * 3600.0
+"""Seconds. What is lost on its way comes back with a RESET, and nothing has to be kept alive."""
+
+
+def is_ordered(config: Mapping[str, Any]) -> bool:
+    """Whether a consumer with this configuration of the API is one for `source.mode: ordered`."""
+    pinned = config.get("priority_policy") == "pinned_client" and GROUP in (config.get("priority_groups") or ())
+    return pinned and config.get("ack_policy") == "all"
+
+
+def unusable(stream: str, consumer: str, config: Mapping[str, Any], mode: str = "shared") -> str | None:
+    """Return why a consumer with this configuration cannot be captured from in this `source.mode`, in one line; None
+    if it can."""
+    where = f"consumer {consumer} of stream {stream}"
+    if config.get("deliver_subject"):
+        return f"{where} is a push consumer; a pull consumer is required"
+    if is_ordered(config) and mode == "shared":
+        return f"{where} is one for source.mode ordered; set that, or use another consumer"
+    if mode == "ordered" and not is_ordered(config):
+        return f"{where} is not one for source.mode ordered; use another consumer (`jetcapture apply` says how)"
+    if mode == "ordered" and config.get("max_deliver", -1) > 0:
+        return f"{where} has max_deliver {config['max_deliver']}; with source.mode ordered it must be unlimited"
+    if mode == "shared" and config.get("ack_policy") != "explicit":
+        return (
+            f"{where} has ack_policy {config.get('ack_policy')}; explicit is required, "
+            "or messages count as handled before they are stored"
+        )
+    if mode == "shared" and config.get("priority_policy", "none") != "none":
+        return f"{where} has priority groups ({config['priority_policy']}); jetcapture pulls without a group"
+    if config.get("headers_only"):
+        return f"{where} has headers_only set; it must be off, or messages are delivered without their payload"
+    return None
+
+
+async def _create(api: Api, source: SourceConfig) -> ConsumerState:
+    stream, consumer = source.stream, source.consumer
+    request = {"stream_name": stream, "config": consumer_config(source), "action": "create"}
+    try:
+        return consumer_state(await api.request(f"CONSUMER.CREATE.{stream}.{consumer}", request))
+    except ApiError as error:
+        if error.err_code in _CONSUMER_EXISTS:  # another replica was faster, with other settings
+            return await get_consumer(api, stream, consumer)
+        raise _translated(error, stream, consumer) from error
+
+
+def consumer_config(source: SourceConfig) -> dict[str, Any]:
+    """Return the consumer's configuration for the JetStream API (ADR-13); durations in nanoseconds."""
+    config: dict[str, Any] = {
+        "name": source.consumer,
+        "durable_name": source.consumer,
+        "deliver_policy": source.deliver_policy,
+        "ack_policy": "explicit",
+        "ack_wait": round(source.ack_wait * _NANOSECOND),
+        "max_deliver": -1,
+        "max_ack_pending": source.max_ack_pending,
+        "replay_policy": source.replay_policy,
+    }
+    if source.mode == "ordered":
+        config |= {"ack_policy": "all", "ack_wait": round(ORDERED_ACK_WAIT * _NANOSECOND)}
+        config |= {"priority_policy": "pinned_client", "priority_groups": [GROUP]}
+        config["priority_timeout"] = round((source.takeover or TAKEOVER) * _NANOSECOND)
+    if source.start_sequence is not None:
+        config["opt_start_seq"] = source.start_sequence
+    if source.start_time is not None:
+        config["opt_start_time"] = format_time(source.start_time)
+    if len(source.filter_subjects) == 1:
+        config["filter_subject"] = source.filter_subjects[0]
+    elif source.filter_subjects:
+        config["filter_subjects"] = list(source.filter_subjects)
+    elif source.deliver_policy == "last_per_subject":
+        config["filter_subject"] = ">"  # the server must know of which subjects
+    if source.consumer_config is not None:
+        config |= {name: value for name, value in api_values(source.consumer_config).items() if value is not None}
+    if config.get("backoff"):
+        config["ack_wait"] = config["backoff"][0]  # as the server has it then
+    return config
+
+
+def differences(source: SourceConfig, actual: Mapping[str, Any]) -> list[Difference]:
+    """Return the settings whose value on the server, `actual`, is not the configured one."""
+    configured = consumer_config(source)
+    for config in (configured, actual := dict(actual)):
+        config["filter_subjects"] = filters_of(config)
+        config.pop("filter_subject", None)
+        if "opt_start_time" in config:  # to the microsecond, as `source.start_time` is
+            config["opt_start_time"] = format_time(datetime.fromisoformat(config["opt_start_time"]))
+    return differing(configured, actual)
+
+
+def _translated(error: ApiError, stream: str, consumer: str) -> SourceError:
+    if error.err_code == STREAM_NOT_FOUND:
+        setting, _ = bucket_of(stream) or ("stream", "")
+        return MissingStreamError(f"stream {stream} does not exist; create it, or correct source.{setting}")
+    if error.err_code == CONSUMER_NOT_FOUND:
+        return SourceError(f"consumer {consumer} does not exist on stream {stream}")
+    return SourceError(f"the server refused the request for consumer {consumer} on stream {stream}: {error}")
+
+
+CREATED_TOLERANCE = timedelta(milliseconds=100)
+"""Servers before 2.12 report the creation time from memory until their first restart and from disk afterwards, which is
+0.1 to 0.4 ms later (measured with 2.10 and 2.11)."""
+SETTLED_AFTER = 5.0
+"""Seconds after which a killed server has certainly written a consumer's state; it writes several times a second."""
+CONFIRMATIONS = 3
+CONFIRM_EVERY = 0.5
+"""Seconds between answers that count: a cluster that has just lost its leader may say "not found", and be wrong."""
+
+
+class ConsumerWatch:
+    """Detects a recreated consumer, and distinguishes a deleted one from an unreachable one.
+
+    `state` is its first known state. The caller passes answers of the server with the seconds of a monotonic clock.
+
+    A creation time that moves by more than `CREATED_TOLERANCE` means another consumer. One that moves by less is a
+    server's restart, unless the consumer also starts again: a new one has delivered and acknowledged less than the old
+    one had some seconds ago. What it had just now does not count, because a killed server forgets the last moments.
+    """
+
+    def __init__(self, state: ConsumerState, now: float) -> None:
+        self._created = state.created
+        self._settled = self._candidate = state
+        self._candidate_at = now
+        self._missing: list[float] = []
+
+    def is_same(self, state: ConsumerState, now: float) -> bool:
+        """Whether this answer is about the consumer that is followed."""
+        self._missing.clear()
+        if now - self._candidate_at >= SETTLED_AFTER:
+            self._settled, self._candidate, self._candidate_at = self._candidate, state, now
+        if state.created == self._created:
+            return True
+        settled = self._settled
+        started_again = state.deliveries < settled.deliveries or state.ack_floor < settled.ack_floor
+        if started_again or not _close(state.created, self._created):
+            return False
+        self._created = state.created
+        return True
+
+    def is_gone(self, now: float) -> bool:
+        """Record an answer that there is no such consumer; True once `CONFIRMATIONS` distinct moments agree."""
+        if not self._missing or now - self._missing[-1] >= CONFIRM_EVERY:
+            self._missing.append(now)
+        return len(self._missing) >= CONFIRMATIONS
+
+
+def _close(one: str, other: str) -> bool:
+    try:
+        return abs(datetime.fromisoformat(one) - datetime.fromisoformat(other)) <= CREATED_TOLERANCE
+    except (ValueError, TypeError):  # TypeError: one of them without a time zone
+        return False
+
 
 log = logging.getLogger("jetcapture.source")
 
@@ -35,10 +415,10 @@ class Consumer:
         self._may_get = True  # False once STREAM.MSG.GET was denied
 
     async def attach(self) -> None:
-        """Find the consumer, or create it. Raises SourceError."""
+        """Find or create the consumer. Raises SourceError."""
         try:
             self.state: ConsumerState = await ensure_consumer(self._api, self._config)
-            self.stream_created = await stream_created(self._api, self._config.stream)
+            self.stream_created = await self._stream_created()
             await check_acks(self._api, self._config.stream, self._config.consumer)
         except UnavailableError as error:
             raise SourceError(str(error)) from error
@@ -49,14 +429,24 @@ class Consumer:
                 logging.WARNING,
                 "consumer.differs",
                 setting=difference.name,
-                configured=difference.wanted,
+                configured=difference.configured,
                 actual=difference.actual,
             )
         self._warn_of_max_deliver(self.state)
         self._warn_of_pause(self.state)
 
+    async def _stream_created(self) -> str:
+        """Return when the stream was created, RFC 3339; "" without permission to ask."""
+        stream = self._config.stream
+        try:
+            return str((await self._api.request(f"STREAM.INFO.{stream}")).get("created", ""))
+        except ApiError as error:
+            if error.err_code == STREAM_NOT_FOUND:
+                raise _translated(error, stream, "") from error
+            return ""
+
     async def refresh(self) -> bool:
-        """Look it up again; False when nobody answers just now, or it cannot be captured from any more."""
+        """Update the state; return False without an answer, or if the consumer cannot be captured from any more."""
         stream, name = self._config.stream, self._config.consumer
         try:
             state = await get_consumer(self._api, stream, name)
@@ -71,7 +461,7 @@ class Consumer:
             remedy = "restart to capture from the new one, then run jetcapture verify"
             self._fail(SourceError(f"consumer {name} of stream {stream} was deleted and created again; {remedy}"))
             return False
-        if problem := unusable(stream, name, state.config):
+        if problem := unusable(stream, name, state.config, self._config.mode):
             self._fail(SourceError(problem))
             return False
         self._report_changes(state)
@@ -95,7 +485,7 @@ class Consumer:
         return not answer["message"].get("data")
 
     async def is_other(self, seq: int, timestamp: int) -> bool:
-        """Whether the stream has another message than that stored at `timestamp` (microseconds); False if unknown."""
+        """Whether the message at `seq` is not the one stored at `timestamp` (microseconds); False if unknown."""
         try:
             answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
         except (ApiError, UnavailableError):
@@ -103,7 +493,7 @@ class Consumer:
         return microseconds_of(datetime.fromisoformat(answer["message"]["time"])) != timestamp
 
     def _report_changes(self, state: ConsumerState) -> None:
-        """Log the settings that somebody has changed."""
+        """Log changed settings."""
         old, new = self.state.config, state.config
         if changed := {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}:
             event(log, logging.WARNING, "consumer.changed", settings=changed)

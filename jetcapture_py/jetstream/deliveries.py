@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jetcapture_py.jetstream.ack_subject import position, positions, subjects_like
-from jetcapture_py.jetstream.admin import ConsumerState
+from jetcapture_py.jetstream.acks import position, positions, subjects_like
+from jetcapture_py.jetstream.consumer import ConsumerState
 
 ALONE_AFTER = 5.0
 """Seconds without gaps and without others' pulls after which this process counts as the only receiver."""
@@ -58,13 +58,13 @@ class Deliveries:
 
     def received(self, total: int, reply: bytes, now: float) -> None:
         """Record that `total` messages have been received; `reply` is the ack subject of the last one."""
-        found = position(reply, self._stream, self._consumer)
-        if found is None or found.delivery <= self._accounted:
+        ack = position(reply, self._stream, self._consumer)
+        if ack is None or ack.delivery <= self._accounted:
             return
-        self._last_reply, self._last_delivery = reply, found.delivery
-        self._last_seq = max(self._last_seq, found.seq)
-        if found.delivery - total != self._offset or self._alone_since is None:
-            self._offset, self._alone_since = found.delivery - total, now
+        self._last_reply, self._last_delivery = reply, ack.delivery
+        self._last_seq = max(self._last_seq, ack.seq)
+        if ack.delivery - total != self._offset or self._alone_since is None:
+            self._offset, self._alone_since = ack.delivery - total, now
             self._lost.clear()
 
     def record_state(self, state: ConsumerState, *, held: int, pulls: int, now: float) -> None:

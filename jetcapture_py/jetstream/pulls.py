@@ -1,28 +1,243 @@
 """Keep a few pulls open at the consumer, within the available credit.
 
 A pull slot is a subscription with at most one open pull, so the number of messages that the pull may still bring is
-always known. Without credit there is no pull: that is the backpressure.
+always known. Without credit there is no pull: that is the backpressure. Sizes are bytes as the server counts them
+against a pull's `max_bytes`: subject, ack subject, headers and payload. Times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.shares import DRAIN_SHARE
+from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, MIN_PULLED, PULLED_SHARE, UNLIMITED_PULL_FROM
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api
-from jetcapture_py.jetstream.consumer import Consumer
-from jetcapture_py.jetstream.imported import OneAnswerError, PullAnswers
-from jetcapture_py.jetstream.pull_limits import Ask, PullLimits
-from jetcapture_py.jetstream.pull_status import PullStatus, Reaction, parse_status, undelivered
+from jetcapture_py.jetstream.consumer import GROUP, Consumer
+from jetcapture_py.jetstream.ordered import OrderedAcks, Phase
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
+
+
+class Reaction(Enum):
+    """Reaction to a status that the server sends for a pull (ADR-37, ADR-42)."""
+
+    ALIVE = auto()
+    """Idle heartbeat: the pull continues."""
+    PULL_AGAIN = auto()
+    """The pull has ended normally; pull again immediately."""
+    PULL_LATER = auto()
+    """The pull has ended with a temporary error; pull again after a pause."""
+    TOO_LARGE = auto()
+    """The pull has ended because the next message exceeds its remaining bytes; if it brought nothing, ask for more."""
+    ADAPT = auto()
+    """The pull asked for more than the consumer allows; read the consumer's limits and ask for less."""
+    UNPINNED = auto()
+    """The consumer is pinned to another client, or to none (`source.mode: ordered`)."""
+    FATAL = auto()
+    """Pulls can never succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullStatus:
+    """A status frame.
+
+    Attributes:
+        code: As sent.
+        text: As sent.
+        reaction: What to do.
+        undelivered: Messages of the pull that will not be delivered; None if the status does not say. The others may
+            still follow: a replicated consumer sends a message only after its replicas know of the delivery.
+        undelivered_bytes: The same in bytes.
+    """
+
+    code: int
+    text: str
+    reaction: Reaction
+    undelivered: int | None = None
+    undelivered_bytes: int | None = None
+
+
+_CONFLICTS = (
+    ("message size exceeds maxbytes", Reaction.TOO_LARGE),
+    ("batch completed", Reaction.PULL_AGAIN),
+    ("server shutdown", Reaction.PULL_LATER),
+    ("leadership change", Reaction.PULL_LATER),
+    ("exceeded maxwaiting", Reaction.PULL_LATER),
+    ("exceeded maxrequest", Reaction.ADAPT),
+    ("consumer deleted", Reaction.FATAL),
+    ("consumer is push based", Reaction.FATAL),
+)
+_CODES = {
+    100: Reaction.ALIVE,
+    404: Reaction.PULL_AGAIN,
+    408: Reaction.PULL_AGAIN,
+    400: Reaction.FATAL,
+    412: Reaction.FATAL,
+    423: Reaction.UNPINNED,
+    503: Reaction.PULL_LATER,
+}
+
+
+_UNDELIVERED = re.compile(rb"\r\nNats-Pending-(Messages|Bytes): *([0-9]{1,12})(?=\r\n)", re.IGNORECASE)
+
+
+def parse_status(block: bytes) -> PullStatus:
+    """Parse a header block whose first line is such as `NATS/1.0 408 Request Timeout`.
+
+    Unknown statuses count as temporary errors.
+    """
+    line = block.split(b"\r\n", 1)[0].decode("utf-8", "replace")
+    _, _, rest = line.partition(" ")
+    code, _, text = rest.strip().partition(" ")
+    number = int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 0
+    reaction = _CODES.get(number, Reaction.PULL_LATER)
+    if number == 409:
+        lowered = text.lower()
+        reaction = next((reaction for start, reaction in _CONFLICTS if lowered.startswith(start)), reaction)
+    left = {match[1].lower(): int(match[2]) for match in _UNDELIVERED.finditer(block)}
+    return PullStatus(number, text, reaction, left.get(b"messages"), left.get(b"bytes"))
+
+
+class PullAnswers:
+    """Counts the answers to pulls through an API that is imported from another account.
+
+    The account that exports it decides how many answers, messages and statuses, pass: all (`response_type: stream`), or
+    only the first (the default). The latter is certain after `enough` pulls with one answer: more than are open at a
+    time, because a server that hangs also leaves all of those unanswered. In both cases an empty answer, without
+    headers and payload, ends the pull (nats-server: `processServiceImport`).
+    """
+
+    def __init__(self, enough: int) -> None:
+        self._enough = enough
+        self._several = False
+        self._single = 0
+
+    def ended(self, answers: int, *, silent: bool) -> bool:
+        """Record a pull that ended normally or fell `silent`; return True if only one answer ever passes."""
+        self._several |= answers > 1
+        self._single += silent and answers == 1
+        return not self._several and self._single >= self._enough
+
+
+class OneAnswerError(SourceError):
+    """Only the first answer to a request passes from the account that has the stream."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(
+            f"pulls from stream {stream} get one message at most; "
+            "the account that has the stream must export $JS.API.> with response_type: stream"
+        )
+
+
+RECOVERY = 60.0
+"""Seconds after which a reduced limit doubles."""
+SUBSTANTIAL = 1 << 20
+"""Minimum bytes lost with a connection that suggest that pulls asked for too much."""
+REMEMBERED = 30.0
+"""Seconds; pulls are sized for the largest message of the last one to two such periods."""
+STUCK_AFTER = 2.0
+"""Seconds without progress after which a message that fits no pull is reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Size of one pull. `batch` 0 means as configured; without `limited`, `max_bytes` is only an estimate."""
+
+    max_bytes: int
+    batch: int = 0
+    limited: bool = True
+
+
+class PullLimits:
+    """Sizes the pulls of `slots` pull slots that share `memory` bytes: small enough for the server's buffers.
+
+    Normally a pull asks for its share of `limit`, or for the size of the largest recent message. If a pull brings
+    nothing because the next message is larger, pulls ask for that message alone, one at a time, with twice the bytes
+    each time and finally without a limit.
+    """
+
+    def __init__(self, memory: int, slots: int) -> None:
+        self.limit = MAX_PULLED
+        self._memory, self._slots = memory, slots
+        self._reduced_at = 0.0
+        self._largest = self._largest_before = 0
+        self._largest_since = 0.0
+        self._single: Ask | None = None
+        self._stuck_since: float | None = None
+
+    def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, now: float) -> Ask | None:
+        """Return the size of the next pull, or None if there must be none now.
+
+        `free` bytes of memory are left; `held`: some memory is in use (if not, one message must always fit). Open pulls
+        may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit.
+        """
+        while self.limit < MAX_PULLED and now - self._reduced_at >= RECOVERY:
+            self.limit = min(MAX_PULLED, self.limit * 2)
+            self._reduced_at += RECOVERY
+        ask = self._single or Ask(max_bytes=self._usual(ceiling))
+        if in_flight and (self._single or in_flight + ask.max_bytes > self.limit):
+            return None
+        return ask if ask.max_bytes <= free or not held else None
+
+    def _usual(self, ceiling: int) -> int:
+        share = min(self.limit, self._memory // PULLED_SHARE) // self._slots
+        size = max(share, self._largest, self._largest_before)
+        return min(size, ceiling) if ceiling else size
+
+    def received(self, largest: int, now: float) -> None:
+        """Record the size of the largest message received since the last call, 0 for none."""
+        if now - self._largest_since >= REMEMBERED:
+            self._largest_before, self._largest, self._largest_since = self._largest, 0, now
+        self._largest = max(self._largest, largest)
+
+    def too_small(self, asked: int, ceiling: int, now: float) -> bool:
+        """Record that the next message is larger than the `asked` bytes of a pull. True if that was not known."""
+        current = self._single.max_bytes if self._single else self._usual(ceiling)
+        if asked < current:
+            return False  # several pulls met the same message: a larger pull is due or open
+        size = 2 * asked
+        self._single = Ask(
+            max_bytes=size, batch=1, limited=size <= min(UNLIMITED_PULL_FROM, ceiling or UNLIMITED_PULL_FROM)
+        )
+        if self._stuck_since is None:
+            self._stuck_since = now
+        return True
+
+    def single_received(self, size: int, ceiling: int) -> None:
+        """Record that the pull for a single message brought one of `size` bytes."""
+        self._stuck_since = None
+        if not ceiling or size <= ceiling:  # otherwise the next message probably needs the same
+            self._single = None
+
+    def single_idle(self, *, ended: bool) -> None:
+        """Record that the pull for a single message waits, or has `ended` without one: it went to another replica."""
+        self._stuck_since = None
+        if ended:
+            self._single = None
+
+    def lost(self, size: int, now: float) -> bool:
+        """Record that about `size` bytes were lost with a connection. True if that is substantial: reduce `limit`."""
+        if size < SUBSTANTIAL:
+            return False
+        self._reduced_at = now
+        self.limit = max(MIN_PULLED, self.limit // 2)
+        return True
+
+    def stuck(self, now: float) -> str | None:
+        """Return why nothing can be delivered now, in one line; None without a known reason."""
+        single, since = self._single, self._stuck_since  # read once: called from other threads
+        if single is None or since is None or now - since < STUCK_AFTER:
+            return None
+        return f"the next message exceeds {single.max_bytes // 2:,} bytes and could not be delivered yet"
+
 
 log = logging.getLogger("jetcapture.source")
 
@@ -42,17 +257,38 @@ PAUSE = 0.5
 """Seconds between two attempts."""
 
 
+_SLOTS_BY_PHASE = {Phase.STANDBY: 1, Phase.INTERRUPTED: 0}
+_KEEP = "pin-"
+"""Before the pin id, in place of a pull's number in the reply subject of a pull that only keeps the consumer pinned."""
+
+
 @dataclass(slots=True, eq=False)
 class PullSlot:
-    """A subscription to the inbox and its open pull, which asked for `batch` messages and `max_bytes`.
+    """A subscription to the inbox and its open pull.
 
-    A pull for a `single` message waits for one that is too large for other pulls.
+    Attributes:
+        subject: Subscribed reply subject, without the pull's number.
+        sid: Id of the subscription.
+        inbox: Where its messages arrive.
+        pull: Number of the pull.
+        pin: The pin id that it was asked with.
+        active: Whether the pull is open.
+        single: Whether it waits for one message that is too large for other pulls.
+        batch: Messages that it asked for.
+        max_bytes: Bytes that it asked for.
+        start: Messages received by the subscription before it.
+        start_bytes: The same in bytes.
+        statuses: Statuses received for it.
+        heard: When the server last answered.
+        expires: When it should have expired.
+        not_before: When the next pull is due.
     """
 
     subject: str
     sid: int
     inbox: Inbox
     pull: int = 0
+    pin: str = ""
     active: bool = False
     single: bool = False
     batch: int = 0
@@ -92,7 +328,8 @@ class Pulls:
     """The pulls of one consumer into `inbox`.
 
     `used` returns the bytes held and received, `wake` is set when there may be something to do, and `fail` is called
-    when pulls can never succeed. `answered` is when the server last served or confirmed a pull.
+    when pulls can never succeed. `answered` is when the server last served or confirmed a pull. `ordered` is the state
+    of this replica in `source.mode: ordered`.
     """
 
     def __init__(
@@ -116,6 +353,8 @@ class Pulls:
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._log_limit = LogLimit()
         self._answers = PullAnswers(SLOTS + 1)
+        self.ordered: OrderedAcks | None = None
+        self._pinned_at = 0.0  # when the last pull with a pin id was sent
 
     async def open(self, client: Connection, api: Api, consumer: Consumer) -> None:
         """Subscribe; nothing is pulled yet."""
@@ -170,13 +409,15 @@ class Pulls:
             if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
                 self._end(slot, silent=True)
-        for slot in self.slots[: self._consumer.state.max_waiting or SLOTS]:  # the server ignores excess pulls
+        slots = SLOTS if self.ordered is None else _SLOTS_BY_PHASE.get(self.ordered.phase, SLOTS)
+        for slot in self.slots[: min(slots, self._consumer.state.max_waiting or SLOTS)]:  # it ignores excess pulls
             if not (slot.active or self.held or self.stopped) and self._client.is_connected and now >= slot.not_before:
                 await self._issue(slot, now)
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
         """Pull if there is credit."""
-        ask = self._credit(now)
+        standby = self.ordered is not None and not self.ordered.active
+        ask = Ask(max_bytes=self.limits.limit // SLOTS, batch=1, limited=False) if standby else self._credit(now)
         self.starved = not ask and not self.active
         if not ask:
             return
@@ -184,15 +425,37 @@ class Pulls:
         batch = ask.batch or min(source.batch, state.max_batch or source.batch)
         expires = self._expiry(batch, now)
         expires = min(expires, state.max_expires) if state.max_expires else expires
+        reply, slot.pin = slot.begin(ask, batch, now, expires), self._pin
+        await self._send(reply, slot.pin, batch=batch, max_bytes=ask.max_bytes if ask.limited else 0, expires=expires)
+
+    @property
+    def _pin(self) -> str:
+        return self.ordered.pin if self.ordered is not None else ""
+
+    async def _send(self, reply: str, pin: str, *, batch: int, max_bytes: int, expires: float) -> None:
+        source = self._config.source
+        self._pinned_at = self._clock() if pin else self._pinned_at
         await self._api.pull(
             source.stream,
             source.consumer,
-            slot.begin(ask, batch, now, expires),
+            reply,
             batch=batch,
-            max_bytes=ask.max_bytes if ask.limited else 0,
+            max_bytes=max_bytes,
             expires=expires,
             heartbeat=min(HEARTBEAT, expires / 2),
+            group="" if self.ordered is None else GROUP,
+            pin=pin,
         )
+
+    async def keep_pinned(self, every: float) -> None:
+        """Have the consumer stay pinned, unless a pull in the last `every` seconds has done that.
+
+        Only pulls do. This one can deliver nothing, because every message has more than one byte.
+        """
+        if self._pin and self._client.is_connected and self._clock() - self._pinned_at >= every:
+            expires = min(1.0, self._consumer.state.max_expires or 1.0)
+            reply = f"{self.slots[0].subject}.{_KEEP}{self._pin}"
+            await self._send(reply, self._pin, batch=1, max_bytes=1, expires=expires)
 
     def _expiry(self, batch: int, now: float) -> float:
         """Return how long to keep a pull open: longer, the longer nothing arrives, if it asks for more than is left."""
@@ -236,18 +499,21 @@ class Pulls:
         to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
         for slot in self.slots:
             if slot.subject == to:
-                self._heard(slot, pull, parse_status(block), undelivered(block))
+                self._heard(slot, pull, parse_status(block))
 
-    def _heard(self, slot: PullSlot, pull: str, status: PullStatus, undelivered: int | None) -> None:
+    def _heard(self, slot: PullSlot, pull: str, status: PullStatus) -> None:
         slot.heard = self._clock()
         slot.statuses += pull == str(slot.pull)
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self.answered = slot.heard
             if slot.single and slot.active:
                 self.limits.single_idle(ended=status.reaction is Reaction.PULL_AGAIN)
+        if status.reaction is Reaction.UNPINNED and self.ordered is not None:
+            self.ordered.unpinned(slot.pin if pull == str(slot.pull) else pull.removeprefix(_KEEP))
+            self._wake.set()
         if status.reaction is not Reaction.ALIVE and slot.active and pull == str(slot.pull):
-            slot.batch -= undelivered or 0
-            if undelivered is None or slot.left <= 0:
+            slot.batch -= status.undelivered or 0
+            if status.undelivered is None or slot.left <= 0:
                 self._end(slot)
             self._react(slot, status)
             self._wake.set()
@@ -259,6 +525,8 @@ class Pulls:
         elif status.reaction is Reaction.TOO_LARGE:
             if not slot.brought:
                 self._too_small(slot)
+        elif status.reaction is Reaction.UNPINNED and self.ordered is not None:
+            pass  # another pull, without the pin id, waits for its turn
         elif status.reaction is not Reaction.PULL_AGAIN:
             slot.not_before = self._clock() + PAUSE
             event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)

@@ -12,21 +12,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import nats.errors
+import pyarrow as pa
 
 from jetcapture_py.config.subjects import matches
 from jetcapture_py.errors import MissingStreamError, SourceError
-from jetcapture_py.jetstream.ack_subject import first_delivery, position
+from jetcapture_py.jetstream.acks import first_delivery, position
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
-from jetcapture_py.jetstream.imported import OneAnswerError, PullAnswers
-from jetcapture_py.jetstream.pull_status import Reaction, parse_status, undelivered, undelivered_bytes
+from jetcapture_py.jetstream.pulls import OneAnswerError, PullAnswers, Reaction, parse_status
 from jetcapture_py.jetstream.read_session import PAUSE, ReadSession
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 
@@ -45,7 +43,6 @@ FEW_AT_ONCE, AT_ONCE = 4, 50
 """Messages that are requested at once, one by one: at first, and at most."""
 NOBODY = "none"
 """The consumer's name in the ack subjects of messages that no consumer delivered."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def requested(session: ReadSession, stream: str, seqs: Iterable[int]) -> list[dict[str, Any]]:
@@ -75,10 +72,7 @@ def received_of(stream: str, messages: Sequence[dict[str, Any]], *, headers_only
 
 def nanoseconds(text: str) -> int:
     """Parse a time of the JetStream API to nanoseconds since the epoch."""
-    fraction = re.search(r"\.(\d+)", text)
-    digits = (fraction[1] if fraction else "").ljust(9, "0")[:9]
-    moment = datetime.fromisoformat(text).replace(microsecond=0)
-    return (moment - _EPOCH) // timedelta(seconds=1) * 10**9 + int(digits)
+    return int(pa.scalar(text).cast(pa.timestamp("ns", "UTC")).value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +92,20 @@ class StreamRange:
 
 
 class RangeReader:
-    """Reads `wanted`. May return messages beyond its end, and, with `per_subject`, messages twice.
+    """Reads `range_`. May return messages beyond its end, and, with `per_subject`, messages twice.
 
     A subclass may check gaps: see the hooks from `_started` on.
     """
 
-    def __init__(self, session: ReadSession, wanted: StreamRange) -> None:
-        self._session, self._wanted = session, wanted
+    def __init__(self, session: ReadSession, range_: StreamRange) -> None:
+        self._session, self._range = session, range_
         self._connection, self._api = session.connection, session.api
         self._inbox = Inbox(self._on_data)
         self._inbox.on_status = self._on_status
         self._ready, self._wake = asyncio.Event(), asyncio.Event()
         self._finished = False
         self._failure: BaseException | None = None
-        self._last = wanted.first - 1  # of what was received
+        self._last = range_.first - 1  # of what was received
         self._left: deque[tuple[str, Received]] = deque()  # from earlier consumers
         self._answers = PullAnswers(2)
         self._forget()
@@ -120,7 +114,7 @@ class RangeReader:
         """Reset the state of the current consumer."""
         self._consumer, self._subject, self._trouble = "", "", ""
         self._sid: int | None = None
-        self._most = BATCH
+        self._max_batch = BATCH
         self._granted = 0  # messages requested by pulls
         self._before = self._checked = self._inbox.total
         self._skipped = self._statuses = 0  # sequences without a message up to the last one; statuses
@@ -182,7 +176,7 @@ class RangeReader:
     @property
     def _replaced_after(self) -> float:
         """Seconds without a message after which a consumer that still has pending messages is replaced."""
-        return SILENCE if self._wanted.per_subject else self._session.timeout / 2
+        return SILENCE if self._range.per_subject else self._session.timeout / 2
 
     async def _check_end(self) -> None:
         """Called at the end to check the gap after the last message received."""
@@ -197,7 +191,7 @@ class RangeReader:
         clock = asyncio.get_running_loop().time
         troubled: float | None = None
         try:
-            if await self._session.consumers_delete(self._wanted.stream):
+            if await self._session.consumers_delete(self._range.stream):
                 await self._request_all()
             while not self._finished:
                 total = self._inbox.total
@@ -217,19 +211,19 @@ class RangeReader:
 
     async def _request_all(self) -> None:
         """Read the range message by message, without a consumer."""
-        session, wanted, stream = self._session, self._wanted, self._wanted.stream
-        if wanted.per_subject:
+        session, range_, stream = self._session, self._range, self._range.stream
+        if range_.per_subject:
             raise SourceError(
                 f"the last message of each subject of stream {stream} cannot be read: that takes a consumer, and with "
                 "retention interest its end would delete messages that no other consumer needs; read all messages"
             )
         await session.retry(lambda: self._started({}))
-        created, first, count = (await session.state(stream)).created, wanted.first, FEW_AT_ONCE
-        while first < wanted.end and not self._finished:
-            following = min(first + count, wanted.end)
+        created, first, count = (await session.state(stream)).created, range_.first, FEW_AT_ONCE
+        while first < range_.end and not self._finished:
+            following = min(first + count, range_.end)
             messages = await requested(session, stream, range(first, following))
             count = next_at_once(count, messages)
-            messages = [message for message in messages if matches(message["subject"], wanted.subjects)]
+            messages = [message for message in messages if matches(message["subject"], range_.subjects)]
             if (await session.state(stream)).created != created:
                 raise MissingStreamError(f"stream {stream} was deleted and recreated while it was read")
             first = following
@@ -237,10 +231,10 @@ class RangeReader:
                 if messages[-1]["seq"] - self._last > len(messages):
                     self._skips()
                 self._last = messages[-1]["seq"]
-                self._left.append((NOBODY, received_of(stream, messages, headers_only=wanted.headers_only)))
+                self._left.append((NOBODY, received_of(stream, messages, headers_only=range_.headers_only)))
                 self._ready.set()
-            elif first < wanted.end:
-                first = await session.next_match(stream, first, wanted.subjects) or wanted.end
+            elif first < range_.end:
+                first = await session.next_match(stream, first, range_.subjects) or range_.end
             await self._check()
             while self._left:
                 self._wake.clear()
@@ -253,18 +247,18 @@ class RangeReader:
     async def _attach(self) -> None:
         """Create a consumer that starts after the last message, and subscribe."""
         self._forget()
-        wanted = self._wanted
-        config: dict[str, Any] = {"headers_only": wanted.headers_only, "filter_subjects": wanted.subjects}
-        if wanted.per_subject:
-            config |= {"deliver_policy": "last_per_subject", "filter_subjects": wanted.subjects or (">",)}
+        range_ = self._range
+        config: dict[str, Any] = {"headers_only": range_.headers_only, "filter_subjects": range_.subjects}
+        if range_.per_subject:
+            config |= {"deliver_policy": "last_per_subject", "filter_subjects": range_.subjects or (">",)}
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._last + 1}
-        self._consumer, answer = await self._session.create_consumer(wanted.stream, config)
+        self._consumer, answer = await self._session.create_consumer(range_.stream, config)
         await self._started(answer)
         if self._finished:
             return
         self._skipped = self._last
-        self._most = min(BATCH, answer["config"].get("max_batch") or BATCH)
+        self._max_batch = min(BATCH, answer["config"].get("max_batch") or BATCH)
         self._drained = not answer["num_pending"]
         self._subject = self._connection.new_inbox()
         try:
@@ -279,7 +273,7 @@ class RangeReader:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._connection.stop_receiving(self._sid)
         if self._consumer:
-            await self._session.delete_consumer(self._wanted.stream, self._consumer)
+            await self._session.delete_consumer(self._range.stream, self._consumer)
         if self._inbox.rows:
             self._left.append((self._consumer, self._inbox.take(1 << 62)))
             self._ready.set()
@@ -287,7 +281,7 @@ class RangeReader:
 
     def _nothing_came(self, reason: str) -> SourceError:
         seconds = f"{self._session.timeout:g} s"
-        return SourceError(f"no message from stream {self._wanted.stream} for {seconds}: {reason}")
+        return SourceError(f"no message from stream {self._range.stream} for {seconds}: {reason}")
 
     # ------------------------------------------------------------------ one consumer
 
@@ -310,23 +304,19 @@ class RangeReader:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
                 self._disturb("the server stopped responding")
-                self._check_answers()
+                answers = self._inbox.total - self._before + self._statuses
+                if self._api.imported and self._answers.ended(answers, silent=True):
+                    raise OneAnswerError(self._range.stream)
             late_before, late = late, clock() > self._came + self._session.timeout
             if late and late_before and not (self._finished or self._trouble):  # twice: we may have been suspended
                 raise self._nothing_came("the server answers, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
 
-    def _check_answers(self) -> None:
-        """Check that a silent pull had more than one answer, if the API is imported. Raises SourceError."""
-        answers = self._inbox.total - self._before + self._statuses
-        if self._api.imported and self._answers.ended(answers, silent=True):
-            raise OneAnswerError(self._wanted.stream)
-
     @property
     def _complete(self) -> bool:
         """Whether the end of the range has been reached."""
-        return self._last >= self._wanted.end - 1
+        return self._last >= self._range.end - 1
 
     @property
     def _credit(self) -> int:
@@ -335,17 +325,17 @@ class RangeReader:
 
     async def _ask_for_more(self) -> None:
         """Pull at most the rest of the range: what follows belongs to other readers."""
-        batch, size = self._most, PULL_BYTES
-        if not self._wanted.per_subject:  # which starts over with each consumer
-            batch = min(batch, self._wanted.end - 1 - self._last - self._credit)
-        if batch <= 0 or self._credit > self._most // 2 or self._full or self._trouble or self._finished:
+        batch, size = self._max_batch, PULL_BYTES
+        if not self._range.per_subject:  # which starts over with each consumer
+            batch = min(batch, self._range.end - 1 - self._last - self._credit)
+        if batch <= 0 or self._credit > self._max_batch // 2 or self._full or self._trouble or self._finished:
             return
         if self._too_large:
             if self._credit:
                 return  # wait until the open pulls have been refused as well
             self._too_large, batch, size = False, 1, 0
         self._granted += batch
-        stream, reply = self._wanted.stream, f"{self._subject}.1"
+        stream, reply = self._range.stream, f"{self._subject}.1"
         await self._api.pull(
             stream, self._consumer, reply, batch=batch, max_bytes=size, expires=EXPIRES, heartbeat=HEARTBEAT
         )
@@ -355,7 +345,7 @@ class RangeReader:
         drained, self._drained, self._idle = self._drained, False, False
         if not drained:
             try:
-                info = await self._api.request(f"CONSUMER.INFO.{self._wanted.stream}.{self._consumer}")
+                info = await self._api.request(f"CONSUMER.INFO.{self._range.stream}.{self._consumer}")
             except (ApiError, UnavailableError) as error:
                 self._disturb(str(error))
                 return
@@ -383,21 +373,21 @@ class RangeReader:
 
     def _on_data(self) -> None:
         self._heard = self._came = asyncio.get_running_loop().time()
-        found = position(self._inbox.rows.last_reply(), self._wanted.stream, self._consumer)
+        ack = position(self._inbox.rows.last_reply(), self._range.stream, self._consumer)
         fresh, self._checked = self._inbox.total - self._checked, self._inbox.total
-        if found is not None and found.delivery > self._inbox.total - self._before:
+        if ack is not None and ack.delivery > self._inbox.total - self._before:
             self._inbox.rows, _ = self._inbox.rows.split(len(self._inbox.rows) - fresh)
             self._disturb("messages sent by the server did not arrive")
-        elif found is not None:
-            if found.seq - found.delivery != self._skipped:
+        elif ack is not None:
+            if ack.seq - ack.delivery != self._skipped:
                 self._skips()
-            self._last, self._skipped = max(found.seq, self._last), found.seq - found.delivery
-            self._drained = not found.pending
+            self._last, self._skipped = max(ack.seq, self._last), ack.seq - ack.delivery
+            self._drained = not ack.pending
             if self._drained or self._complete:
                 self._wake.set()
         if self._enough:
             self._ready.set()
-        if self._credit <= self._most // 2:
+        if self._credit <= self._max_batch // 2:
             self._wake.set()
         if self._inbox.empty and self._api.imported:
             self._disturb("an empty message ended the pull")
@@ -411,8 +401,8 @@ class RangeReader:
         if status.reaction not in (Reaction.ALIVE, Reaction.PULL_AGAIN, Reaction.TOO_LARGE):
             self._disturb(f"{status.code} {status.text}")
         else:
-            self._granted -= undelivered(block) or 0
+            self._granted -= status.undelivered or 0
         if status.reaction is Reaction.TOO_LARGE:
-            self._too_large |= (undelivered_bytes(block) or 0) >= PULL_BYTES  # nothing of the pull was delivered
+            self._too_large |= (status.undelivered_bytes or 0) >= PULL_BYTES  # nothing of the pull was delivered
         self._idle = status.reaction is Reaction.ALIVE
         self._wake.set()

@@ -24,8 +24,7 @@ from jetcapture_py.jetstream.connection import (
     UnavailableError,
     connect,
 )
-from jetcapture_py.jetstream.permissions import denial_in
-from jetcapture_py.jetstream.wire.client import Connection
+from jetcapture_py.jetstream.wire.client import Connection, denial_in
 
 PAUSE = 0.25
 """Seconds between two attempts."""
@@ -41,22 +40,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A stream's state: its messages have sequences `first` to `last`; an empty stream has `first` = `last` + 1.
-
-    `first_time` is when the first one was stored, or for an empty stream when that was created. `gaps`: some of these
-    sequences have no message. `replicated`: other servers hold copies. `keeps_latest`: the stream limits messages per
-    subject, so new messages replace old ones.
-    """
+    """A stream's state."""
 
     created: str
+    """Creation time, as the server writes it."""
     first: int
+    """First sequence; `last` + 1 for an empty stream."""
     last: int
+    """Last sequence."""
     first_time: datetime
+    """When the first message was stored; for an empty stream, when that was created."""
     gaps: bool
+    """Whether some of these sequences have no message."""
     replicated: bool
+    """Whether other servers hold copies."""
     keeps_latest: bool
+    """Whether it limits messages per subject, so that new messages replace old ones."""
     retention: str
+    """As the JetStream API has it."""
     mirror: bool
+    """Whether it is one."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:

@@ -18,8 +18,8 @@ import nats.errors
 
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import FORBIDDEN, STREAM_NOT_FOUND, ApiError, UnavailableError
-from jetcapture_py.jetstream.permissions import Denial, refusal
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.wire.client import Denial, refusal
 from jetcapture_py.text import one_line
 
 CHUNK = 512 << 10
@@ -63,20 +63,13 @@ class StreamRestore:
     async def check(self) -> None:
         """Check that the server can restore, and that the stream does not exist. Raises SourceError."""
         version = self._connection.server_version
-        found = _VERSION.match(version)
-        if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+        number = _VERSION.match(version)
+        if number is None or (int(number[1]), int(number[2])) < _OLDEST:
             raise SourceError(
                 f"the server is nats-server {version}: an exact restore needs 2.15 or later; jetcapture spark replay "
                 "publishes the messages again, with new sequences and timestamps"
             )
-        try:
-            info = await self._info()
-        except ApiError as error:
-            if error.code == FORBIDDEN:
-                return
-            raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
-        except UnavailableError as error:
-            raise SourceError(str(error)) from error
+        info, _ = await self._looked_up()
         if info is not None:
             raise self._exists()
 
@@ -84,8 +77,8 @@ class StreamRestore:
         """Create the stream; `config` and `state` are those of the JetStream API. Raises SourceError."""
         fed = config.get("mirror") or config.get("sources")
         self._subjects = sorted(config.get("subjects") or ([] if fed else [self.stream]))
-        self._connection.denials.listeners.append(self._on_denial)
-        self._session.on_trouble = self._on_lost
+        self._connection.denial_listeners.append(self._on_denial)
+        self._session.on_trouble = lambda: self._fail("the connection was lost during the restore")
         self._subscription = await self._connection.subscribe(f"{self._inbox}.*", cb=self._on_answer)
         try:
             answer = await self._session.api.request(
@@ -115,22 +108,27 @@ class StreamRestore:
             await self.send(self._padding)
             while self._sent:
                 await self._answer(_ACK_TIMEOUT)
-            try:
-                info = await self._info()
-            except ApiError as error:
-                if error.code != FORBIDDEN:
-                    raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
+            info, allowed = await self._looked_up()
+            if not allowed:
                 self._created = ""
-                return
-            except UnavailableError as error:
-                raise SourceError(str(error)) from error
-            if info is None:
+            elif info is None:
                 await asyncio.sleep(_CREATION_PAUSE)
             elif sorted(info["config"].get("subjects") or ()) == self._subjects:
                 self._created = str(info["created"])
             else:
                 self._overtaken = True
                 raise self._exists()
+
+    async def _looked_up(self) -> tuple[dict[str, Any] | None, bool]:
+        """Return what `_info` does, and whether the user may ask for it. Raises SourceError."""
+        try:
+            return await self._info(), True
+        except ApiError as error:
+            if error.code == FORBIDDEN:
+                return None, False
+            raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
+        except UnavailableError as error:
+            raise SourceError(str(error)) from error
 
     async def _info(self) -> dict[str, Any] | None:
         """Return the stream's state and configuration, None if there is none. Raises ApiError and UnavailableError."""
@@ -217,7 +215,7 @@ class StreamRestore:
 
     async def _leave(self) -> None:
         with suppress(ValueError):
-            self._connection.denials.listeners.remove(self._on_denial)
+            self._connection.denial_listeners.remove(self._on_denial)
         with suppress(OSError, nats.errors.Error):
             await self._subscription.unsubscribe()
 
@@ -269,9 +267,6 @@ class StreamRestore:
     def _on_denial(self, denial: Denial) -> None:
         if denial.subject.startswith(f"{_SUBJECT}.{self.stream}.".lower()):
             self._fail(f"NATS refused: {refusal(f'{_SUBJECT}.{self.stream}.*')}")
-
-    def _on_lost(self) -> None:
-        self._fail("the connection was lost during the restore")
 
     def _fail(self, text: str) -> None:
         self._failure = self._failure or SourceError(text)

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from jetcapture_py.config.model import Managed
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.admin import differences
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
+from jetcapture_py.jetstream.consumer import Difference, differences, differing
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.jetstream.settings import Difference, differing
-from jetcapture_py.manage import show
+from jetcapture_py.manage.export import lines, shown
 from jetcapture_py.manage.plan import Plan, plans
 
 DONE, REFUSED, WOULD_CHANGE = 0, 1, 3
@@ -49,7 +48,7 @@ class Applied:
             "refusal": plan.refusal,
             "request": plan.request,
             "answer": self.answer,
-            "ignored": [{"setting": each.name, "asked": each.wanted, "is": each.actual} for each in self.ignored],
+            "ignored": [{"setting": left.name, "asked": left.configured, "is": left.actual} for left in self.ignored],
         }
 
 
@@ -58,16 +57,16 @@ def run(managed: Managed, *, dry_run: bool, as_json: bool) -> int:
     applied = asyncio.run(apply(managed, dry_run=dry_run))
     console = Console(soft_wrap=True, highlight=False)
     if as_json:
-        console.print(Text(json.dumps([each.fields() for each in applied])))
-    for each in applied if not as_json else ():
-        for line in show.lines(each.plan, done=each.answer is not None):
+        console.print(Text(json.dumps([result.fields() for result in applied])))
+    for result in applied if not as_json else ():
+        for line in lines(result.plan, done=result.answer is not None):
             console.print(line)
-        for left in each.ignored:
-            asked, has = show.shown(left.name, left.wanted), show.shown(left.name, left.actual)
+        for left in result.ignored:
+            asked, has = shown(left.name, left.configured), shown(left.name, left.actual)
             console.print(Text(f"  {left.name}: the server ignored {asked} and has {has}", "yellow"))
-    if any(not each.plan.possible or each.ignored for each in applied):
+    if any(not result.plan.possible or result.ignored for result in applied):
         return REFUSED
-    return WOULD_CHANGE if dry_run and any(each.plan.action != "none" for each in applied) else DONE
+    return WOULD_CHANGE if dry_run and any(result.plan.action != "none" for result in applied) else DONE
 
 
 async def apply(managed: Managed, *, dry_run: bool) -> list[Applied]:
@@ -91,16 +90,11 @@ async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
     try:
         answer = (await session.api.request(subject, body))["config"]  # once: a refusal is an answer
         if plan.action == "update" and any(change.name == "pause_until" for change in plan.changes):
-            answer |= await _pause(session, stream, plan)
+            until = {"pause_until": plan.request["pause_until"]}  # for which an update is not enough
+            paused = await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", until)
+            answer["pause_until"] = paused.get("pause_until")
     except (ApiError, UnavailableError) as error:
         raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error
     consumer = managed.source if plan.kind == "consumer" else None
-    left = differing(plan.wanted, answer) if consumer is None else differences(consumer, answer)
+    left = differing(plan.configured, answer) if consumer is None else differences(consumer, answer)
     return Applied(plan=plan, answer=answer, ignored=left)
-
-
-async def _pause(session: ReadSession, stream: str, plan: Plan) -> dict[str, Any]:
-    """Pause or resume a consumer, for which an update is not enough; return the setting as it is then."""
-    body = {"pause_until": plan.request["pause_until"]}
-    answer = await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", body)
-    return {"pause_until": answer.get("pause_until")}

@@ -9,30 +9,116 @@ import base64
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+import pyarrow as pa
+from pydantic import Field, model_validator
 from rich.console import Console
 from rich.text import Text
 
+from jetcapture_py.archive import layout
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config import values as types
 from jetcapture_py.config import yaml_text
-from jetcapture_py.config.messages import problems, wrong
 from jetcapture_py.config.model import Config, read_text
-from jetcapture_py.config.section import Section
+from jetcapture_py.config.section import Section, validated, wrong
 from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.units import dotted, format_time, kind, microseconds_of, parse_time
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.jetstream.ack_subject import first_delivery
+from jetcapture_py.jetstream.acks import first_delivery
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.manage.outcome import MessageOutcome, outcomes, plain
 from jetcapture_py.text import escaped
+from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.keys import Run
+from jetcapture_py.transform.prepare import Prepared, Preparer
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageOutcome:
+    """One message as it would be archived."""
+
+    seq: int
+    """Stream sequence."""
+    timestamp: datetime
+    """When it was stored, in UTC."""
+    subject: str
+    """Its subject."""
+    headers: dict[str, list[str]] | None
+    """Its headers; None without any."""
+    payload: bytes
+    """Its payload."""
+    key: str | None
+    """Its key; None without one."""
+    bucket: datetime
+    """Start of its bucket, in UTC."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Decoded columns of each of its rows."""
+    quarantine: tuple[str, str] | None = None
+    """Stage and error of a message that goes to quarantine; it has no key and no rows."""
+
+
+def outcomes(preparer: Preparer, received: Received) -> list[MessageOutcome]:
+    """Decode and route messages as a capture does, in the order of their sequences. `preparer` keeps payloads."""
+    try:
+        prepared = replace(preparer, bundles=0)(received)  # in runs of one key each
+    except BatchTooWideError:
+        first, rest = received.split(len(received) // 2)
+        return sorted(outcomes(preparer, first) + outcomes(preparer, rest), key=lambda outcome: outcome.seq)
+    return _outcomes(prepared)
+
+
+def _outcomes(prepared: Prepared) -> list[MessageOutcome]:
+    by_seq: dict[int, MessageOutcome] = {}
+    for run, row in _rows_of(prepared.rows, prepared.runs):
+        outcome = by_seq.setdefault(row[layout.SEQ], _outcome_of(run, row))
+        outcome.rows.append({name: value for name, value in row.items() if not name.startswith("_nats_")})
+    for run, row in _rows_of(prepared.quarantine, prepared.quarantine_runs):
+        outcome = _outcome_of(run, row)
+        outcome.quarantine = (row[layout.STAGE], row[layout.ERROR])
+        by_seq[outcome.seq] = outcome
+    return [by_seq[seq] for seq in sorted(by_seq)]
+
+
+def _rows_of(table: pa.RecordBatch, runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    for run in runs:
+        for row in table.slice(run.start, run.length).to_pylist():
+            yield run, row
+
+
+def _outcome_of(run: Run, row: dict[str, Any]) -> MessageOutcome:
+    headers = row[layout.HEADERS]
+    return MessageOutcome(
+        seq=row[layout.SEQ],
+        timestamp=row[layout.TIMESTAMP].astimezone(UTC),
+        subject=row[layout.SUBJECT],
+        headers=None if headers is None else dict(headers),
+        payload=row[layout.PAYLOAD] or b"",
+        key=run.key,
+        bucket=datetime.fromtimestamp(run.bucket, UTC),
+    )
+
+
+def plain(value: object) -> Any:
+    """Convert a column's value for JSON: times, decimals and NaN to text, bytes to base64."""
+    if isinstance(value, datetime):
+        return format_time(value) if value.tzinfo else value.isoformat()
+    if isinstance(value, date | time | Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
 
 PASSED, FAILED = 0, 1
 _DEFAULT_TIME = datetime(2000, 1, 1, tzinfo=UTC)
@@ -133,10 +219,7 @@ def load_cases(path: Path) -> tuple[Case, ...]:
     data = yaml_text.read(read_text(path, str(path)), None)
     if not isinstance(data, list) or not data:
         raise ConfigError(f"{path}: expected a list of cases, got {'an empty list' if data == [] else kind(data)}")
-    try:
-        return _Cases.model_validate({"cases": data}).cases
-    except ValidationError as error:
-        raise ConfigError(*(f"{path}: {problem}" for problem in problems(error, _Cases))) from None
+    return validated(_Cases, {"cases": data}, rename=lambda problem: f"{path}: {problem}").cases
 
 
 def run(config: Config, path: Path) -> int:
@@ -145,11 +228,11 @@ def run(config: Config, path: Path) -> int:
     console = Console(soft_wrap=True, highlight=False)
     failed = 0
     for number, case in enumerate(cases, 1):
-        found = list(differences(config, case, number))
-        failed += bool(found)
-        verdict = Text("failed", "red") if found else Text("ok    ", "green")
+        lines = list(differences(config, case, number))
+        failed += bool(lines)
+        verdict = Text("failed", "red") if lines else Text("ok    ", "green")
         console.print(verdict, Text(escaped(case.name)))
-        for line in found:
+        for line in lines:
             console.print(Text(f"         {line}"))
     console.print(Text(f"{failed} of {len(cases)} failed" if failed else f"{len(cases)} passed"))
     return FAILED if failed else PASSED
@@ -161,22 +244,22 @@ def differences(config: Config, case: Case, number: int) -> Iterator[str]:
     if not matches(message.subject, source.filter_subjects):
         yield f"subject: {escaped(message.subject)} matches none of source.filter_subjects; it would not be captured"
         return
-    found = _outcome(config, message, number)
+    outcome = _outcome(config, message, number)
     given = expected.model_fields_set
-    if found.quarantine is not None or "quarantine" in given:
-        if "quarantine" in given and found.quarantine is not None:
-            yield from _quarantine(expected, found.quarantine)
+    if outcome.quarantine is not None or "quarantine" in given:
+        if "quarantine" in given and outcome.quarantine is not None:
+            yield from _quarantine(expected, outcome.quarantine)
         else:
-            yield _not_expected(found)
+            yield _not_expected(outcome)
             return
-    if "key" in given and (expected.key or None) != found.key:
-        yield _line("key", expected.key or None, found.key)
-    if expected.bucket is not None and expected.bucket != found.bucket:
-        yield _line("bucket", format_time(expected.bucket), format_time(found.bucket))
+    if "key" in given and (expected.key or None) != outcome.key:
+        yield _line("key", expected.key or None, outcome.key)
+    if expected.bucket is not None and expected.bucket != outcome.bucket:
+        yield _line("bucket", format_time(expected.bucket), format_time(outcome.bucket))
     if expected.columns is not None:
-        yield from _rows((expected.columns,), found.rows, "columns")
+        yield from _rows((expected.columns,), outcome.rows, "columns")
     if expected.rows is not None:
-        yield from _rows(expected.rows, found.rows, "rows")
+        yield from _rows(expected.rows, outcome.rows, "rows")
 
 
 def _outcome(config: Config, message: CaseMessage, number: int) -> MessageOutcome:
@@ -186,35 +269,35 @@ def _outcome(config: Config, message: CaseMessage, number: int) -> MessageOutcom
     return outcomes(replace(preparer(config, None, None), keep_payload=True), received)[0]
 
 
-def _quarantine(expected: CaseExpectation, found: tuple[str, str]) -> Iterator[str]:
-    wanted = expected.quarantine
-    stage, part = (None, wanted) if isinstance(wanted, str) else (wanted and wanted.stage, wanted and wanted.error)
-    if stage is not None and stage != found[0]:
-        yield _line("quarantine.stage", stage, found[0])
-    if part and part not in found[1]:
-        yield f"quarantine.error: expected {_quoted(part)} in it, got {_quoted(found[1])}"
+def _quarantine(expected: CaseExpectation, actual: tuple[str, str]) -> Iterator[str]:
+    error = expected.quarantine
+    stage, part = (None, error) if isinstance(error, str) else (error and error.stage, error and error.error)
+    if stage is not None and stage != actual[0]:
+        yield _line("quarantine.stage", stage, actual[0])
+    if part and part not in actual[1]:
+        yield f"quarantine.error: expected {_quoted(part)} in it, got {_quoted(actual[1])}"
 
 
-def _not_expected(found: MessageOutcome) -> str:
-    if found.quarantine is not None:
-        stage, error = found.quarantine
+def _not_expected(outcome: MessageOutcome) -> str:
+    if outcome.quarantine is not None:
+        stage, error = outcome.quarantine
         return f"quarantine: expected none, got {escaped(stage)}: {_quoted(error)}"
-    return f"quarantine: expected, but the message is archived with key {_quoted(found.key)}"
+    return f"quarantine: expected, but the message is archived with key {_quoted(outcome.key)}"
 
 
-def _rows(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]], what: str) -> Iterator[str]:
-    if len(expected) != len(found):
-        yield f"rows: expected {len(expected)}, got {len(found)}"
+def _rows(expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[str, Any]], what: str) -> Iterator[str]:
+    if len(expected) != len(actual):
+        yield f"rows: expected {len(expected)}, got {len(actual)}"
         return
-    for index, (wanted, row) in enumerate(zip(expected, found, strict=True)):
+    for index, (cells, row) in enumerate(zip(expected, actual, strict=True)):
         path = ("columns",) if what == "columns" else ("rows", index)
-        for name in {**wanted, **row}:
-            if not same(wanted.get(name), row.get(name)):
-                yield _line(dotted((*path, name)), wanted.get(name), plain(row.get(name)))
+        for name in {**cells, **row}:
+            if not same(cells.get(name), row.get(name)):
+                yield _line(dotted((*path, name)), cells.get(name), plain(row.get(name)))
 
 
-def _line(path: str, expected: object, found: object) -> str:
-    return f"{path}: expected {_quoted(expected)}, got {_quoted(found)}"
+def _line(path: str, expected: object, actual: object) -> str:
+    return f"{path}: expected {_quoted(expected)}, got {_quoted(actual)}"
 
 
 def _quoted(value: object) -> str:
@@ -223,47 +306,47 @@ def _quoted(value: object) -> str:
     return f'"{escaped(value)}"' if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def same(expected: Any, found: Any) -> bool:
+def same(expected: Any, actual: Any) -> bool:
     """Whether a YAML value equals a column's value: times and decimals may be text, bytes are base64."""
-    if expected is None or found is None:
-        return expected is found
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return expected is found
-    if isinstance(found, Decimal):
+    if expected is None or actual is None:
+        return expected is actual
+    if isinstance(actual, bool) or isinstance(expected, bool):
+        return expected is actual
+    if isinstance(actual, Decimal):
         try:
-            return Decimal(str(expected)) == found
+            return Decimal(str(expected)) == actual
         except InvalidOperation:
             return False
-    if isinstance(found, float):
-        return _same_float(expected, found)
-    if isinstance(found, datetime):
-        return _same_time(expected, found)
-    if isinstance(found, dict):
+    if isinstance(actual, float):
+        return _same_float(expected, actual)
+    if isinstance(actual, datetime):
+        return _same_time(expected, actual)
+    if isinstance(actual, dict):
         return isinstance(expected, dict) and all(
-            same(expected.get(name), found.get(name)) for name in {**expected, **found}
+            same(expected.get(name), actual.get(name)) for name in {**expected, **actual}
         )
-    if isinstance(found, list):
-        if found and all(isinstance(each, tuple) for each in found):  # a map
-            return same(expected, dict(found))
+    if isinstance(actual, list):
+        if actual and all(isinstance(item, tuple) for item in actual):  # a map
+            return same(expected, dict(actual))
         return (
             isinstance(expected, list)
-            and len(expected) == len(found)
-            and all(same(one, other) for one, other in zip(expected, found, strict=True))
+            and len(expected) == len(actual)
+            and all(same(one, other) for one, other in zip(expected, actual, strict=True))
         )
-    return bool(expected == (plain(found) if isinstance(found, bytes | date | time | timedelta) else found))
+    return bool(expected == (plain(actual) if isinstance(actual, bytes | date | time | timedelta) else actual))
 
 
-def _same_float(expected: Any, found: float) -> bool:
+def _same_float(expected: Any, actual: float) -> bool:
     if isinstance(expected, str):
-        return expected.lower().lstrip(".") == str(found).lower()
+        return expected.lower().lstrip(".") == str(actual).lower()
     if not isinstance(expected, int | float):
         return False
-    return expected == found or float(np.float32(expected)) == found or (math.isnan(expected) and math.isnan(found))
+    return expected == actual or float(np.float32(expected)) == actual or (math.isnan(expected) and math.isnan(actual))
 
 
-def _same_time(expected: Any, found: datetime) -> bool:
+def _same_time(expected: Any, actual: datetime) -> bool:
     try:
         moment = parse_time(expected)
     except ValueError:
         return False
-    return moment == (found if found.tzinfo else found.replace(tzinfo=UTC))
+    return moment == (actual if actual.tzinfo else actual.replace(tzinfo=UTC))

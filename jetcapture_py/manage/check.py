@@ -7,32 +7,276 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from rich.console import Console
 from rich.text import Text
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_numbers
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
+from jetcapture_py.capture.parts import preparer
+from jetcapture_py.capture.side_tasks import MARK
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.model import Config, SourceConfig
-from jetcapture_py.config.units import format_duration
+from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SHARE, SEALED_UNACKED_SHARE
+from jetcapture_py.config.template import parse_template, part_name
+from jetcapture_py.config.units import format_duration, format_time
+from jetcapture_py.config.values import DAY
 from jetcapture_py.errors import SourceError, StoreError
-from jetcapture_py.jetstream.admin import consumer_state, unusable
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
-from jetcapture_py.jetstream.imported import OneAnswerError
+from jetcapture_py.jetstream.consumer import consumer_state, unusable
+from jetcapture_py.jetstream.pulls import OneAnswerError
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage import check_server
-from jetcapture_py.manage.findings import Findings
-from jetcapture_py.manage.forecast import Forecast, forecast, put_price
+from jetcapture_py.manage.check_server import Findings
 from jetcapture_py.manage.plan import info_or_none
-from jetcapture_py.manage.traffic import Sample, rates, sample
-from jetcapture_py.store import LocalStore, configured_store
+from jetcapture_py.manage.tap import Part, matching, newest
+from jetcapture_py.plugins import is_reference
+from jetcapture_py.store import LocalStore, configured_store, driver_of
 from jetcapture_py.text import plural
+from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.prepare import Prepared, Preparer
+
+PUT_PRICES = {"s3": 0.005, "gs": 0.005, "abfs": 0.0055, "az": 0.0055}
+"""US dollars per 1,000 requests that write, by the scheme of `store.url`: the public list prices of Amazon S3 Standard
+(us-east-1: PUT, COPY, POST, LIST), Google Cloud Storage Standard (class A operations, single region) and Azure Blob
+Storage (hot, locally redundant, East US: write operations, there per 10,000). `check --put-price` replaces them."""
+_FEW = 3
+"""Number of blocks up to which they are sealed one at a time under pressure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Arriving messages."""
+
+    rate: float
+    """Messages per second."""
+    message_bytes: float
+    """Mean bytes of memory of a message."""
+    shares: Sequence[float]
+    """Share of every key or bundle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Predicted blocks."""
+
+    block_seconds: float
+    """Mean length of a block."""
+    configured_seconds: float
+    """Configured length."""
+    limit: str | None
+    """Setting that seals blocks early; None if they reach the configured length."""
+    objects: float
+    """Objects per day."""
+    requests: float
+    """Writes per day."""
+
+
+def forecast(config: Config, traffic: Traffic, unacked_limit: int) -> Forecast:
+    """Predict the blocks of one capture; `unacked_limit` is the consumer's `max_ack_pending`."""
+    block, memory, spool = config.block, config.limits.memory, config.limits.spool
+    configured = min(block.interval, block.max_age)
+    rates = sorted((traffic.rate * share for share in traffic.shares), reverse=True)
+    size = max(traffic.message_bytes, 1.0)
+    own = {
+        "block.max_messages": float(block.max_messages),
+        "block.max_bytes": block.max_bytes / size,
+    }
+    if spool is None or is_reference(block.format):
+        own["limits.memory"] = memory / BLOCK_SHARE / size
+    resident = memory / OPEN_SHARE
+    spooled = max(0.0, (spool.size - resident) / 2) if spool else 0.0  # the other half is kept for the objects
+    together = {
+        "source.max_ack_pending": unacked_limit / OPEN_UNACKED_SHARE,
+        "limits.spool.size" if spool else "limits.memory": (resident + spooled) / size,
+    }
+    first = min(own, key=lambda name: own[name])
+    pressing = min(together, key=lambda name: together[name])
+    sizes = [min(rate * configured, own[first]) for rate in rates]
+    largest = _largest_under_pressure(sizes, together[pressing], unacked_limit)
+    lengths = [min(configured, min(own[first], largest) / rate) for rate in rates]
+    blocks = [max(1, math.ceil(block.interval / length - 1e-6)) for length in lengths]
+    per_day = DAY / block.interval
+    objects = sum(min(per_day * count, DAY * rate) for count, rate in zip(blocks, rates, strict=True))
+    limit = None if lengths[0] >= configured else pressing if largest < own[first] else first
+    return Forecast(
+        block_seconds=len(blocks) * block.interval / sum(blocks),
+        configured_seconds=configured,
+        limit=limit,
+        objects=objects,
+        requests=objects + DAY / MARK,
+    )
+
+
+def _largest_under_pressure(sizes: Sequence[float], budget: float, unacked_limit: int) -> float:
+    """Return the rows at which blocks are sealed so that all open ones stay within the budget; inf without pressure.
+
+    `sizes` are the rows that blocks would have otherwise, largest first. Of n busy keys, open blocks have 1/n, 2/n, …
+    of the size at which they are sealed; the others are half full on average.
+    """
+    if sum(sizes) <= budget:
+        return math.inf
+    rest = sum(sizes) / 2
+    for count, size in enumerate(sizes, 1):
+        rest -= size / 2
+        slack = unacked_limit / SEALED_UNACKED_SHARE / 2 if count > _FEW else 0.0
+        largest = max(budget - slack - rest, 1.0) / ((count + 1) / 2)
+        following = sizes[count] if count < len(sizes) else 0.0
+        if largest >= following:
+            return largest
+    return 1.0
+
+
+def put_price(url: str, given: float | None) -> float:
+    """Return US dollars per 1,000 writes; 0 if they cost nothing."""
+    return PUT_PRICES.get(url.partition("://")[0], 0.0) if given is None else given
+
+
+SAMPLE = 2_000
+"""Newest messages to decode."""
+WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
+"""Windows, in seconds before now, to measure the rate over; the highest rate counts."""
+_SHORTEST = 1.0
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(slots=True)
+class Sample:
+    """The decoded sample."""
+
+    keys: Counter[str | None] = field(default_factory=Counter)
+    """Rows by key."""
+    messages: int = 0
+    """How many messages were decoded."""
+    rows: int = 0
+    """How many rows they gave."""
+    size: int = 0
+    """Bytes of rows and quarantine."""
+    times: list[int] = field(default_factory=list)
+    """Times of first and last messages, in microseconds since the epoch."""
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Quarantined messages by stage and reason, with zeros in place of digits."""
+    examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The first reason of each of these."""
+    columns: set[str] = field(default_factory=set)
+    """Columns that have a value in some row."""
+    missing: list[str] = field(default_factory=list)
+    """Placeholders of the key that no message has, if none has a key."""
+    untimed: bool = False
+    """Whether no message has the time of `block.time`, so that all take the fallback."""
+
+    def add(self, prepared: Prepared) -> None:
+        """Count what was prepared."""
+        for run in prepared.runs:
+            self.keys[run.key] += run.length
+        self.messages += prepared.messages
+        self.rows += prepared.rows.num_rows
+        self.size += prepared.rows.nbytes + prepared.quarantine.nbytes
+        self.times += [time for _, time in prepared.span]
+        self.columns |= {
+            name
+            for name, column in zip(prepared.rows.schema.names, prepared.rows.columns, strict=True)
+            if column.null_count < len(column)
+        }
+        wrong = prepared.quarantine
+        for row in wrong.select([layout.STAGE, layout.ERROR]).to_pylist() if wrong.num_rows else ():
+            stage, error = row[layout.STAGE], row[layout.ERROR]
+            reason = stage, _DIGITS.sub("0", error)
+            self.reasons[reason] += 1
+            self.examples.setdefault(reason, error)
+
+    @property
+    def quarantined(self) -> int:
+        """How many messages go to the quarantine."""
+        return self.reasons.total()
+
+    @property
+    def keyless(self) -> bool:
+        """Whether no row has a key."""
+        return set(self.keys) == {None}
+
+    def traffic(self, rate: float, bundles: int) -> Traffic:
+        """Return traffic with the sample's keys, or their bundles, and sizes at `rate`."""
+        total = max(sum(self.keys.values()), 1)
+        counts = list(self.keys.values())
+        if bundles:
+            numbers = bundle_numbers(pa.array(list(self.keys), pa.string()), bundles)
+            counts = [count for count in np.bincount(numbers, counts, bundles).tolist() if count]
+        shares = [count / total for count in counts] or [1.0]
+        return Traffic(rate=rate, message_bytes=self.size / max(self.messages, 1), shares=shares)
+
+
+async def sample(session: ReadSession, config: Config) -> Sample:
+    """Decode the newest messages as a capture does. Raises ConfigError, SourceError."""
+    parts = await newest(session, config, SAMPLE)
+    return await asyncio.to_thread(_sample, config, parts)
+
+
+def _sample(config: Config, parts: Sequence[Part]) -> Sample:
+    """Decode messages. Where none has a key or a time, decode them again to learn what is missing."""
+    made = _decoded(config, parts)
+    if made.keyless and not is_reference(config.key):
+        for name in filter(None, map(part_name, parse_template(config.key))):
+            if _decoded(config.model_copy(update={"key": f"{{{name}}}"}), parts).keyless:
+                made.missing.append(name)
+    if config.block.time_fallback is not None and made.rows:
+        strict = config.block.model_copy(update={"time_fallback": None})
+        made.untimed = not _decoded(config.model_copy(update={"block": strict}), parts).rows
+    return made
+
+
+def _decoded(config: Config, parts: Sequence[Part]) -> Sample:
+    prepare = preparer(config, None, None)
+    made = Sample()
+    for name, received in parts:
+        _prepare(made, replace(prepare, consumer=name, bundles=0), received)
+    return made
+
+
+def _prepare(made: Sample, prepare: Preparer, received: Received) -> None:
+    try:
+        made.add(prepare(received))
+    except BatchTooWideError:
+        for part in received.split(len(received) // 2):
+            _prepare(made, prepare, part)
+
+
+async def rates(
+    session: ReadSession, stream: str, filters: Sequence[str], answer: dict[str, Any], newest: Sample
+) -> tuple[float, float]:
+    """Return messages per second that the filters match, and of the whole stream, in the busiest window.
+
+    `answer` is that of STREAM.INFO. Streams with retention interest or workqueue drop their messages, and no further
+    consumer may count them, so their rate follows from the sample's times.
+    """
+    state = answer["state"]
+    if not state["messages"]:
+        return 0.0, 0.0
+    if answer["config"].get("retention", "limits") != "limits":
+        span = (max(newest.times, default=0) - min(newest.times, default=0)) / 1e6
+        rate = newest.messages / max(span, _SHORTEST)
+        return rate, rate
+    now = datetime.fromisoformat(answer["ts"])
+    age = max((now - datetime.fromisoformat(state["first_ts"])).total_seconds(), _SHORTEST)
+    matched = whole = 0.0
+    for window in dict.fromkeys(min(seconds, age) for seconds in WINDOWS):
+        start = {"opt_start_time": format_time(now - timedelta(seconds=window))}
+        matched = max(matched, await matching(session, stream, filters, start) / window)
+        whole = max(whole, matched if not filters else await matching(session, stream, (), start) / window)
+    return matched, whole
+
 
 WORKS, FAILS = 0, 1
 TIMEOUT = 5.0
@@ -62,7 +306,9 @@ async def check(config: Config, *, outage: float | None = None, price: float | N
 
     Raises ConfigError for problems that also end a capture at its start, such as a missing extra.
     """
-    _make_parts(config)
+    parts.encoder(config, None, None)
+    parts.preparer(config, None, None)
+    configured_call(config.on_stored)
     findings = Findings()
     for text in config.warnings():
         findings.warning("settings", text)
@@ -76,13 +322,6 @@ async def check(config: Config, *, outage: float | None = None, price: float | N
     return findings
 
 
-def _make_parts(config: Config) -> None:
-    """Make what a start makes of the configuration. Raises ConfigError, as the start would."""
-    parts.encoder(config, None, None)
-    parts.preparer(config, None, None)
-    configured_call(config.on_stored)
-
-
 def _store(config: Config, findings: Findings, consumer: Mapping[str, Any] | None) -> None:
     """Try the store out. A local archive must not be created by it: a start would no longer see that it is new."""
     store, empty = configured_store(config.store), False
@@ -94,7 +333,10 @@ def _store(config: Config, findings: Findings, consumer: Mapping[str, Any] | Non
     except StoreError as error:
         findings.problem("store", f"objects cannot be stored: {error}")
         return
-    findings.ok("store", "a probe was written and removed")
+    driver = driver_of(store)
+    findings.ok("store", "a probe was written and removed" + (f" through {driver['driver']}" if driver else ""))
+    if reason := driver.get("reason"):
+        findings.ok("store.driver", f"fsspec: {reason}")
     if empty and consumer is not None and consumer_state(dict(consumer)).acknowledged:
         reason = "is empty or missing, but the consumer has acknowledged messages; is the volume mounted?"
         findings.warning("store", f"{config.store.url} {reason}")
@@ -117,12 +359,16 @@ async def _server(
         check_server.check_clock(findings, consumer or stream or {}, datetime.now(UTC))
     if allowed:
         await check_server.check_plans(session, config, findings)
-    elif consumer is not None and (problem := unusable(source.stream, source.consumer, consumer["config"])):
+    elif consumer is not None and (
+        problem := unusable(source.stream, source.consumer, consumer["config"], source.mode)
+    ):
         findings.problem("consumer", problem)
     await check_server.check_permissions(session, config, findings, new_consumer=consumer is None)
-    check_server.check_wait(findings, consumer, source)
+    if source.mode == "shared":
+        check_server.check_wait(findings, consumer, source)
     if stream is None:
         return consumer
+    check_server.check_mode(session, findings, source, stream)
     check_server.check_bucket(findings, source, stream)
     if consumer is not None:
         check_server.check_consumer(findings, consumer)
@@ -175,7 +421,7 @@ async def _traffic(
     source = config.source
     rate, whole = await rates(session, source.stream, source.filter_subjects, stream, newest)
     findings.figures |= {"messages_per_second": rate, "stream_messages_per_second": whole}
-    _decoded(findings, config, newest)
+    _report_decoded(findings, config, newest)
     _retention(findings, stream, whole, config, outage)
     if not rate:
         findings.skipped("traffic", "no recent messages; blocks and costs cannot be predicted")
@@ -183,11 +429,12 @@ async def _traffic(
     unacked = source.max_ack_pending if consumer is None else consumer_state(dict(consumer)).max_ack_pending
     predicted = forecast(config, newest.traffic(rate, config.block.bundles), unacked)
     findings.figures |= {**asdict(predicted), "keys": len(newest.keys)}
+    check_server.check_pays(findings, source, stream, rate)
     _blocks(findings, config, predicted, rate, len(newest.keys))
     _cost(findings, predicted, price)
 
 
-def _decoded(findings: Findings, config: Config, newest: Sample) -> None:
+def _report_decoded(findings: Findings, config: Config, newest: Sample) -> None:
     """Report what becomes of the newest messages: quarantine, keys, columns and times."""
     count = f"the newest {plural(newest.messages, 'message', grouped=True)}"
     reasons = newest.reasons.most_common()
@@ -230,10 +477,10 @@ def _columns(newest: Sample) -> str:
 
 
 def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float, keys: int) -> None:
-    length, wanted = predicted.block_seconds, predicted.configured_seconds
-    shown, asked = _short(length), format_duration(wanted)
+    length, configured = predicted.block_seconds, predicted.configured_seconds
+    shown, asked = _short(length), format_duration(configured)
     text = f"at {rate:,.1f} messages/s and {plural(keys, 'key', grouped=True)}, blocks will be {shown} long"
-    if predicted.limit is None or length >= wanted * _SMALL_PART:
+    if predicted.limit is None or length >= configured * _SMALL_PART:
         findings.ok("blocks", f"{text}, as configured ({asked})")
     else:
         remedy = f"raise {predicted.limit}, shorten block.interval, or let compaction merge them"
@@ -273,19 +520,19 @@ def _retention(
         findings.ok("retention", "no limit of the stream removes a message before it is captured")
         return
     setting = min(limited, key=lambda name: limited[name])
-    seconds, wanted = limited[setting], OUTAGE if outage is None else outage
+    seconds, allowed = limited[setting], OUTAGE if outage is None else outage
     findings.figures["retention_seconds"] = seconds
     text = f"the stream keeps messages for {_short(seconds)} ({setting})"
     held = config.block.max_age
     if seconds < max(_SHORT_RETENTION, held) or (outage is not None and seconds < outage):
-        longest = format_duration(max(held, wanted))
+        longest = format_duration(max(held, allowed))
         findings.problem(
             "retention", f"{text}: a longer outage loses messages; raise {setting} to keep {longest} or more"
         )
-    elif seconds < wanted:
-        findings.warning("retention", f"{text}: a longer outage loses messages; {format_duration(wanted)} is safer")
+    elif seconds < allowed:
+        findings.warning("retention", f"{text}: a longer outage loses messages; {format_duration(allowed)} is safer")
     else:
-        findings.ok("retention", f"{text}, longer than an outage of {format_duration(wanted)}")
+        findings.ok("retention", f"{text}, longer than an outage of {format_duration(allowed)}")
 
 
 def _short(seconds: float) -> str:

@@ -1,30 +1,53 @@
-"""The `export` command: print a stream and a consumer as a configuration; applying it changes nothing."""
+"""Settings of the JetStream API as in a configuration file: of the `export` command, and of the changes of `apply`.
+
+Applying what `export` prints changes nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from rich.text import Text
 
 from jetcapture_py.config import yaml_text
 from jetcapture_py.config.buckets import bucket_of
-from jetcapture_py.config.messages import problems
 from jetcapture_py.config.model import TOO_MANY_UNACKED, Managed, NatsConfig
-from jetcapture_py.config.stream import ConsumerSection, StreamSection
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.admin import filters_of, unusable
+from jetcapture_py.config.section import validated
+from jetcapture_py.config.stream import UNLIMITED, ConsumerSection, StreamSection
+from jetcapture_py.config.units import format_nanoseconds, format_size
+from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
+from jetcapture_py.jetstream.consumer import filters_of, is_ordered, normal, unusable
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.jetstream.settings import normal
-from jetcapture_py.manage.plan import info_or_none
-from jetcapture_py.manage.show import human
+from jetcapture_py.manage.plan import Plan, SettingChange, info_or_none
+from jetcapture_py.text import escaped
 
 TIMEOUT = 10.0
 _ALWAYS = frozenset({"allow_direct"})
 """Settings whose default depends on other settings."""
+
+DURATIONS = frozenset(
+    {
+        "ack_wait",
+        "duplicate_window",
+        "inactive_threshold",
+        "max_age",
+        "max_expires",
+        "subject_delete_marker_ttl",
+    }
+)
+SIZES = frozenset({"max_bytes", "max_msg_size"})
+LIMITS = frozenset({"max_ack_pending", "max_consumers", "max_deliver", "max_msgs", "max_msgs_per_subject"})
+_WORDS = frozenset(
+    {"ack_policy", "compression", "deliver_policy", "discard", "persist_mode", "replay_policy", "retention", "storage"}
+)
+_NOTHING: tuple[Any, ...] = (None, "", (), [], {}, False)
+_NOUNS = {"create": "will be created", "update": "will be changed", "none": "is as configured"}
+_DONE = {"create": "created", "update": "changed", "none": "is as configured"}
 
 
 def run(nats: NatsConfig, stream: str, consumer: str | None) -> int:
@@ -42,24 +65,19 @@ async def export(nats: NatsConfig, stream: str, consumer: str | None) -> dict[st
         answer = await info_or_none(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND)
         if answer is None:
             raise SourceError(f"stream {stream} does not exist")
-        sections: dict[str, Any] = {"nats": _nats(nats), "stream": stream_section(answer["config"])}
+        servers = {"servers": list(nats.servers)} if nats.context is None else {"context": nats.context}
+        sections: dict[str, Any] = {"nats": servers, "stream": stream_section(answer["config"])}
         if consumer is not None:
             described = await info_or_none(session, f"CONSUMER.INFO.{stream}.{consumer}", CONSUMER_NOT_FOUND)
             if described is None:
                 raise SourceError(f"consumer {consumer} does not exist on stream {stream}")
             sections["source"] = source_section(stream, consumer, described["config"])
     try:
-        Managed.model_validate({**sections, "nats": {}})
-    except ValidationError as error:
-        reasons = "; ".join(problems(error, Managed))
-    else:
-        return sections
-    raise SourceError(f"stream {stream} has settings that a configuration does not support: {reasons}")
-
-
-def _nats(nats: NatsConfig) -> dict[str, Any]:
-    """Return the servers or the context, without credentials."""
-    return {"servers": list(nats.servers)} if nats.context is None else {"context": nats.context}
+        validated(Managed, {**sections, "nats": {}})
+    except ConfigError as error:
+        reasons = "; ".join(error.problems)
+        raise SourceError(f"stream {stream} has settings that a configuration does not support: {reasons}") from None
+    return sections
 
 
 def stream_section(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +97,8 @@ def stream_section(config: Mapping[str, Any]) -> dict[str, Any]:
 def source_section(stream: str, consumer: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `source` section. Raises SourceError for a consumer that cannot be captured from."""
     where = f"consumer {consumer} of stream {stream}"
-    if problem := unusable(stream, consumer, config):
+    mode = "ordered" if is_ordered(config) else "shared"
+    if problem := unusable(stream, consumer, config, mode):
         raise SourceError(problem)
     unacked = config.get("max_ack_pending", -1)
     if unacked <= 0:
@@ -93,7 +112,9 @@ def source_section(stream: str, consumer: str, config: Mapping[str, Any]) -> dic
         if config.get(setting):
             section[ours] = config[setting]
     section["replay_policy"] = config.get("replay_policy", "instant")
-    if not config.get("backoff"):
+    if mode == "ordered":
+        section |= {"mode": mode, "takeover": human("priority_timeout", config["priority_timeout"])}
+    elif not config.get("backoff"):
         section["ack_wait"] = human("ack_wait", config["ack_wait"])
     section["max_ack_pending"] = unacked
     if unacked > TOO_MANY_UNACKED:
@@ -104,3 +125,52 @@ def source_section(stream: str, consumer: str, config: Mapping[str, Any]) -> dic
         if normal(setting, value) is not None:
             rest[setting] = human(setting, value)
     return {**section, "consumer_config": rest} if rest else section
+
+
+# ------------------------------------------------------------------ values as text
+
+
+def human(name: str, value: Any) -> Any:
+    """Convert a value of the API to one of a configuration file."""
+    if isinstance(value, dict):
+        found = {key: human(key, part) for key, part in value.items() if key == "name" or normal(key, part)}
+        return value if name == "metadata" else found
+    if name == "backoff":
+        return [format_nanoseconds(key) for key in value]
+    if isinstance(value, list | tuple):
+        return [human("", key) for key in value]
+    if name in DURATIONS and isinstance(value, int):
+        return UNLIMITED if value <= 0 and name == "max_age" else format_nanoseconds(max(value, 0))
+    if name in SIZES and isinstance(value, int):
+        return format_size(value) if value > 0 else UNLIMITED
+    return UNLIMITED if name in LIMITS and value in (-1, 0) else value
+
+
+def lines(plan: Plan, *, done: bool) -> Iterator[Text]:
+    """Describe a plan: one line for the stream or consumer, and one for each change."""
+    words = (_DONE if done else _NOUNS)[plan.action] if plan.possible else "cannot be configured like this"
+    head = Text(f"{plan.kind} {plan.name}: {words}")
+    yield head
+    if plan.refusal:
+        yield Text(f"  {plan.refusal}", "yellow")
+    width = max((len(change.name) for change in plan.changes), default=0)
+    for change in plan.changes:
+        yield _line(change, width, created=plan.action == "create")
+
+
+def _line(change: SettingChange, width: int, *, created: bool) -> Text:
+    line = Text(f"  {escaped(change.name).ljust(width)} ")
+    before = () if created else (("-", change.old, "red"),)
+    for sign, value, style in (*before, ("+", change.new, "green")):
+        if value not in _NOTHING or change.name in LIMITS | SIZES | {"max_age"}:
+            line.append(f" {sign}{shown(change.name, value)}", style)
+    if change.refusal:
+        line.append(f"  cannot be changed: {change.refusal}", "yellow")
+    return line
+
+
+def shown(name: str, value: Any) -> str:
+    """Return a value of the API as text."""
+    text = human(name, value or 0) if name in LIMITS | SIZES | DURATIONS else human(name, value)
+    bare = isinstance(text, str) and name in LIMITS | SIZES | DURATIONS | _WORDS
+    return str(text) if bare else json.dumps(text, ensure_ascii=False)

@@ -31,8 +31,8 @@ def moment(text: str | None) -> datetime | int | None:
 
 def run_list(config: Config, *, as_of: datetime | int | None, as_json: bool) -> int:
     """Print the files; return the exit code. Raises ConfigError, JetcaptureError."""
-    found = list_files(config.store.url, _store(config), as_of=as_of, options=config.store.options)
-    sys.stdout.writelines(f"{line}\n" for line in (_json_lines(found) if as_json else _lines(found)))
+    files = list_files(config.store.url, _store(config), as_of=as_of, options=config.store.options)
+    sys.stdout.writelines(f"{line}\n" for line in (_json_lines(files) if as_json else _lines(files)))
     return 0
 
 
@@ -47,10 +47,10 @@ def run_get(config: Config, name: str, output: Path | None, *, as_of: datetime |
         if not _is_free(target):
             raise ConfigError(f"--output: required: {escaped(target.name)} exists, or cannot be a file's name")
     to = sys.stdout.buffer if output == STDOUT else target
-    found = save_file(config.store.url, store, name, to, as_of=as_of, options=config.store.options)
+    file = save_file(config.store.url, store, name, to, as_of=as_of, options=config.store.options)
     sys.stdout.flush()
     if output != STDOUT:
-        sys.stdout.write(f"{escaped(str(target))}: {plural(found.size, 'byte', grouped=True)}\n")
+        sys.stdout.write(f"{escaped(str(target))}: {plural(file.size, 'byte', grouped=True)}\n")
     return 0
 
 
@@ -72,34 +72,34 @@ def _store(config: Config) -> str:
     return name
 
 
-def _json_lines(found: Sequence[ArchivedFile]) -> Iterator[str]:
-    for each in found:
+def _json_lines(files: Sequence[ArchivedFile]) -> Iterator[str]:
+    for file in files:
         fields = {
-            "name": each.name,
-            "bytes": each.size,
-            "chunks": each.chunks,
-            "digest": each.digest,
-            "modified": format_time(each.modified),
-            "revision": each.revision,
-            "description": each.description,
-            "headers": each.headers,
-            "metadata": each.metadata,
-            "link": None if each.link is None else dict(zip(("bucket", "name"), each.link, strict=True)),
-            "problem": each.problem,
+            "name": file.name,
+            "bytes": file.size,
+            "chunks": file.chunks,
+            "digest": file.digest,
+            "modified": format_time(file.modified),
+            "revision": file.revision,
+            "description": file.description,
+            "headers": file.headers,
+            "metadata": file.metadata,
+            "link": None if file.link is None else dict(zip(("bucket", "name"), file.link, strict=True)),
+            "problem": file.problem,
         }
         yield json.dumps(fields)
 
 
-def _lines(found: Sequence[ArchivedFile]) -> Iterator[str]:
+def _lines(files: Sequence[ArchivedFile]) -> Iterator[str]:
     cells = [("bytes", "revision", "modified", "name")]
-    for each in found:
-        link = "" if each.link is None else f" -> {escaped('/'.join(part for part in each.link if part))}"
-        problem = "" if each.problem is None else f" ({escaped(each.problem)})"
-        modified = f"{each.modified:%Y-%m-%d %H:%M:%S}"
-        cells.append((f"{each.size:,}", str(each.revision), modified, f"{escaped(each.name)}{link}{problem}"))
-    if found:
+    for file in files:
+        link = "" if file.link is None else f" -> {escaped('/'.join(part for part in file.link if part))}"
+        problem = "" if file.problem is None else f" ({escaped(file.problem)})"
+        modified = f"{file.modified:%Y-%m-%d %H:%M:%S}"
+        cells.append((f"{file.size:,}", str(file.revision), modified, f"{escaped(file.name)}{link}{problem}"))
+    if files:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for size, revision, modified, name in cells:
             yield "  ".join([size.rjust(widths[0]), revision.rjust(widths[1]), modified.ljust(widths[2]), name])
-    total = sum(each.size for each in found)
-    yield f"{plural(len(found), 'file', grouped=True)}, {plural(total, 'byte', grouped=True)}"
+    total = sum(file.size for file in files)
+    yield f"{plural(len(files), 'file', grouped=True)}, {plural(total, 'byte', grouped=True)}"

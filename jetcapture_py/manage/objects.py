@@ -24,7 +24,7 @@ from jetcapture_py.text import escaped, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class ObjectSelection:
     """The objects to list: those that may hold some of `keys` ("": no key; empty: all) and overlap [start, end)."""
 
     keys: Sequence[str] = ()
@@ -40,24 +40,32 @@ class Selection:
         return self.end is None or name.bucket < self.end.timestamp()
 
 
-def run(config: Config, selection: Selection, *, as_json: bool) -> int:
+def run(config: Config, selection: ObjectSelection, *, as_json: bool) -> int:
     """Print the objects; return the exit code. Raises StoreError."""
-    found = listed(config, selection)
-    lines = _json_lines(found) if as_json else _lines(found)
+    objects = listed(config, selection)
+    lines = _json_lines(objects) if as_json else _lines(objects)
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
 
 
-def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]]:
+def listed(config: Config, selection: ObjectSelection) -> list[tuple[ObjectName, File]]:
     """Return the selected objects of the stream, by key, time and sequence; the quarantine comes last."""
     storage = ArchiveFiles(config.store.url, config.store.options)
     files = ((file.name, file) for file in storage.files(config.source.stream))
-    found = [(name, file) for name, file in files if name is not None and selection.holds(name, config.block.interval)]
+    objects = [
+        (name, file) for name, file in files if name is not None and selection.holds(name, config.block.interval)
+    ]
     if selection.keys:
         with ThreadPoolExecutor(storage.threads, "objects") as threads:
-            wanted = threads.map(lambda each: _may_hold(storage, each[0], each[1], selection.keys), found)
-            found = [each for each, held in zip(found, wanted, strict=True) if held]
-    return sorted(found, key=lambda each: _order(each[0]))
+            hits = threads.map(lambda item: _may_hold(storage, item[0], item[1], selection.keys), objects)
+            objects = [item for item, held in zip(objects, hits, strict=True) if held]
+
+    def order(item: tuple[ObjectName, File]) -> tuple[Any, ...]:
+        name, key = item[0], item[0].key
+        place = name.quarantine, key is None, name.bundle, key or ""
+        return *place, name.bucket, name.first_seq, name.last_seq, name.digest
+
+    return sorted(objects, key=order)
 
 
 def _may_hold(storage: ArchiveFiles, name: ObjectName, file: File, keys: Sequence[str]) -> bool:
@@ -71,14 +79,8 @@ def _may_hold(storage: ArchiveFiles, name: ObjectName, file: File, keys: Sequenc
     return not bundles or name.bundle in {bundle_of(key, bundles) for key in keys}
 
 
-def _order(name: ObjectName) -> tuple[bool, bool, str, str, int, int, int, str]:
-    key = name.key
-    place = name.quarantine, key is None, name.bundle, key or ""
-    return *place, name.bucket, name.first_seq, name.last_seq, name.digest
-
-
-def _json_lines(found: Iterable[tuple[ObjectName, File]]) -> Iterator[str]:
-    for name, file in found:
+def _json_lines(objects: Iterable[tuple[ObjectName, File]]) -> Iterator[str]:
+    for name, file in objects:
         fields: dict[str, Any] = {
             "key": name.key,
             "bundle": name.bundle or None,
@@ -93,19 +95,19 @@ def _json_lines(found: Iterable[tuple[ObjectName, File]]) -> Iterator[str]:
         yield json.dumps(fields)
 
 
-def _lines(found: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
+def _lines(objects: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
     cells = [("key", "bucket", "first", "last", "rows", "bytes", "path")]
-    for name, file in found:
+    for name, file in objects:
         key = "(quarantine)" if name.quarantine else "(no key)" if name.key is None else escaped(name.key)
         key = f"(bundle {name.bundle})" if name.bundle else key
         bucket = f"{datetime.fromtimestamp(name.bucket, UTC):%Y-%m-%d %H:%M:%S}"
         cells.append(
             (key, bucket, str(name.first_seq), str(name.last_seq), f"{name.rows:,}", f"{file.size:,}", file.path)
         )
-    if found:
+    if objects:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for key, bucket, *numbers, path in cells:
             aligned = [number.rjust(width) for number, width in zip(numbers, widths[2:6], strict=True)]
             yield "  ".join([key.ljust(widths[0]), bucket.ljust(widths[1]), *aligned, escaped(path)])
-    rows, size = sum(name.rows for name, _ in found), sum(file.size for _, file in found)
-    yield f"{plural(len(found), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size:,} bytes"
+    rows, size = sum(name.rows for name, _ in objects), sum(file.size for _, file in objects)
+    yield f"{plural(len(objects), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size:,} bytes"

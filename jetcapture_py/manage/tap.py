@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,91 @@ from rich.text import Text
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.units import format_time
-from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.manage.newest import newest
-from jetcapture_py.manage.outcome import MessageOutcome, outcomes, plain
+from jetcapture_py.jetstream.range_reader import (
+    FEW_AT_ONCE,
+    NOBODY,
+    RangeReader,
+    StreamRange,
+    next_at_once,
+    received_of,
+    requested,
+)
+from jetcapture_py.jetstream.read_session import ReadSession, StreamState
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.manage.cases import MessageOutcome, outcomes, plain
 from jetcapture_py.text import escaped, is_text
+
+Part = tuple[str, Received]
+"""The name of the consumer in the ack subjects of messages, and the messages."""
+
+_MAX_SKIPPED = 1_000
+"""Sequences without a matching message after which the search message by message ends."""
+_NARROW = 4
+"""Maximum messages read for each wanted one, unless they are close together."""
+
+
+async def newest(session: ReadSession, config: Config, count: int) -> list[Part]:
+    """Return the newest messages, at least `count` of them unless there are fewer. Raises SourceError."""
+    stream, filters = config.source.stream, config.source.filter_subjects
+    state = await session.state(stream)
+    if state.last < state.first:
+        return []
+    if state.retention != "limits":
+        # A work queue allows no further consumer. With retention interest, the end of one makes the server delete what
+        # no other consumer needs.
+        return await _one_by_one(session, stream, filters, state, count)
+    first = await _start(session, stream, filters, state, count)
+    range_ = StreamRange(stream=stream, first=first, end=state.last + 1, subjects=filters)
+    return [part async for part in RangeReader(session, range_).messages()]
+
+
+async def _start(session: ReadSession, stream: str, filters: Sequence[str], state: StreamState, count: int) -> int:
+    """Return a sequence with at least `count` matching messages from there on, and not many more."""
+    if not filters and not state.gaps:
+        return max(state.first, state.last - count + 1)
+    enough, too_few, distance = state.first, state.last + 1, count
+    while (first := state.last + 1 - distance) > state.first:
+        if await matching(session, stream, filters, {"opt_start_seq": first}) >= count:
+            enough = first
+            break
+        too_few, distance = first, distance * 4
+    while too_few - enough > count:
+        middle = (enough + too_few) // 2
+        matched = await matching(session, stream, filters, {"opt_start_seq": middle})
+        if matched < count:
+            too_few = middle
+            continue
+        enough = middle
+        if matched <= _NARROW * count:
+            break
+    return enough
+
+
+async def matching(session: ReadSession, stream: str, filters: Sequence[str], start: dict[str, Any]) -> int:
+    """Count the matching messages from `opt_start_seq` or `opt_start_time` on."""
+    policy = "by_start_sequence" if "opt_start_seq" in start else "by_start_time"
+    config = {"deliver_policy": policy, "filter_subjects": tuple(filters), **start}
+    name, answer = await session.retry(lambda: session.create_consumer(stream, config))
+    await session.delete_consumer(stream, name)
+    return int(answer["num_pending"])
+
+
+async def _one_by_one(
+    session: ReadSession, stream: str, filters: Sequence[str], state: StreamState, count: int
+) -> list[Part]:
+    selected: list[dict[str, Any]] = []
+    skipped, last, at_once = 0, state.last, FEW_AT_ONCE
+    while last >= state.first and len(selected) < count and skipped < _MAX_SKIPPED:
+        seqs = range(last, max(state.first, last - at_once + 1) - 1, -1)
+        messages = await requested(session, stream, seqs)
+        last, at_once = seqs[-1] - 1, next_at_once(at_once, messages)
+        matching = [message for message in messages if matches(message["subject"], filters)]
+        selected += matching
+        skipped += len(seqs) - len(matching)
+    return [(NOBODY, received_of(stream, selected[count - 1 :: -1]))] if selected else []
+
 
 TIMEOUT = 10.0
 _LONGEST = 200
@@ -28,12 +108,11 @@ _LONGEST = 200
 
 def run(config: Config, *, count: int, as_json: bool) -> int:
     """Print the outcome of the newest `count` messages; return the exit code. Raises ConfigError, SourceError."""
-    found = asyncio.run(tap(config, count))
+    results = asyncio.run(tap(config, count))
     console = Console(soft_wrap=True, highlight=False)
-    declared = {layout.field_name(name) for name in config.decode.columns}
-    for outcome in found:
-        console.print(Text(json.dumps(fields(outcome))) if as_json else _shown(outcome, declared))
-    if not found and not as_json:
+    for outcome in results:
+        console.print(Text(json.dumps(fields(outcome))) if as_json else shown(outcome, config))
+    if not results and not as_json:
         console.print(Text(f"stream {config.source.stream} has no message that the filters match"))
     return 0
 
@@ -43,11 +122,11 @@ async def tap(config: Config, count: int) -> list[MessageOutcome]:
     prepare = replace(preparer(config, None, None), keep_payload=True)
     async with ReadSession(config.nats, f"jetcapture tap {config.source.stream}", timeout=TIMEOUT) as session:
         parts = await newest(session, config, count)
-    found: dict[int, MessageOutcome] = {}
+    by_seq: dict[int, MessageOutcome] = {}
     for name, received in parts:
         made = await asyncio.to_thread(outcomes, replace(prepare, consumer=name), received)
-        found |= {outcome.seq: outcome for outcome in made}
-    return [found[seq] for seq in sorted(found)[-count:]]
+        by_seq |= {outcome.seq: outcome for outcome in made}
+    return [by_seq[seq] for seq in sorted(by_seq)[-count:]]
 
 
 def fields(outcome: MessageOutcome) -> dict[str, Any]:
@@ -77,7 +156,9 @@ def _text(payload: bytes) -> str | None:
         return None
 
 
-def _shown(outcome: MessageOutcome, declared: Collection[str]) -> Text:
+def shown(outcome: MessageOutcome, config: Config) -> Text:
+    """Return an outcome as text: its key and bucket and its columns, or the reason of quarantine and its payload."""
+    declared = {layout.field_name(name) for name in config.decode.columns}
     text = Text()
     text.append(f"{outcome.seq}", "bold")
     text.append(f"  {format_time(outcome.timestamp)}  {escaped(outcome.subject)}")

@@ -10,29 +10,29 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from jetcapture_py.capture.recent import QuarantineReason
+from jetcapture_py.capture.stats import QuarantineReason, RecentObject
 from jetcapture_py.config.units import format_duration, format_size, format_time
 from jetcapture_py.monitoring.health import health
 from jetcapture_py.monitoring.notices import LEVELS, Notice, notices
 from jetcapture_py.pages import words
-from jetcapture_py.store import NoteStore
 from jetcapture_py.text import without_credentials
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.blocks import Block
-    from jetcapture_py.capture.recent import RecentObject
     from jetcapture_py.capture.state import CaptureState
     from jetcapture_py.config.model import Config
-    from jetcapture_py.monitoring.history import History
+    from jetcapture_py.monitoring.history import History, PastFailure
 
 MAX_BLOCKS = 6
 """Open blocks that are listed of the oldest, and of the largest, unless there are no more than both together."""
+_COUNTS = ("pending", "unacked", "redelivered", "delivered", "ack_floor", "waiting_pulls")
+"""What a consumer's facts and its state have alike."""
 _FEW_SAMPLES = 12
 """Samples, the last minute, by which other replicas are noticed: a single one may be of two moments."""
 
@@ -44,6 +44,7 @@ _FAILING = {
     "storing": "Not storing",
 }
 
+Role = Literal["shared", "active", "standby"]
 State = Literal["starting", "healthy", "attention", "failing", "draining", "ended"]
 
 
@@ -63,51 +64,6 @@ class OpenBlock:
     messages: int
     rows: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastObject:
-    """An object that this process stored."""
-
-    path: str
-    """Path in the archive."""
-    location: str
-    """Location as the store knows it."""
-    link: str | None
-    """The location, if a browser can open it."""
-    messages: int
-    rows: int
-    bytes: int
-    sealed_by: str
-    acknowledged: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastFailure:
-    """A failure that has ended."""
-
-    began: datetime
-    ended: datetime
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """The last quarter of an hour, oldest first."""
-
-    time: Sequence[datetime] = ()
-    received: Sequence[float] = ()
-    """Messages per second that this process received."""
-    stored: Sequence[float] = ()
-    """Messages per second that this process stored."""
-    lag: Sequence[float] = ()
-    """Lag in seconds."""
-    pending: Sequence[int] = ()
-    """Messages not delivered yet to any replica."""
-    unacked: Sequence[int] = ()
-    """Messages delivered to any replica and not acknowledged."""
-    memory: Sequence[int] = ()
-    """Memory of this process's messages in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +102,8 @@ class CaptureFacts:
     pid: int
     stream: str
     consumer: str
+    role: Role
+    """Whether the replica shares the consumer with others, or is the one that receives, or waits to take over."""
     time: datetime
     """The moment."""
     started: datetime
@@ -186,7 +144,7 @@ class CaptureFacts:
     """The oldest open blocks, `MAX_BLOCKS` of them; all if they are few."""
     largest: Sequence[OpenBlock]
     """The largest open blocks, up to `MAX_BLOCKS`."""
-    objects: Sequence[LastObject]
+    objects: Sequence[RecentObject]
     """The objects stored last."""
     quarantine: Sequence[QuarantineReason]
     """The last reasons of the quarantine."""
@@ -198,7 +156,8 @@ class CaptureFacts:
     """Whether this capture keeps a watermark."""
     settings: Sequence[tuple[str, str]]
     """Names and values of settings."""
-    samples: Samples
+    samples: Mapping[str, Sequence[Any]]
+    """The last quarter of an hour by name, oldest first: what a `HistorySample` has, messages per second."""
 
     @property
     def headline(self) -> tuple[str, str]:
@@ -211,25 +170,22 @@ class CaptureFacts:
         elif self.state in ("starting", "draining", "ended"):
             what = self.state.capitalize()
         else:
-            what = "Ready" if warnings else "Healthy"
+            what = "Ready" if warnings else "Standing by" if self.role == "standby" else "Healthy"
         rest = f", with {'a warning' if warnings == 1 else f'{warnings} warnings'}" if what == "Ready" else ""
         duration = words.age((self.time - since).total_seconds())
         return what, f"for {duration}, since {words.clock(since, self.time)} UTC{rest}"
 
     def fields(self) -> dict[str, Any]:
-        """Return all facts as JSON values."""
-        found = _plain(asdict(self))
-        found["summary"] = " ".join(self.headline)
-        found["settings"] = dict(self.settings)
-        return dict(found)
+        """Return all facts by name, times as `datetime`."""
+        return {**asdict(self), "summary": " ".join(self.headline), "settings": dict(self.settings)}
 
 
 def gather(state: CaptureState, history: History) -> CaptureFacts:
     """Return the facts of a capture. Call it in the capture's event loop."""
     history.observe()
     now, loop = datetime.now(UTC), asyncio.get_running_loop().time()
-    stats, blocks, config, found = state.stats, state.blocks, state.config, health(state)
-    what_to_know = tuple(sorted(notices(state, history, found), key=lambda notice: LEVELS.index(notice.level)))
+    stats, blocks, config, present = state.stats, state.blocks, state.config, health(state)
+    what_to_know = tuple(sorted(notices(state, history, present), key=lambda notice: LEVELS.index(notice.level)))
     spool = state.spooling.spool if state.spooling is not None else None
     few = blocks.open <= 2 * MAX_BLOCKS
     oldest = [_open_block(block, loop) for block in blocks.oldest(blocks.open if few else MAX_BLOCKS)]
@@ -240,16 +196,14 @@ def gather(state: CaptureState, history: History) -> CaptureFacts:
         pid=os.getpid(),
         stream=config.source.stream,
         consumer=config.source.consumer,
+        role=_role(state),
         time=now,
-        started=words.utc(history.started),
+        started=history.started,
         state=_state(state, what_to_know),
-        ready=found.ready,
-        since=words.utc(history.since),
+        ready=present.ready,
+        since=history.since,
         notices=what_to_know,
-        past=[
-            PastFailure(began=words.utc(each.began), ended=words.utc(each.ended), text=each.text)
-            for each in history.past
-        ],
+        past=tuple(history.past),
         consumer_state=_consumer(state, history) if state.opened else None,
         max_age=config.block.max_age,
         received=state.source.fetched,
@@ -274,11 +228,11 @@ def gather(state: CaptureState, history: History) -> CaptureFacts:
         spool_limit=spool.size if spool else 0,
         oldest=oldest,
         largest=largest,
-        objects=[_last_object(each) for each in state.recent.objects],
-        quarantine=state.recent.reasons,
+        objects=tuple(stats.objects),
+        quarantine=stats.quarantine.reasons,
         watermark=state.watermark.time if state.watermark else None,
         watermark_seq=state.watermark.seq if state.watermark else None,
-        has_watermark=isinstance(state.store, NoteStore) and "{key}" not in config.store.url,
+        has_watermark=state.notes is not None,
         settings=_settings(config),
         samples=_samples(history),
     )
@@ -286,11 +240,11 @@ def gather(state: CaptureState, history: History) -> CaptureFacts:
 
 def status_json(captures: Sequence[CaptureFacts]) -> bytes:
     """Return the facts of the captures of this process as JSON."""
-    return json.dumps({"captures": [facts.fields() for facts in captures]}).encode() + b"\n"
+    return json.dumps({"captures": [facts.fields() for facts in captures]}, default=format_time).encode() + b"\n"
 
 
-def _state(state: CaptureState, found: Sequence[Notice]) -> State:
-    levels = {notice.level for notice in found}
+def _state(state: CaptureState, present: Sequence[Notice]) -> State:
+    levels = {notice.level for notice in present}
     if "failing" in levels:
         return "failing"
     if state.ended is not None:
@@ -300,6 +254,12 @@ def _state(state: CaptureState, found: Sequence[Notice]) -> State:
     if state.draining:
         return "draining"
     return "attention" if "warning" in levels else "healthy"
+
+
+def _role(state: CaptureState) -> Role:
+    if state.config.source.mode == "shared":
+        return "shared"
+    return "active" if state.source.active else "standby"
 
 
 def _open_block(block: Block, now: float) -> OpenBlock:
@@ -315,57 +275,34 @@ def _open_block(block: Block, now: float) -> OpenBlock:
     )
 
 
-def _last_object(stored: RecentObject) -> LastObject:
-    location = without_credentials(stored.location)
-    can_be_opened = location == stored.location and location.startswith(("http://", "https://"))
-    return LastObject(
-        path=stored.path,
-        location=location,
-        link=location if can_be_opened else None,
-        messages=stored.messages,
-        rows=stored.rows,
-        bytes=stored.bytes,
-        sealed_by=stored.sealed_by,
-        acknowledged=stored.acknowledged,
-    )
-
-
 def _consumer(state: CaptureState, history: History) -> ConsumerFacts:
-    found = state.source.state
-    last = list(history.samples)[-_FEW_SAMPLES:]
+    consumer, last = state.source.state, list(history.samples)[-_FEW_SAMPLES:]
     pulls = sorted(sample.other_pulls for sample in last) or [state.source.other_pulls]
     return ConsumerFacts(
-        asked=found.asked.astimezone(UTC),
-        lag=state.observer.lag(found).total_seconds(),
-        pending=found.pending,
-        unacked=found.unacked,
-        max_ack_pending=found.max_ack_pending if found.max_ack_pending < 1 << 62 else None,
-        redelivered=found.redelivered,
-        delivered=found.delivered,
-        ack_floor=found.ack_floor,
-        waiting_pulls=found.waiting_pulls,
+        asked=consumer.asked.astimezone(UTC),
+        lag=state.observer.lag(consumer).total_seconds(),
+        max_ack_pending=consumer.max_ack_pending if consumer.max_ack_pending < 1 << 62 else None,
         other_pulls=pulls[(len(pulls) - 1) // 2],
         other_unacked=state.source.other_unacked,
+        **{name: getattr(consumer, name) for name in _COUNTS},
     )
 
 
-def _samples(history: History) -> Samples:
-    found = tuple(history.samples)
-    return Samples(
-        time=[words.utc(each.time) for each in found],
-        received=[round(each.received / each.seconds, 2) for each in found],
-        stored=[round(each.stored / each.seconds, 2) for each in found],
-        lag=[round(each.lag, 2) for each in found],
-        pending=[each.pending for each in found],
-        unacked=[each.unacked for each in found],
-        memory=[each.memory for each in found],
-    )
+def _samples(history: History) -> Mapping[str, Sequence[Any]]:
+    samples = tuple(history.samples)
+    return {
+        "time": [words.utc(sample.time) for sample in samples],
+        "received": [round(sample.received / sample.seconds, 2) for sample in samples],
+        "stored": [round(sample.stored / sample.seconds, 2) for sample in samples],
+        "lag": [round(sample.lag, 2) for sample in samples],
+        **{name: [getattr(sample, name) for sample in samples] for name in ("pending", "unacked", "memory")},
+    }
 
 
 def _settings(config: Config) -> Sequence[tuple[str, str]]:
     """Return the settings that matter most, as they are written in a configuration."""
     source, block, store, limits = config.source, config.block, config.store, config.limits
-    found = [
+    settings = [
         ("nats.servers", ", ".join(config.nats.servers)),
         ("source.filter_subjects", ", ".join(source.filter_subjects) or "all"),
         ("source.ack_wait", format_duration(source.ack_wait)),
@@ -385,18 +322,83 @@ def _settings(config: Config) -> Sequence[tuple[str, str]]:
         ("drain_timeout", format_duration(config.drain_timeout)),
     ]
     if block.bundles:
-        found.insert(6, ("block.bundles", f"{block.bundles:,}"))
+        settings.insert(6, ("block.bundles", f"{block.bundles:,}"))
     if limits.spool is not None:
-        found.insert(-1, ("limits.spool", f"{format_size(limits.spool.size)} at {limits.spool.path}"))
-    return tuple((name, without_credentials(value)) for name, value in found)
+        settings.insert(-1, ("limits.spool", f"{format_size(limits.spool.size)} at {limits.spool.path}"))
+    return tuple((name, without_credentials(value)) for name, value in settings)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of nested dictionaries and sequences with times as text."""
-    if isinstance(value, datetime):
-        return format_time(value)
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
+# ---------------------------------------------------------------------- maintenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """A table after the last pass."""
+
+    name: str
+    """Namespace and name."""
+    snapshot: int | None
+    """The current snapshot's id; None if there is none."""
+    files: int
+    """Objects that it has."""
+    waiting: int
+    """Objects of complete buckets that it cannot have yet."""
+    renamed: int
+    """Columns whose names say their type, because a column of that name has another."""
+    complete_to: float | None
+    """Up to when buckets that ended are in it, in seconds since the epoch; None if none are."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MaintenanceState:
+    """The passes over one capture's archive. Times are in seconds since the epoch, sizes in bytes."""
+
+    stream: str
+    """The stream's name."""
+    started: float | None = None
+    """When the pass that is running began; None while none is."""
+    ended: float | None = None
+    """When the last pass without a failure ended; None before the first one."""
+    seconds: float = 0.0
+    """How long the last pass took."""
+    passes: int = 0
+    """Passes that have ended."""
+    failures: int = 0
+    """Passes that have ended with a failure."""
+    failure: str = ""
+    """What failed in the last pass; "" if nothing did."""
+    backlog: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Objects to merge in this pass, and their bytes, of the messages and of the quarantine."""
+    objects_before: int = 0
+    """Objects that the last pass found."""
+    objects_after: int = 0
+    """Objects that it left."""
+    bytes_after: int = 0
+    """Their bytes."""
+    waiting: int = 0
+    """Replaced objects that a later pass removes."""
+    removed: int = 0
+    """Replaced objects that all passes have removed."""
+    expired: int = 0
+    """Objects that all passes have removed because their buckets have expired."""
+    tables: tuple[TableState, ...] = ()
+    """Tables of the messages and of the quarantine."""
+
+    @property
+    def backlog_objects(self) -> int:
+        """Objects that are still to be merged."""
+        return sum(objects for objects, _ in self.backlog.values())
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Their bytes."""
+        return sum(size for _, size in self.backlog.values())
+
+
+class ProcessFacts(NamedTuple):
+    """What the header of a status page says."""
+
+    version: str
+    time: datetime
+    host: str
+    pid: int

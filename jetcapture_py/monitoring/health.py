@@ -6,6 +6,7 @@ Safe to call from any thread: it only reads attributes that the capture keeps an
 from __future__ import annotations
 
 import time
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,61 +23,62 @@ The limit is generous so that a slow decoder is not restarted in a loop."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """`connected` to NATS; `consuming`: the server serves our pulls; `decoding`: the decoder returns in time;
-    `storing`: nothing waits for a failing store.
-
-    `trouble` has one line per failing check.
-    """
+    """The health of a capture at one moment."""
 
     connected: bool
+    """To NATS."""
     consuming: bool
-    decoding: bool
+    """The server serves our pulls."""
     storing: bool
-    trouble: tuple[str, ...]
+    """Nothing waits for a failing store."""
+    trouble: Mapping[str, str]
+    """The checks that fail, and why: running, connected, consuming, decoding and storing."""
+    expected: Container[str]
+    """The checks that fail because the capture starts or drains."""
 
     @property
     def ready(self) -> bool:
         """Whether no check fails."""
         return not self.trouble
 
+    @property
+    def lines(self) -> Sequence[str]:
+        """One line per failing check."""
+        return [f"{check}: {text}" for check, text in self.trouble.items()]
+
 
 def health(state: CaptureState) -> Health:
     """Return the current health."""
+    expected = {*(() if state.opened else ("connected",)), *(("consuming",) if state.draining else ())}
     if state.ended is not None:
-        line = f"running: it has failed: {state.ended}" if state.ended else "consuming: drained and ended"
-        return Health(connected=False, consuming=False, decoding=True, storing=True, trouble=(line,))
-    trouble = []
+        failed = {"running": f"it has failed: {state.ended}"}
+        trouble = failed if state.ended else {"consuming": "drained and ended"}
+        return Health(connected=False, consuming=False, storing=True, trouble=trouble, expected=expected)
+    trouble = {}
     connected = state.opened and state.source.connected
     undeliverable = state.source.pulls.stuck if state.opened else None
     consuming = connected and state.source.pulls.consuming and not state.draining and undeliverable is None
-    decoding = _decoding(state, side_tasks.DECODER_SLOW)
-    store = state.stats.storing.trouble(time.monotonic())
     if undeliverable is not None and not state.draining:
-        trouble.append(f"consuming: {undeliverable}")
+        trouble["consuming"] = undeliverable
     if not connected:
-        trouble.append("connected: no connection to NATS" if state.opened else "connected: not connected yet")
+        trouble["connected"] = "no connection to NATS" if state.opened else "not connected yet"
     elif state.draining:
-        trouble.append("consuming: draining, no more pulls")
+        trouble["consuming"] = "draining, no more pulls"
     elif not consuming and undeliverable is None:
-        trouble.append("consuming: the server does not answer pulls")
-    if decoding is not None:
-        trouble.append(decoding)
-    if store is not None:
-        trouble.append(f"storing: {store}")
-    return Health(
-        connected=connected,
-        consuming=consuming,
-        decoding=decoding is None,
-        storing=store is None,
-        trouble=tuple(trouble),
-    )
+        trouble["consuming"] = "the server does not answer pulls"
+    if (decoding := _decoding(state, side_tasks.DECODER_SLOW)) is not None:
+        trouble["decoding"] = decoding
+    if (storing := state.stats.storing.trouble(time.monotonic())) is not None:
+        trouble["storing"] = storing
+    return Health(connected=connected, consuming=consuming, storing=storing is None, trouble=trouble, expected=expected)
 
 
 def stuck(state: CaptureState) -> str | None:
     """Return in one line why a restart is needed; None if it is not."""
     if state.ended is not None:
         return None
-    return _decoding(state, max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * len(state.preparing)))
+    reason = _decoding(state, max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * len(state.preparing)))
+    return None if reason is None else f"decoding: {reason}"
 
 
 def _decoding(state: CaptureState, limit: float) -> str | None:
@@ -84,4 +86,4 @@ def _decoding(state: CaptureState, limit: float) -> str | None:
     messages, seconds = len(state.preparing), state.decoding_for()
     if not messages or seconds <= limit:
         return None
-    return f"decoding: a batch of {plural(messages, 'message')} has been in the decoder for {seconds:.0f} s"
+    return f"a batch of {plural(messages, 'message')} has been in the decoder for {seconds:.0f} s"

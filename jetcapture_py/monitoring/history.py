@@ -9,9 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from jetcapture_py.monitoring.health import health
+from jetcapture_py.pages.words import utc
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
@@ -24,36 +26,34 @@ MAX_PAST = 10
 
 
 class HistorySample(NamedTuple):
-    """State at `time`, seconds since the epoch; `received`, `stored` (messages) and `quarantined` since the sample
-    before. `unacked` and `pending` are the consumer's, over all replicas; `lag` is in seconds, `memory` in bytes.
-    """
+    """The state at one moment, and what has happened since the sample before."""
 
     time: float
+    """Seconds since the epoch."""
     seconds: float
+    """Seconds since the sample before."""
     received: int
     stored: int
     quarantined: int
     lag: float
+    """Seconds."""
     pending: int
+    """Messages of the consumer, over all replicas."""
     unacked: int
+    """Messages of the consumer, over all replicas."""
     memory: int
+    """Bytes."""
     other_pulls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
-    """Times, in seconds since the epoch, at which a check began and ceased to fail, and its last line."""
+class PastFailure:
+    """A failure that has ended."""
 
-    began: float
-    ended: float
+    began: datetime
+    ended: datetime
     text: str
-
-
-class _Counts(NamedTuple):
-    time: float
-    received: int
-    stored: int
-    quarantined: int
+    """The check that failed, and why at last."""
 
 
 class History:
@@ -61,69 +61,64 @@ class History:
 
     def __init__(self, state: CaptureState, clock: Callable[[], float] = time.time) -> None:
         self._state, self._clock = state, clock
-        self.started = self.since = clock()
-        """When the process started, and when it last became ready or ceased to be, in seconds since the epoch."""
+        self._sampled = clock()
+        self._counts = self._counted()
+        self.started = self.since = utc(self._sampled)
+        """When the process started, and when it last became ready or ceased to be."""
         self.ready = False
         self.samples: deque[HistorySample] = deque(maxlen=SAMPLES)
-        self.past: deque[Incident] = deque(maxlen=MAX_PAST)
+        self.past: deque[PastFailure] = deque(maxlen=MAX_PAST)
         """Failures that have ended, newest first."""
-        self._failing: dict[str, tuple[float, str]] = {}
-        self._last = self._counts(self.started)
+        self._failing: dict[str, tuple[datetime, str]] = {}
 
     def observe(self) -> None:
         """Look at the health, and take a sample if it is time."""
         at = self._clock()
-        self._look(at)
-        if not 0 <= at - self._last.time < EVERY:  # the clock may be set back
+        self._look(utc(at))
+        if not 0 <= at - self._sampled < EVERY:  # the clock may be set back
             self._sample(at)
 
-    def failing_since(self, line: str) -> float:
-        """Return when the check that has this line began to fail, in seconds since the epoch."""
-        began, _ = self._failing.get(_check(line), (self._clock(), ""))
+    def failing_since(self, check: str) -> datetime:
+        """Return when a check began to fail."""
+        began, _ = self._failing.get(check, (utc(self._clock()), ""))
         return began
 
     def lasting(self, condition: Callable[[HistorySample], bool], seconds: float) -> bool:
         """Return whether all samples of the last `seconds` meet a condition; False while there are too few."""
-        wanted = int(seconds / EVERY)
-        last = [self.samples[-number] for number in range(1, min(wanted, len(self.samples)) + 1)]
-        return len(last) == wanted and all(map(condition, last))
+        count = int(seconds / EVERY)
+        last = list(self.samples)[-count:]
+        return len(last) == count and all(map(condition, last))
 
-    def _look(self, at: float) -> None:
-        found = health(self._state)
-        if found.ready != self.ready:
-            self.ready, self.since = found.ready, at
-        now = {_check(line): line for line in found.trouble if self._is_failure(line)}
-        for check in [check for check in self._failing if check not in now]:
+    def _look(self, at: datetime) -> None:
+        now = health(self._state)
+        if now.ready != self.ready:
+            self.ready, self.since = now.ready, at
+        failing = {check: text for check, text in now.trouble.items() if check not in now.expected}
+        for check in [check for check in self._failing if check not in failing]:
             began, text = self._failing.pop(check)
-            self.past.appendleft(Incident(began=began, ended=at, text=text))
-        for check, line in now.items():
+            self.past.appendleft(PastFailure(began=began, ended=at, text=f"{check}: {text}"))
+        for check, text in failing.items():
             began, _ = self._failing.get(check, (at, ""))
-            self._failing[check] = began, line
+            self._failing[check] = began, text
 
-    def _is_failure(self, line: str) -> bool:
-        """Whether a check fails for another reason than that the capture starts or drains."""
-        check = _check(line)
-        return not (check == "connected" and not self._state.opened) and not (
-            check == "consuming" and self._state.draining
-        )
-
-    def _counts(self, at: float) -> _Counts:
+    def _counted(self) -> tuple[int, int, int]:
         stats = self._state.stats
-        return _Counts(at, self._state.source.fetched, stats.stored_messages, stats.quarantined)
+        return self._state.source.fetched, stats.stored_messages, stats.quarantined
 
     def _sample(self, at: float) -> None:
-        state, last = self._state, self._last
-        self._last = counts = self._counts(at)
+        state, before, seconds = self._state, self._counts, max(at - self._sampled, 1e-3)
+        self._sampled, self._counts = at, self._counted()
         if not state.opened:
             return
         consumer = state.source.state
+        received, stored, quarantined = (now - then for now, then in zip(self._counts, before, strict=True))
         self.samples.append(
             HistorySample(
                 time=at,
-                seconds=max(at - last.time, 1e-3),
-                received=counts.received - last.received,
-                stored=counts.stored - last.stored,
-                quarantined=counts.quarantined - last.quarantined,
+                seconds=seconds,
+                received=received,
+                stored=stored,
+                quarantined=quarantined,
                 lag=state.observer.lag(consumer).total_seconds(),
                 pending=consumer.pending,
                 unacked=consumer.unacked,
@@ -131,8 +126,3 @@ class History:
                 other_pulls=state.source.other_pulls,
             )
         )
-
-
-def _check(line: str) -> str:
-    """Return the name of the check that a line of `Health.trouble` is about."""
-    return line.partition(":")[0]

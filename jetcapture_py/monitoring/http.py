@@ -1,10 +1,14 @@
 """HTTP endpoints of the running process: metrics, liveness, readiness, and a status page.
 
-    /metrics   for Prometheus
-    /livez     200 unless only a restart can help: the event loop or the decoder is stuck
-    /readyz    200 when connected, consuming, decoding and storing; otherwise 503, with one line per failing check
-    /          status page without scripts; /snapshot is the same and does not refresh itself
+    /metrics      for Prometheus
+    /livez        200 unless only a restart can help: the event loop or the decoder is stuck
+    /readyz       200 when connected, consuming, decoding and storing; otherwise 503, with one line per failing check
+    /             status page without scripts; /snapshot is the same and does not refresh itself
     /status.json  the facts of the status page
+
+A process with several captures joins them: each sample of a metric has the labels `capture` and `stream`, probes answer
+503 if any capture's do, with its lines after the capture's name, and the page lists the captures. /{name}/ is the
+status page of one, and /{name}/metrics, /{name}/livez and so on are its own.
 
 Probes are answered in the server's thread from values that the capture maintains, so they do not wait for its event
 loop. Metrics and page are built in that event loop, so that they are consistent. The page's modules are imported when
@@ -14,21 +18,27 @@ it is first asked for, so that they do not delay the start.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
+import os
+import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
+from datetime import UTC, datetime
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from jetcapture_py.monitoring.health import health, stuck
 from jetcapture_py.monitoring.history import History
-from jetcapture_py.monitoring.http_server import HTML, PLAIN, Answer, HttpServer, serving
-from jetcapture_py.monitoring.metrics import CONTENT_TYPE, Metrics
+from jetcapture_py.monitoring.http_server import HTML, PLAIN, Answer
+from jetcapture_py.monitoring.metrics import CONTENT_TYPE, JoinedMetrics, MaintenanceMetrics, Metrics
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
-    from jetcapture_py.monitoring.facts import CaptureFacts
+    from jetcapture_py.monitoring.facts import CaptureFacts, MaintenanceState
 
 TIMEOUT = 5.0
 """Seconds that the event loop may take to answer, and to start."""
@@ -37,22 +47,13 @@ STUCK = 30.0
 BEAT = 1.0
 """Seconds between heartbeats of the event loop, and between looks at the health."""
 JSON = "application/json"
-PAGES = ("/", "/snapshot")
+PAGES, DATA = ("/", "/snapshot"), ("/metrics", "/status.json")
+PROBES = {"/livez": "alive", "/readyz": "ready"}
+"""Probes, and what they say when nothing is wrong."""
 NO_ANSWER = Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"the event loop does not answer\n")
 
 
-@contextlib.contextmanager
-def serve(state: CaptureState, listen: str, server: HttpServer | None = None) -> Iterator[int]:
-    """Serve one capture on `listen` inside the block, see `serving`. Call it in the capture's event loop."""
-    pages = Pages(state)
-    try:
-        with serving(pages, listen, server) as port:
-            yield port
-    finally:
-        pages.stop()
-
-
-class LoopAnswers:
+class _LoopAnswers:
     """Answers that are built in an event loop and asked for in the server's thread. Create it in that event loop."""
 
     def __init__(self, make: Callable[[str], Coroutine[Any, Any, Answer]]) -> None:
@@ -79,11 +80,11 @@ class Pages:
     """The answers of one capture. Create and stop it in the capture's event loop."""
 
     def __init__(self, state: CaptureState) -> None:
-        self._state = state
+        self.state = state
         self._metrics = Metrics(state)
         self._history = History(state)
         self._loop = asyncio.get_running_loop()
-        self._answers = LoopAnswers(self._make)
+        self._answers = _LoopAnswers(self._make)
         self._beaten = time.monotonic()
         self._running: Future[None] = Future()
         self._next: asyncio.Handle = self._loop.call_soon(self._beat)
@@ -95,13 +96,13 @@ class Pages:
     @property
     def drained(self) -> bool:
         """Whether the capture has ended without a failure."""
-        return self._state.ended == ""
+        return self.state.ended == ""
 
     def facts(self) -> CaptureFacts:
         """Return the capture's facts. Call it in the capture's event loop."""
         from jetcapture_py.monitoring.facts import gather
 
-        return gather(self._state, self._history)
+        return gather(self.state, self._history)
 
     def _beat(self) -> None:
         self._beaten = time.monotonic()
@@ -118,36 +119,25 @@ class Pages:
 
     async def answer(self, path: str) -> Answer:
         """See `http_server.Application`."""
-        if path == "/livez":
-            return await self._livez()
-        if path == "/readyz":
-            return self._readyz()
+        if path in PROBES:
+            return _probe(path, await self.trouble(path))
         if path in PAGES:
             answer = await self._answers.get(path)
             return _no_page(self._late()) if answer is NO_ANSWER else answer
-        if path in ("/metrics", "/status.json"):
-            return await self._answers.get(path)
-        return Answer(
-            HTTPStatus.NOT_FOUND,
-            PLAIN,
-            b"not found; available: /, /snapshot, /status.json, /metrics, /livez, /readyz\n",
-        )
+        return await self._answers.get(path) if path in DATA else _not_found()
 
-    async def _livez(self) -> Answer:
+    async def trouble(self, probe: str) -> Sequence[str]:
+        """Return one line for each thing that makes a probe fail."""
+        if probe == "/readyz":
+            late = self._late()
+            running = [f"running: the event loop has not run for {late:.0f} s"] if late > TIMEOUT else []
+            return [*health(self.state).lines, *running]
         if not self._running.done():
             await asyncio.wait((asyncio.wrap_future(self._running),), timeout=TIMEOUT)
         if not self._running.done() or self._late() > STUCK:
-            return NO_ANSWER
-        if reason := stuck(self._state):
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, f"{reason}\n".encode())
-        return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
-
-    def _readyz(self) -> Answer:
-        trouble = [*health(self._state).trouble]
-        if (late := self._late()) > TIMEOUT:
-            trouble.append(f"running: the event loop has not run for {late:.0f} s")
-        status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
-        return Answer(status, PLAIN, "".join(f"{line}\n" for line in trouble or ("ready",)).encode())
+            return [NO_ANSWER.body.decode().strip()]
+        reason = stuck(self.state)
+        return [] if reason is None else [reason]
 
     # ------------------------------------------------------------------ in the capture's event loop
 
@@ -163,7 +153,104 @@ class Pages:
         return Answer(HTTPStatus.OK, HTML, document(facts, refresh=path == "/").encode())
 
 
+class Site:
+    """The answers for all captures; with `single`, those of the only one. Create and change it in their event loop."""
+
+    def __init__(self, *, single: bool) -> None:
+        self._single = single
+        self._answers = _LoopAnswers(self._make)
+        self._pages: Mapping[str, Pages] = {}
+        self._failures: Mapping[str, str] = {}
+
+    def show(self, states: Mapping[str, CaptureState], failures: Mapping[str, str]) -> None:
+        """Answer for these captures and no others; `failures` has why a capture failed or could not start, by name."""
+        same = {name: pages for name, pages in self._pages.items() if states.get(name) is pages.state}
+        for name in self._pages.keys() - same.keys():
+            self._pages[name].stop()
+        self._pages = {name: same.get(name) or Pages(state) for name, state in states.items()}
+        self._failures = failures
+
+    # ------------------------------------------------------------------ in the server's thread
+
+    async def answer(self, path: str) -> Answer:
+        """See `http_server.Application`."""
+        if self._single:
+            return await next(iter(self._pages.values())).answer(path)
+        if path in PROBES:
+            return _probe(path, await self._trouble(path))
+        if path in (*PAGES, *DATA):
+            return await self._answers.get(path)
+        name, slash, rest = path.removeprefix("/").partition("/")
+        pages = self._pages.get(unquote(name))
+        if pages is not None and not slash:  # the page's links are relative
+            return Answer(HTTPStatus.PERMANENT_REDIRECT, PLAIN, b"", f"/{quote(unquote(name), safe='')}/")
+        return _not_found(", /{name}/") if pages is None else await pages.answer(f"/{rest}")
+
+    async def _trouble(self, probe: str) -> Sequence[str]:
+        """Return the lines of all captures, after their names."""
+        failures = self._failures if probe == "/readyz" else {}
+        pages = {name: each for name, each in sorted(self._pages.items()) if name not in failures and not each.drained}
+        troubles = await asyncio.gather(*(each.trouble(probe) for each in pages.values()))
+        lines = [f"{name}: {line}" for name, trouble in zip(pages, troubles, strict=True) for line in trouble]
+        return [*(f"{name}: failed: {reason}" for name, reason in sorted(failures.items())), *lines]
+
+    # ------------------------------------------------------------------ in the captures' event loop
+
+    async def _make(self, path: str) -> Answer:
+        if path == "/metrics":
+            states = {name: pages.state for name, pages in self._pages.items()}
+            return Answer(HTTPStatus.OK, CONTENT_TYPE, JoinedMetrics(states, len(self._failures)).text())
+        from jetcapture_py.monitoring.facts import status_json
+        from jetcapture_py.monitoring.view import overview
+
+        captures = {name: pages.facts() for name, pages in sorted(self._pages.items())}
+        if path == "/status.json":
+            return Answer(HTTPStatus.OK, JSON, status_json([*captures.values()]))
+        return Answer(HTTPStatus.OK, HTML, overview(captures, self._failures, refresh=path == "/").encode())
+
+
+class MaintenanceSite:
+    """The answers of `jetcapture maintain`; `states` has the archives by the names of their captures.
+
+    It is alive while it runs, and ready unless an archive's last pass failed.
+    """
+
+    def __init__(self, states: Mapping[str, MaintenanceState]) -> None:
+        self._states = states
+
+    async def answer(self, path: str) -> Answer:
+        """See `http_server.Application`."""
+        states = dict(sorted(self._states.items()))
+        if path in PROBES:
+            failed = [
+                f"{name}: the last pass failed: {state.failure}" for name, state in states.items() if state.failure
+            ]
+            return _probe(path, failed if path == "/readyz" else ())
+        if path == "/metrics":
+            return Answer(HTTPStatus.OK, CONTENT_TYPE, MaintenanceMetrics(states).text())
+        if path == "/status.json":
+            archives = [{"capture": name, **asdict(state)} for name, state in states.items()]
+            return Answer(HTTPStatus.OK, JSON, json.dumps({"archives": archives}).encode() + b"\n")
+        if path not in PAGES:
+            return _not_found()
+        from jetcapture_py.monitoring.facts import ProcessFacts
+        from jetcapture_py.monitoring.view import maintenance
+
+        host = ProcessFacts(version("jetcapture"), datetime.now(UTC), socket.gethostname(), os.getpid())
+        return Answer(HTTPStatus.OK, HTML, maintenance(host, states, refresh=path == "/").encode())
+
+
+def _probe(path: str, trouble: Sequence[str]) -> Answer:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
+    return Answer(status, PLAIN, "".join(f"{line}\n" for line in trouble or (PROBES[path],)).encode())
+
+
 def _no_page(seconds: float) -> Answer:
     from jetcapture_py.monitoring.view import no_answer
 
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, HTML, no_answer(seconds).encode())
+
+
+def _not_found(more: str = "") -> Answer:
+    text = f"not found; available: /, /snapshot, /status.json, /metrics, /livez, /readyz{more}\n"
+    return Answer(HTTPStatus.NOT_FOUND, PLAIN, text.encode())

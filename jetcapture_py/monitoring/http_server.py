@@ -9,13 +9,12 @@ It starts before most of the program is imported, so this module imports little.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from http import HTTPStatus
 from pathlib import Path
@@ -81,20 +80,26 @@ class Starting:
 
 
 class HttpServer:
-    """Serves `application`, which may be replaced at any time, until `stop`.
+    """Serves an application, until `stop`. Raises JetcaptureError when it cannot listen on `listen`, `address:port`."""
 
-    Raises JetcaptureError when it cannot listen on `listen`, `address:port`.
-    """
-
-    def __init__(self, listen: str, application: Application, *, most_clients: int = MAX_CLIENTS) -> None:
+    def __init__(self, listen: str, application: Application, *, max_clients: int = MAX_CLIENTS) -> None:
         self.listen, self.application = listen, application
-        self._most_clients = most_clients
+        self._max_clients = max_clients
         self._socket = _listening(listen)
         self.port = int(self._socket.getsockname()[1])
         self._clients: dict[_Client, None] = {}  # oldest first
         self._end: Future[None] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="http", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._accept()), name="http", daemon=True)
         self._thread.start()
+
+    def serve(self, application: Application) -> None:
+        """Serve another application from now on."""
+        self.application = application
+        host = urlsplit(f"//{self.listen}").hostname
+        if host in (None, "0.0.0.0", "::"):  # noqa: S104  all addresses
+            host = "localhost"
+        page = f"http://{f'[{host}]' if ':' in str(host) else host}:{self.port}/"  # for a browser on this machine
+        event(log, logging.INFO, "http.listening", listen=self.listen, port=self.port, page=page)
 
     def stop(self) -> None:
         """Close all connections and stop listening. May be called again."""
@@ -102,7 +107,7 @@ class HttpServer:
             self._end.set_result(None)
         self._thread.join()
 
-    async def _serve(self) -> None:
+    async def _accept(self) -> None:
         server = await asyncio.start_server(
             self._connected, sock=self._socket, backlog=BACKLOG, limit=MAX_REQUEST_BYTES
         )
@@ -114,7 +119,11 @@ class HttpServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=0)  # the next request is read when this answer has been taken
         client = _Client(reader, writer)
-        self._admit(client)
+        if len(self._clients) >= self._max_clients:
+            other = min(self._clients, key=lambda each: each.busy)  # the oldest idle one, or else the oldest
+            del self._clients[other]
+            other.drop()
+        self._clients[client] = None
         try:
             while await self._exchange(client):
                 client.busy = False
@@ -125,13 +134,6 @@ class HttpServer:
         finally:
             self._clients.pop(client, None)
             client.close()
-
-    def _admit(self, client: _Client) -> None:
-        if len(self._clients) >= self._most_clients:
-            other = min(self._clients, key=lambda each: each.busy)  # the oldest idle one, or else the oldest
-            del self._clients[other]
-            other.drop()
-        self._clients[client] = None
 
     async def _exchange(self, client: _Client) -> bool:
         """One request and its answer; whether another may follow. Raises whatever is wrong with the client."""
@@ -215,32 +217,6 @@ def _listening(listen: str) -> socket.socket:
         raise JetcaptureError(f"http.listen: cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
 
 
-def _page(listen: str, port: int) -> str:
-    """Return the address of the status page for a browser on this machine."""
-    host = urlsplit(f"//{listen}").hostname
-    if host in (None, "0.0.0.0", "::"):  # noqa: S104  all addresses
-        host = "localhost"
-    return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/"
-
-
-@contextlib.contextmanager
-def serving(application: Application, listen: str, server: HttpServer | None = None) -> Iterator[int]:
-    """Serve on `listen`, `address:port`, inside the block; yields the port.
-
-    `server` is used if it listens there, and else stopped. Raises JetcaptureError when the address cannot be used.
-    """
-    if server is not None and server.listen != listen:
-        server.stop()
-        server = None
-    server = server or HttpServer(listen, application, most_clients=MAX_CLIENTS)
-    server.application = application
-    event(log, logging.INFO, "http.listening", listen=listen, port=server.port, page=_page(listen, server.port))
-    try:
-        yield server.port
-    finally:
-        server.stop()
-
-
 def start_early(*arguments: Path, listen: str | None = None) -> HttpServer | None:
     """Answer probes before the configurations have been checked: on `listen`, or the address that they seem to say.
 
@@ -255,9 +231,9 @@ def start_early(*arguments: Path, listen: str | None = None) -> HttpServer | Non
 
 def _stated_address(arguments: Sequence[Path]) -> str | None:
     """Return the first address in the files, or the default; None if `http` is off. Raises ValueError and others."""
-    from jetcapture_py.config import files, yaml_text
+    from jetcapture_py.config import yaml_text
 
-    for path in files.expand(arguments):
+    for path in yaml_text.expand(arguments):
         data = yaml_text.read(path.read_text("utf-8-sig"), os.environ)
         section = data.get("http", {}) if isinstance(data, dict) else None
         if not isinstance(section, dict):

@@ -21,23 +21,28 @@ from jetcapture_py.monitoring.health import health
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.monitoring.facts import MaintenanceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
 
 
-class Metrics(Collector):
-    """The metrics of one capture. Collect them in its event loop."""
+class _Metrics(Collector):
+    """Metrics. Collect them in the captures' event loop."""
+
+    def text(self) -> bytes:
+        """Return all metrics, and those of the process, in Prometheus' text format."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        return generate_latest(registry)
+
+
+class Metrics(_Metrics):
+    """The metrics of one capture."""
 
     def __init__(self, state: CaptureState) -> None:
         self._state = state
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics."""
@@ -61,6 +66,8 @@ class Metrics(Collector):
         yield _counter("messages_stored", "Messages stored, including those in quarantine", stats.stored_messages)
         yield _counter("messages_acked", "Messages acknowledged after storing", stats.acked)
         yield _counter("messages_quarantined", "Messages quarantined", stats.quarantined)
+        text = "Messages delivered again after they were erased: acknowledged and not stored"
+        yield _counter("messages_erased", text, stats.erased)
         yield _counter("stray_frames", "Received frames that are not messages of the consumer", stats.strays)
         sealed = {reason: stats.sealed_by[reason] for reason in (*SEALED_BY, *stats.sealed_by)}
         yield _counters("blocks_sealed", "Blocks sealed, by reason", "reason", sealed)
@@ -102,6 +109,8 @@ class Metrics(Collector):
         yield _gauge("ready", "1 when connected, consuming, decoding and storing", now.ready)
         yield _gauge("connected", "1 when connected to NATS", now.connected)
         yield _gauge("consuming", "1 when the server answers pulls", now.consuming)
+        active = capture.opened and capture.ended is None and capture.source.active
+        yield _gauge("active", "1 when this replica receives; 0 on standby in source.mode ordered", active)
         yield _gauge("storing", "1 unless the store is failing or hanging", now.storing)
         yield _gauge("open_blocks", "Open blocks", blocks.open)
         yield _gauge("open_block_rows", "Rows in open blocks", blocks.rows)
@@ -141,21 +150,14 @@ class Metrics(Collector):
             yield _gauge("watermark_timestamp_seconds", text, time)
 
 
-class JoinedMetrics(Collector):
-    """The metrics of the process and its captures, by name; `failed` of them failed. Collect them in their event loop.
+class JoinedMetrics(_Metrics):
+    """The metrics of the process and its captures, by name; `failed` of them failed.
 
     Every sample of a capture has the labels `capture` and `stream`; each metric is one family.
     """
 
     def __init__(self, states: Mapping[str, CaptureState], failed: int) -> None:
         self._states, self._failed = states, failed
-
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        ProcessCollector(registry=registry)
-        return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics."""
@@ -167,6 +169,49 @@ class JoinedMetrics(Collector):
                 family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 family.samples += [sample._replace(labels={**about, **sample.labels}) for sample in metric.samples]
         yield from families.values()
+
+
+class MaintenanceMetrics(_Metrics):
+    """The metrics of a process of `jetcapture maintain`: of each archive, by the name of its capture."""
+
+    def __init__(self, states: Mapping[str, MaintenanceState]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current metrics."""
+        families: dict[str, Metric] = {}
+        for name, state in self._states.items():
+            about = {"capture": name, "stream": state.stream}
+            for metric in _maintenance(state):
+                family = families.setdefault(metric.name, metric)
+                samples = [sample._replace(labels=about) for sample in metric.samples]
+                family.samples = samples if family is metric else family.samples + samples
+        yield from families.values()
+
+
+def _maintenance(state: MaintenanceState) -> Iterator[Metric]:
+    yield _counter("maintain_passes", "Passes that have ended", state.passes)
+    yield _counter("maintain_failures", "Passes that have ended with a failure", state.failures)
+    yield _gauge("maintain_failing", "1 if something failed in the last pass", bool(state.failure))
+    text = "When the last pass without a failure ended; seconds since the epoch, 0 before the first one"
+    yield _gauge("maintain_last_pass_timestamp_seconds", text, state.ended or 0)
+    yield _gauge("maintain_pass_seconds", "How long the last pass took", state.seconds)
+    yield _gauge("maintain_backlog_objects", "Objects that the running pass has still to merge", state.backlog_objects)
+    yield _gauge("maintain_backlog_bytes", "Their bytes", state.backlog_bytes)
+    yield _gauge("maintain_objects_before", "Objects that the last pass found", state.objects_before)
+    yield _gauge("maintain_objects_after", "Objects that it left", state.objects_after)
+    yield _gauge("maintain_bytes_after", "Their bytes", state.bytes_after)
+    yield _gauge("maintain_waiting_objects", "Replaced objects that a later pass removes", state.waiting)
+    yield _counter("maintain_removed_objects", "Replaced objects that were removed", state.removed)
+    yield _counter("maintain_expired_objects", "Objects that were removed because they have expired", state.expired)
+    if state.tables:
+        text = "Up to when complete buckets are in the table; seconds since the epoch, 0 before the first commit"
+        yield _gauge("maintain_table_complete_to_timestamp_seconds", text, state.tables[0].complete_to or 0)
+        yield _gauge("maintain_table_files", "Objects in the tables", sum(table.files for table in state.tables))
+        waiting = sum(table.waiting for table in state.tables)
+        yield _gauge("maintain_table_waiting_objects", "Objects that the tables cannot have yet", waiting)
+        renamed = sum(table.renamed for table in state.tables)
+        yield _gauge("maintain_table_renamed_columns", "Columns whose names in the tables say their type", renamed)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

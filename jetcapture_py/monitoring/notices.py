@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from jetcapture_py.config.block import MANY_KEYS
@@ -31,34 +31,38 @@ LEVELS: Sequence[Level] = ("failing", "warning", "note")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """`text` says what is wrong, `action` what to do. `failing`: the capture is not ready; `since` is set for these."""
+    """A problem or a remark."""
 
     level: Level
+    """Failing: the capture is not ready."""
     text: str
+    """What is wrong."""
     action: str
+    """What to do about it."""
     check: str = ""
+    """The check that fails."""
     since: datetime | None = None
+    """When it began to fail, unless that is expected."""
 
 
-def notices(state: CaptureState, history: History, found: Health) -> Iterator[Notice]:
+def notices(state: CaptureState, history: History, health: Health) -> Iterator[Notice]:
     """Yield all notices of a capture."""
-    yield from _failures(state, history, found)
+    yield from _failures(state, history, health)
     if state.opened and not state.draining and state.ended is None:
         yield from _warnings(state, history)
     yield from _notes(state)
 
 
-def _failures(state: CaptureState, history: History, found: Health) -> Iterator[Notice]:
+def _failures(state: CaptureState, history: History, health: Health) -> Iterator[Notice]:
     actions = _actions(state)
-    for line in found.trouble:
-        check, _, text = line.partition(": ")
-        expected = (check == "connected" and not state.opened) or (check == "consuming" and state.draining)
+    for check, text in health.trouble.items():
+        expected = check in health.expected
         yield Notice(
             level="note" if expected else "failing",
             check=check,
             text=sentence(text),
             action=_expected(state) if expected else actions.get(check, ""),
-            since=None if expected else datetime.fromtimestamp(history.failing_since(line), UTC),
+            since=None if expected else history.failing_since(check),
         )
 
 
@@ -88,51 +92,38 @@ def _actions(state: CaptureState) -> dict[str, str]:
     }
 
 
+def _warning(text: str, action: str) -> Notice:
+    return Notice(level="warning", text=text, action=action)
+
+
+def _note(text: str, action: str) -> Notice:
+    return Notice(level="note", text=text, action=action)
+
+
 def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
     source, consumer = state.config.source, state.source.state
     if consumer.paused:
-        yield Notice(
-            level="warning",
-            text="The consumer is paused, so nothing is delivered.",
-            action=f"Resume it: nats consumer resume {source.stream} {source.consumer}.",
-        )
+        resume = f"nats consumer resume {source.stream} {source.consumer}"
+        yield _warning("The consumer is paused, so nothing is delivered.", f"Resume it: {resume}.")
     if consumer.config.get("max_deliver", -1) > 0:
         tries = plural(consumer.config["max_deliver"], "delivery", "deliveries")
-        yield Notice(
-            level="warning",
-            text=f"The consumer gives up on a message after {tries}, so the archive may miss messages, and there is no "
-            "watermark.",
-            action="Set the consumer's max_deliver to -1.",
-        )
+        text = f"The consumer gives up on a message after {tries}, so the archive may miss messages, and there is no "
+        yield _warning(f"{text}watermark.", "Set the consumer's max_deliver to -1.")
     if losses := state.stats.stream_losses.total():
-        yield Notice(
-            level="warning",
-            text=f"The stream lost messages or was created again, {plural(losses, 'time')} since the process started.",
-            action="What is archived stays. jetcapture verify names what the server has lost.",
-        )
+        text = f"The stream lost messages or was created again, {plural(losses, 'time')} since the process started."
+        yield _warning(text, "What is archived stays. jetcapture verify names what the server has lost.")
     yield from _behind(state, history)
     if history.lasting(lambda sample: sample.unacked >= consumer.max_ack_pending, LASTING):
-        yield Notice(
-            level="warning",
-            text=f"Delivery waits: {consumer.max_ack_pending:,} messages, as many as max_ack_pending allows, are not "
-            "stored yet.",
-            action="Raise source.max_ack_pending, or shorten block.max_age.",
-        )
+        text = f"{consumer.max_ack_pending:,} messages, as many as max_ack_pending allows, are not stored yet."
+        yield _warning(f"Delivery waits: {text}", "Raise source.max_ack_pending, or shorten block.max_age.")
     limit = state.config.limits.memory
     if history.lasting(lambda sample: sample.memory >= 0.95 * limit, LASTING):
-        yield Notice(
-            level="warning",
-            text="limits.memory is used up, so pulling waits until objects are stored.",
-            action="Raise limits.memory or store.concurrency, or add replicas.",
-        )
-    recent = sum(sample.quarantined for sample in history.samples)
-    if recent:
-        yield Notice(
-            level="warning",
-            text=f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour.",
-            action="Nothing is lost. Use the reasons below to fix the producer or decoder, then publish them again: "
-            "jetcapture spark replay --quarantine --allow-loop.",
-        )
+        text = "limits.memory is used up, so pulling waits until objects are stored."
+        yield _warning(text, "Raise limits.memory or store.concurrency, or add replicas.")
+    if recent := sum(sample.quarantined for sample in history.samples):
+        text = f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour."
+        fix = "Nothing is lost. Use the reasons below to fix the producer or decoder, then publish them again: "
+        yield _warning(text, f"{fix}jetcapture spark replay --quarantine --allow-loop.")
 
 
 def _behind(state: CaptureState, history: History) -> Iterator[Notice]:
@@ -147,47 +138,27 @@ def _behind(state: CaptureState, history: History) -> Iterator[Notice]:
     if consumer.pending and fewer > 0:
         left = consumer.pending * (minute[-1].time - minute[0].time) / fewer
         messages = plural(consumer.pending, "message", grouped=True)
-        yield Notice(
-            level="note",
-            text=f"Catching up: {messages} to be delivered, about {age(left)} at the current rate.",
-            action=behind,
-        )
+        yield _note(f"Catching up: {messages} to be delivered, about {age(left)} at the current rate.", behind)
     elif consumer.pending:
-        yield Notice(
-            level="warning",
-            text=behind,
-            action=f"{plural(consumer.pending, 'message waits', 'messages wait', grouped=True)} to be delivered: add "
-            "replicas, or raise source.max_ack_pending if that limit is reached.",
-        )
+        waiting = plural(consumer.pending, "message waits", "messages wait", grouped=True)
+        raised = "raise source.max_ack_pending if that limit is reached"
+        yield _warning(behind, f"{waiting} to be delivered: add replicas, or {raised}.")
     else:
-        yield Notice(
-            level="warning",
-            text=behind,
-            action="Every message is delivered, so it is waiting for the store or held by another replica; check the "
-            "status pages of all replicas.",
-        )
+        held = "Every message is delivered, so it is waiting for the store or held by another replica; check the "
+        yield _warning(behind, f"{held}status pages of all replicas.")
 
 
 def _notes(state: CaptureState) -> Iterator[Notice]:
     stats = state.stats
     seals = stats.sealed_by.total()
     if seals >= _MANY_SEALS and stats.sealed_by["pressure"] > _NEARLY_ALL * seals:
-        yield Notice(
-            level="note",
-            text="Limits seal nearly all blocks before they are full or old, so objects are small.",
-            action="Raise source.max_ack_pending or limits, or let jetcapture spark compact merge the objects.",
-        )
+        text = "Limits seal nearly all blocks before they are full or old, so objects are small."
+        yield _note(text, "Raise source.max_ack_pending or limits, or let jetcapture spark compact merge the objects.")
     if not state.config.block.bundles and state.blocks.open > MANY_KEYS:
-        yield Notice(
-            level="note",
-            text=f"{state.blocks.open:,} blocks are open, and each becomes an object.",
-            action="Set block.bundles, or use a coarser key.",
-        )
+        text = f"{state.blocks.open:,} blocks are open, and each becomes an object."
+        yield _note(text, "Set block.bundles, or use a coarser key.")
     if failures := stats.on_stored_failures.total():
-        yield Notice(
-            level="note",
-            text=f"{plural(failures, 'stored object was', 'stored objects were', grouped=True)} not announced.",
-            action="The event on_stored.failed says why. The objects are in the archive.",
-        )
+        text = f"{plural(failures, 'stored object was', 'stored objects were', grouped=True)} not announced."
+        yield _note(text, "The event on_stored.failed says why. The objects are in the archive.")
     for warning in state.config.warnings():
-        yield Notice(level="note", text=f"{warning}.", action="")
+        yield _note(f"{warning}.", "")

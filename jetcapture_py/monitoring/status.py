@@ -1,94 +1,175 @@
-"""Status of a capture from outside: the consumer on the server, and the watermark in the archive.
+"""The `status` command: the state of a capture from outside, once or repeatedly, as text or JSON.
 
-No replica is asked, so it covers all of them, and works when none is running.
+The consumer on the server and the watermark in the archive tell of all replicas, also when none is running. A replica
+that listens on this machine adds its facts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import contextlib
+import http.client
+import json
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.jetstream.admin import ConsumerState, filters_of, first_time, get_consumer
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
+from jetcapture_py.jetstream.consumer import ConsumerState, filters_of, first_time, get_consumer
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.pages import words
 from jetcapture_py.pages.words import duration
-from jetcapture_py.store import NoteStore, configured_store, read_watermark
+from jetcapture_py.store import configured_store, notes_of, read_watermark
 from jetcapture_py.text import escaped, plural
 
+EVERY = 2.0
+"""Seconds between the lines of `--watch`."""
 TIMEOUT = 5.0
+"""Seconds that the server may take to answer."""
+REPLICA_TIMEOUT = 2.0
+MAX_REPLICA_BYTES = 8 << 20
+MAX_TREND = 180
+"""Samples that `--watch` keeps."""
+MAX_LINES = 5
+"""Lines of a list: open blocks, reasons, objects."""
+_COUNTS = ("pending", "unacked", "max_ack_pending", "redelivered", "delivered", "ack_floor", "waiting_pulls")
+_LEVELS = "▁▂▃▄▅▆▇█"
+_CURVE = 45
+"""Characters of a curve; each is the highest value of its part of the time."""
+_ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  addresses to ask, not to listen on
+
+Trend = Mapping[str, Sequence[float]]
+"""Values over time by name, oldest first."""
+
+
+def run(config: Config, *, watch: bool, as_json: bool) -> int:
+    """Print the status; return 1 if there are problems, else 0. Raises SourceError."""
+    try:
+        return asyncio.run(_watch(config, as_json=as_json) if watch else _once(config, as_json=as_json))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _once(config: Config, *, as_json: bool) -> int:
+    async with Observed(config) as observed:
+        status = await observed.status()
+    Console(soft_wrap=True).print(await _shown(config, status, "", {}, as_json=as_json))
+    return 1 if status.problems else 0
+
+
+async def _watch(config: Config, *, as_json: bool) -> int:
+    """Repeat until interrupted, also while the server is unreachable."""
+    console = Console()
+    redraws = console.is_terminal and not console.is_dumb_terminal and not as_json
+    console.soft_wrap = not redraws  # where a display is redrawn, Rich cuts off what it does not wrap
+    live = Live(console=console, auto_refresh=False) if redraws else None
+    earlier: deque[CaptureStatus] = deque(maxlen=MAX_TREND)
+    task = asyncio.current_task()
+    async with Observed(config) as observed:
+        with live or contextlib.nullcontext():
+            while task is None or not task.cancelling():  # nats-py may swallow a cancellation
+                status, problem = None, ""
+                try:
+                    status = await observed.status()
+                    earlier.append(status)
+                except SourceError as error:
+                    problem = str(error)
+                shown = await _shown(config, status, problem, _trend(earlier), as_json=as_json)
+                if live is not None:
+                    live.update(shown, refresh=True)
+                else:
+                    console.print(shown)
+                await asyncio.sleep(EVERY)
+    return 0
+
+
+async def _shown(config: Config, status: CaptureStatus | None, problem: str, trend: Trend, *, as_json: bool) -> Text:
+    """Return the status, or the `problem` in place of one, with the facts of a replica on this machine."""
+    replica = await asyncio.to_thread(ask_replica, config)
+    if as_json:
+        fields = {"problems": [problem]} if status is None else status.fields()
+        return Text(json.dumps({**fields, "replica": replica}, default=format_time))
+    return Text("\n".join(lines(status, problem, replica, trend)))
+
+
+def _trend(statuses: Collection[CaptureStatus]) -> Trend:
+    if len(statuses) < 2:
+        return {}
+    return {
+        "lag": [status.lag or 0.0 for status in statuses],
+        "pending": [status.state.pending for status in statuses],
+        "unacked": [status.state.unacked for status in statuses],
+    }
+
+
+# ------------------------------------------------------------------ the server and the archive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStatus:
-    """The status by the consumer's state and the archive. Sequences are the stream's, times UTC."""
+    """The status by the consumer's state and the archive."""
 
     stream: str
     consumer: str
-    time: datetime
-    """When the server was asked, by its clock."""
+    state: ConsumerState
     lag: float | None
     """Age in seconds of the oldest message that is not stored; None without permission to ask for it."""
-    pending: int
-    """Messages not delivered yet."""
-    unacked: int
-    """Messages delivered and not stored yet."""
-    max_ack_pending: int
-    redelivered: int
-    """Unacknowledged messages that were delivered more than once."""
-    delivered: int
-    """Last sequence delivered."""
-    ack_floor: int
-    """Sequence up to which everything is stored."""
-    waiting_pulls: int
-    """Open pulls at the server."""
-    watermark_seq: int | None
-    """The archive's watermark; None without one."""
-    watermark_time: datetime | None
-    last_object: str | None
-    """Path of the object stored last; None if unknown."""
-    last_stored: datetime | None
-    """When it was stored, by its writer's clock."""
+    watermark: Watermark | None
+    """The archive's watermark."""
     problems: tuple[str, ...]
-    """One line per failed read."""
+    """One line per failed read, or thing that is wrong."""
 
     def fields(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """Return all fields by name, times as `datetime`."""
+        mark = self.watermark
+        path, stored = (mark and mark.last_object) or (None, None)
         return {
-            name: format_time(value) if isinstance(value, datetime) else value for name, value in asdict(self).items()
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "time": self.state.asked,
+            "lag": self.lag,
+            **{name: getattr(self.state, name) for name in _COUNTS},
+            "watermark_seq": mark and mark.seq,
+            "watermark_time": mark and mark.time,
+            "last_object": path,
+            "last_stored": stored,
+            "problems": self.problems,
         }
 
     def lines(self) -> Iterator[tuple[str, str, str]]:
         """Yield name, value and meaning of each line."""
+        state, mark = self.state, self.watermark
         lag = "unknown" if self.lag is None else duration(self.lag)
         yield "lag", lag, "age of the oldest message that is not stored"
-        yield "pending", f"{self.pending:,}", "not delivered yet"
-        yield "unacked", f"{self.unacked:,} of {self.max_ack_pending:,}", "delivered and not stored yet"
-        yield "redelivered", f"{self.redelivered:,}", "unacked messages delivered more than once"
-        yield "delivered", f"{self.delivered:,}", "last sequence delivered"
-        yield "ack floor", f"{self.ack_floor:,}", "everything up to this sequence is stored"
-        yield "pulls", f"{self.waiting_pulls:,}", "open at the server; 0: no replica is pulling"
-        if self.watermark_time is None:
+        yield "pending", f"{state.pending:,}", "not delivered yet"
+        yield "unacked", f"{state.unacked:,} of {state.max_ack_pending:,}", "delivered and not stored yet"
+        yield "redelivered", f"{state.redelivered:,}", "unacked messages delivered more than once"
+        yield "delivered", f"{state.delivered:,}", "last sequence delivered"
+        yield "ack floor", f"{state.ack_floor:,}", "everything up to this sequence is stored"
+        yield "pulls", f"{state.waiting_pulls:,}", "open at the server; 0: no replica is pulling"
+        if mark is None:
             yield "watermark", "none", ""
         else:
-            age = duration((self.time - self.watermark_time).total_seconds())
-            yield "watermark", f"{self.watermark_time:%Y-%m-%d %H:%M:%S}", f"{age} ago, sequence {self.watermark_seq:,}"
-        if self.last_object is not None and self.last_stored is not None:
-            name = parse_path(self.last_object)
+            age = duration((state.asked - mark.time).total_seconds())
+            yield "watermark", words.moment(mark.time), f"{age} ago, sequence {mark.seq:,}"
+        if mark is not None and mark.last_object is not None:
+            path, stored = mark.last_object
+            name = parse_path(path)
             rows = "" if name is None else f"{name.rows:,} rows, "
-            age = duration((datetime.now(UTC) - self.last_stored).total_seconds())
-            yield (
-                "last stored",
-                f"{self.last_stored:%Y-%m-%d %H:%M:%S}",
-                f"{age} ago, {rows}{escaped(self.last_object)}",
-            )
+            age = duration((datetime.now(UTC) - stored).total_seconds())
+            yield "last stored", words.moment(stored), f"{age} ago, {rows}{escaped(path)}"
         for problem in self.problems:
             yield "problem", problem, ""
 
@@ -98,7 +179,7 @@ class Observed:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._store = configured_store(config.store)
+        self._notes = notes_of(configured_store(config.store), config.store.url)
 
     async def __aenter__(self) -> Self:
         name = f"jetcapture status {self._config.source.stream}"
@@ -124,7 +205,8 @@ class Observed:
             problems.append(f"lag: {error}")
         mark = None
         try:
-            mark = await asyncio.to_thread(self._watermark)
+            if self._notes is not None:
+                mark = await asyncio.to_thread(read_watermark, self._notes, source.stream)
         except JetcaptureError as error:
             problems.append(f"watermark: {error}")
         if mark is not None and mark.time > state.asked + MARGIN:
@@ -133,24 +215,14 @@ class Observed:
             )
         if mark is not None and mark.created:
             problems += await self._stream_problems(mark, state)
-        path, stored = mark.last_object if mark is not None and mark.last_object is not None else (None, None)
+        stored = mark.last_object[1] if mark is not None and mark.last_object is not None else None
         problems += self._stalled(state, lag, stored)
         return CaptureStatus(
             stream=source.stream,
             consumer=source.consumer,
-            time=state.asked.astimezone(UTC),
+            state=state,
             lag=lag,
-            pending=state.pending,
-            unacked=state.unacked,
-            max_ack_pending=state.max_ack_pending,
-            redelivered=state.redelivered,
-            delivered=state.delivered,
-            ack_floor=state.ack_floor,
-            waiting_pulls=state.waiting_pulls,
-            watermark_seq=None if mark is None else mark.seq,
-            watermark_time=None if mark is None else mark.time,
-            last_object=path,
-            last_stored=stored,
+            watermark=mark,
             problems=tuple(problems),
         )
 
@@ -193,7 +265,118 @@ class Observed:
         oldest = await first_time(self._api, self._config.source.stream, state.ack_floor + 1, filters)
         return 0.0 if oldest is None else max(0.0, (state.asked - oldest).total_seconds())
 
-    def _watermark(self) -> Watermark | None:
-        if not isinstance(self._store, NoteStore) or "{key}" in self._config.store.url:
-            return None
-        return read_watermark(self._store, self._config.source.stream)
+
+# ------------------------------------------------------------------ a replica on this machine
+
+
+def ask_replica(config: Config) -> dict[str, Any] | None:
+    """Return the facts of a replica of this capture at `http.listen`; None if none answers there.
+
+    Something else may listen there, so the answer is not trusted to be ours before it names the stream and consumer.
+    """
+    if config.http is None:
+        return None
+    address = urlsplit(f"//{config.http.listen}")
+    host = address.hostname or ""
+    connection = http.client.HTTPConnection(_ANY.get(host, host), address.port or 80, timeout=REPLICA_TIMEOUT)
+    try:
+        connection.request("GET", "/status.json")
+        answer, ours = connection.getresponse(), (config.source.stream, config.source.consumer)
+        captures = json.loads(answer.read(MAX_REPLICA_BYTES))["captures"] if answer.status == 200 else ()
+        return next((facts for facts in captures if (facts["stream"], facts["consumer"]) == ours), None)
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    finally:
+        connection.close()
+
+
+# ------------------------------------------------------------------ text
+
+
+def lines(status: CaptureStatus | None, problem: str, replica: Mapping[str, Any] | None, trend: Trend) -> Iterator[str]:
+    """Yield the lines; without `status`, `problem` says why. The replica's facts are those of /status.json."""
+    if status is None:
+        yield problem
+    else:
+        yield f"{status.stream} / {status.consumer} at {words.moment(status.state.asked)} UTC"
+        for name, value, meaning in status.lines():
+            yield f"{name:<13}{value:<22}{meaning}".rstrip()
+    if replica is not None:
+        try:
+            text = list(_replica(replica))
+        except (LookupError, TypeError, ValueError, AttributeError):  # it may be of another version
+            text = ["cannot read the replica's answer; it may run another version"]
+        yield from ("", *text)
+    elif trend:
+        yield ""
+        for name, values in trend.items():
+            yield f"{name:<13}{curve(values)}".rstrip()
+
+
+def curve(values: Sequence[float], width: int = _CURVE) -> str:
+    """Return values as a line of blocks, the highest one full, 0 the lowest."""
+    if not values:
+        return ""
+    parts = [values[len(values) * at // width : len(values) * (at + 1) // width] for at in range(width)]
+    bins = [max(part) for part in parts if part] if len(values) > width else list(values)
+    top = max(bins)
+    return "".join(_LEVELS[min(int(value / top * len(_LEVELS)), len(_LEVELS) - 1) if top > 0 else 0] for value in bins)
+
+
+def _replica(facts: Mapping[str, Any]) -> Iterator[str]:
+    now, samples = _time(facts["time"]), facts["samples"]
+    yield f"this replica: {words.visible(facts['summary'])}; {words.visible(facts['host'])}, process {facts['pid']}"
+    for notice in facts["notices"]:
+        yield f"  {notice['level']}: {words.visible(notice['text'])} {words.visible(notice['action'])}".rstrip()
+    figures = (
+        ("received", samples["received"], words.rate),
+        ("stored", samples["stored"], words.rate),
+        ("lag", samples["lag"], words.age),
+        ("pending", samples["pending"], words.short),
+        ("unacked", samples["unacked"], words.short),
+        ("memory", samples["memory"], words.size),
+    )
+    for name, values, show in figures:
+        if values:
+            shape = curve(values)
+            yield f"{name:<13}{show(values[-1]):<14}{shape:<{_CURVE}}  15 min, at most {show(max(values))}"
+    memory, limit = facts["memory"], facts["memory_limit"]
+    yield f"{'memory':<13}{words.size(memory)} of {words.size(limit)}, {words.share(memory, limit)}"
+    yield from _blocks(facts)
+    for stored in facts["objects"][:MAX_LINES]:
+        ago = words.age((now - _time(stored["acknowledged"])).total_seconds())
+        content = f"{stored['rows']:,} rows, {words.size(stored['bytes'])}"
+        yield f"{'stored':<13}{ago + ' ago':<18}{content:<26}{words.visible(stored['location'], 4000)}"
+    if facts["quarantined"]:
+        messages = plural(facts["quarantined"], "message", grouped=True)
+        yield f"{'quarantine':<13}{messages} since {words.moment(_time(facts['started']))} UTC"
+        for reason in facts["quarantine"][:MAX_LINES]:
+            text = f"{words.visible(reason['stage'])}: {words.visible(reason['error'])}"
+            last = f"last: sequence {reason['seq']:,}, {words.visible(reason['subject'], 80)}"
+            yield f"  {reason['messages']:>9,}  {text}; {last}"
+    for past in facts["past"][:MAX_LINES]:
+        began, ended = _time(past["began"]), _time(past["ended"])
+        length = words.age((ended - began).total_seconds())
+        yield f"{'earlier':<13}{words.clock(began, now)} for {length}: {words.visible(past['text'])}"
+
+
+def _blocks(facts: Mapping[str, Any]) -> Iterator[str]:
+    rows, size = facts["open_rows"], words.size(facts["open_bytes"])
+    yield f"{'open blocks':<13}{facts['open_blocks']:,} of {facts['open_blocks_limit']:,}, {rows:,} rows, {size}"
+    lists = [("oldest", facts["oldest"]), ("largest", facts["largest"])]
+    for name, blocks in lists if facts["open_blocks"] > len(facts["oldest"]) else [("", facts["oldest"])]:
+        for block in blocks[:MAX_LINES]:
+            figures = f"{words.age(block['age']):<13}{block['rows']:>9,} rows  {words.size(block['bytes']):>10}"
+            yield f"  {name:<9}{figures}  {_key(block)}"
+
+
+def _key(block: Mapping[str, Any]) -> str:
+    if block["quarantine"]:
+        return "(quarantine)"
+    if block["bundle"]:
+        return f"bundle {words.visible(block['bundle'])}"
+    return words.visible(block["key"], 80) if block["key"] else "(no key)"
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -7,14 +7,14 @@ templates have the words and the layout; this module computes what takes more th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.config.shares import OPEN_SHARE, OPEN_UNACKED_SHARE
-from jetcapture_py.monitoring.facts import CaptureFacts, OpenBlock
+from jetcapture_py.monitoring.facts import CaptureFacts, MaintenanceState, OpenBlock, ProcessFacts
 from jetcapture_py.monitoring.history import EVERY, SAMPLES
 from jetcapture_py.monitoring.notices import Notice
 from jetcapture_py.pages import words
@@ -24,30 +24,20 @@ from jetcapture_py.text import plural
 
 REFRESH = 5
 """Seconds after which the page loads itself again."""
-COLORS = {
-    "ended": "57606a",
-    "healthy": "1a7f37",
-    "draining": "57606a",
-    "starting": "57606a",
-    "attention": "b35900",
-    "failing": "cf222e",
+STATES = {
+    "failing": ("Failing", "✕", "cf222e"),
+    "attention": ("With a warning", "!", "b35900"),
+    "draining": ("Draining", "…", "57606a"),
+    "starting": ("Starting", "…", "57606a"),
+    "healthy": ("Healthy", "✓", "1a7f37"),
+    "ended": ("Ended", "✓", "57606a"),
 }
-"""Of the icon in the browser's tab, by state."""
-ICONS = {"healthy": "✓", "attention": "!", "failing": "✕", "starting": "…", "draining": "…", "ended": "✓"}
+"""Of each state, the worst first: what the process is called if no capture has a worse one, an icon, and its color."""
 MAX_OBJECTS = 6
 HIGH = 0.8
 """Share of a limit from which a meter warns."""
 STALE = 20.0
 """Seconds after which it is said that the server's figures are old."""
-_WORST_FIRST = {
-    "failing": "Failing",
-    "attention": "With a warning",
-    "draining": "Draining",
-    "starting": "Starting",
-    "healthy": "Healthy",
-    "ended": "Ended",
-}
-"""States, and what the process is called if no capture has a worse one."""
 Words = Callable[[float], str]
 
 
@@ -77,10 +67,11 @@ class Card:
     limit: float | None = None
     early: float = 0.0
     """Share of the limit from which on open blocks are sealed early."""
-    used: float = field(init=False, default=0.0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "used", sum(value for _, value, _ in self.parts))
+    @property
+    def used(self) -> float:
+        """The sum of the parts."""
+        return sum(value for _, value, _ in self.parts)
 
     @property
     def level(self) -> str:
@@ -118,9 +109,9 @@ def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], 
     """
     states: dict[str, str] = {name: facts.state for name, facts in captures.items()}
     states |= dict.fromkeys(failures, "failing")
-    worst = next((state for state in _WORST_FIRST if state in states.values()), "starting")
+    worst = next((state for state in STATES if state in states.values()), "starting")
     count = sum(state == worst for state in states.values())
-    title = f"{_WORST_FIRST[worst]}: {count} of {plural(len(states), 'capture')}"
+    title = f"{STATES[worst][0]}: {count} of {plural(len(states), 'capture')}"
     text = "Each has its own page, probes and metrics under its name."
     return _page(
         "captures.html",
@@ -144,7 +135,35 @@ def no_answer(seconds: float) -> str:
     return _page("status.html", None, refresh=True, verdict=verdict, page_title="Not answering · jetcapture")
 
 
-def _page(template: str, host: CaptureFacts | None, *, refresh: bool, verdict: StatusVerdict, **values: Any) -> str:
+def maintenance(host: ProcessFacts, states: Mapping[str, MaintenanceState], *, refresh: bool = True) -> str:
+    """Return the page about the archives, by name, that this process keeps in shape."""
+    failing = sum(bool(state.failure) for state in states.values())
+    running = sum(state.started is not None for state in states.values())
+    archives = plural(len(states), "archive")
+    if failing:
+        verdict = StatusVerdict(
+            state="failing",
+            title=f"Failing: {failing} of {archives}",
+            text="The last pass failed.",
+            action="Nothing is lost: the next pass tries again. Below is what failed.",
+        )
+    else:
+        text = f"A pass is running over {running} of them." if running else "The next pass begins on time."
+        verdict = StatusVerdict(state="healthy", title=f"Healthy: {archives}", text=text)
+    return _page(
+        "maintenance.html",
+        host,
+        refresh=refresh,
+        verdict=verdict,
+        page_title=f"{verdict.title} · jetcapture maintain",
+        archives=states.items(),
+        now=host.time.timestamp(),
+    )
+
+
+def _page(
+    template: str, host: CaptureFacts | ProcessFacts | None, *, refresh: bool, verdict: StatusVerdict, **values: Any
+) -> str:
     """Render a page; `host` has the version, time and process for its header."""
 
     def ago(time: datetime) -> str:
@@ -163,8 +182,8 @@ def _page(template: str, host: CaptureFacts | None, *, refresh: bool, verdict: S
             verdict=verdict,
             refresh=REFRESH if refresh else 0,
             seconds=REFRESH,
-            color=COLORS[verdict.state],
-            icons=ICONS,
+            color=STATES[verdict.state][2],
+            icons={state: icon for state, (_, icon, _) in STATES.items()},
             ago=ago,
             bucket=bucket,
             clock=lambda time: words.clock(time, host.time) if host is not None else "",
@@ -184,6 +203,8 @@ def _verdict(facts: CaptureFacts) -> StatusVerdict:
 
 def _all_is_well(facts: CaptureFacts) -> str:
     last = facts.objects[0].acknowledged if facts.objects else None
+    if facts.role == "standby":
+        return "Connected. Another replica receives, or no message has arrived; this one takes over when it is silent."
     if last is not None:
         ago = words.age((facts.time - last).total_seconds())
         return f"Connected, consuming and storing; the last object was stored {ago} ago."
@@ -195,7 +216,7 @@ def _all_is_well(facts: CaptureFacts) -> str:
 def _cards(facts: CaptureFacts) -> list[Card]:
     """Return the figures: lag, received, stored, pending, unacknowledged and memory."""
     consumer, samples, begin = facts.consumer_state, facts.samples, words.clock(facts.started, facts.time)
-    ages = [(facts.time - time).total_seconds() for time in samples.time]
+    ages = [(facts.time - time).total_seconds() for time in samples["time"]]
     lifetime = max((facts.time - facts.started).total_seconds(), 1.0)
     max_age = words.age(facts.max_age)
 
@@ -203,10 +224,10 @@ def _cards(facts: CaptureFacts) -> list[Card]:
         bars = show is words.rate
         return Sparkline(title=title, ages=ages, values=values, words=show, span=EVERY * SAMPLES, bars=bars)
 
-    lag = replace(chart("Lag", samples.lag, words.age), limit=facts.max_age)
+    lag = replace(chart("Lag", samples["lag"], words.age), limit=facts.max_age)
     line = f"the dashed line is block.max_age, {max_age}" if lag.shown_limit else f"blocks are stored after {max_age}"
-    received = samples.received[-1] if samples.received else facts.received / lifetime
-    stored = sum(samples.stored) / len(samples.stored) if samples.stored else facts.stored / lifetime
+    received = samples["received"][-1] if samples["received"] else facts.received / lifetime
+    stored = sum(samples["stored"]) / len(samples["stored"]) if samples["stored"] else facts.stored / lifetime
     return [
         Card(
             value=words.age(consumer.lag) if consumer else "unknown",
@@ -216,20 +237,20 @@ def _cards(facts: CaptureFacts) -> list[Card]:
         Card(
             value=words.rate(received),
             note=f"{words.short(facts.received)} messages since {begin}",
-            chart=chart("Received", samples.received, words.rate),
+            chart=chart("Received", samples["received"], words.rate),
         ),
         Card(
             value=words.rate(stored),
             note=f"on average; {words.short(facts.stored)} messages, {words.size(facts.stored_bytes)} since {begin}",
-            chart=chart("Stored", samples.stored, words.rate),
+            chart=chart("Stored", samples["stored"], words.rate),
         ),
         Card(
             value=words.short(consumer.pending) if consumer else "unknown",
             note="messages not delivered to any replica yet",
-            chart=chart("Pending", samples.pending, words.short),
+            chart=chart("Pending", samples["pending"], words.short),
         ),
-        _unacked(facts, chart("Unacknowledged", samples.unacked, words.short)),
-        _memory(facts, chart("Memory", samples.memory, words.size)),
+        _unacked(facts, chart("Unacknowledged", samples["unacked"], words.short)),
+        _memory(facts, chart("Memory", samples["memory"], words.size)),
     ]
 
 
@@ -299,7 +320,7 @@ def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
     yield "Stored up to", f"{consumer.ack_floor:,}", "the consumer's ack floor"
     yield "Delivered up to", f"{consumer.delivered:,}", f"{words.short(consumer.pending)} pending"
     yield "Redelivered", f"{facts.redelivered:,}", f"received here; {consumer.redelivered:,} of those unacknowledged"
-    yield "This replica", _work(facts.unacked, own), ""
+    yield "This replica", _work(facts.unacked, own), "" if facts.role == "shared" else facts.role
     yield "Other replicas", _work(consumer.other_unacked, consumer.other_pulls) if others else "none seen", ""
 
 

@@ -30,11 +30,14 @@ _WAITS += tuple(days * _DAY for days in (1, 2, 5, 10, 30, 100, 300, 1000))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Time in `bars` steps of `step` seconds from `begin`, in seconds since the epoch."""
+    """Time in steps of the same length."""
 
     begin: int
+    """Seconds since the epoch."""
     step: int
+    """Seconds."""
     bars: int
+    """The number of steps."""
 
     @classmethod
     def over(cls, messages: Mapping[int, int], interval: int) -> Axis:
@@ -97,16 +100,16 @@ class Bar(NamedTuple):
 
 
 class Label(NamedTuple):
-    """An axis label: `place` is its position as a share of the chart's width or height; `kind` is its class."""
+    """An axis label; `position` is a share of the chart's width or height, `kind` its class."""
 
-    place: float
+    position: float
     text: str
     kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart: `scale` labels the height, `below` the width."""
+    """A chart."""
 
     title: str
     text: str
@@ -114,7 +117,9 @@ class Chart:
     height: int = _HEIGHT
     bars: Sequence[Bar]
     scale: Sequence[Label] = ()
+    """Labels of the height."""
     below: Sequence[Label]
+    """Labels of the width."""
 
 
 def stacked(
@@ -177,30 +182,26 @@ def waits(axis: Axis, points: Mapping[int, tuple[float, float, float]], *, title
         bars.append(Bar(f"{axis.when(bar)}: half within {half}, 95 % within {most}, all within {longest}", shapes))
     scale: list[Label] = []
     for seconds in _WAITS:
-        place = height(seconds) / _HEIGHT
-        if seconds >= least and place <= 1 and (not scale or place - scale[-1].place > 0.13):
-            scale.append(Label(place, duration(seconds)))
+        position = height(seconds) / _HEIGHT
+        if seconds >= least and position <= 1 and (not scale or position - scale[-1].position > 0.13):
+            scale.append(Label(position, duration(seconds)))
     return _over_time(axis, bars, scale, title, f"The longest wait is {duration(worst)}. The axis is logarithmic.")
 
 
-def count_ticks(most: float) -> list[float]:
-    """Return round counts from 0 to at least `most`, three to five of them."""
-    return _ticks(most, 1.0)
-
-
-def size_ticks(most: float) -> list[float]:
-    """Return sizes that are round in their unit, from 0 to at least `most`."""
+def size_ticks(highest: float) -> list[float]:
+    """Return sizes that are round in their unit, from 0 to at least `highest`."""
     unit = 1.0
-    while most / unit >= 1024:
+    while highest / unit >= 1024:
         unit *= 1024
-    return _ticks(most / unit, 1 / unit, unit)
+    return count_ticks(highest / unit, 1 / unit, unit)
 
 
-def _ticks(most: float, least: float, unit: float = 1.0) -> list[float]:
-    step = 10 ** math.floor(math.log10(max(most, 1e-9)))
-    step = next(each for each in (step / 5, step / 2, step, step * 2, step * 5) if most / each <= 4)
+def count_ticks(highest: float, least: float = 1.0, unit: float = 1.0) -> list[float]:
+    """Return round multiples of `unit` from 0 to at least `highest` of them, three to five, `least` or more apart."""
+    step = 10 ** math.floor(math.log10(max(highest, 1e-9)))
+    step = next(each for each in (step / 5, step / 2, step, step * 2, step * 5) if highest / each <= 4)
     step = max(step, least)
-    return [number * step * unit for number in range(math.ceil(round(most / step, 9)) + 1)]
+    return [number * step * unit for number in range(math.ceil(round(highest / step, 9)) + 1)]
 
 
 def _hit(bar: int) -> Rectangle:
@@ -225,18 +226,20 @@ def _over_time(axis: Axis, bars: Sequence[Bar], scale: Sequence[Label], title: s
 
 @dataclass(frozen=True, kw_only=True)
 class Sparkline:
-    """Values over the last `span` seconds, in bins: their mean for `bars`, else their maximum.
-
-    `ages` are the seconds since each of `values`, oldest first; `words` formats a value. `limit` is a dashed line.
-    """
+    """Values over time, in bins."""
 
     title: str
     ages: Sequence[float]
+    """Seconds since each of the values, oldest first."""
     values: Sequence[float]
     words: Callable[[float], str]
+    """Formats a value."""
     span: float
+    """Seconds that are shown."""
     bars: bool = False
+    """Draw the mean of each bin as a bar, rather than the maximum as a line."""
     limit: float | None = None
+    """A dashed line."""
 
     BINS: ClassVar = 60
     WIDTH: ClassVar = 600

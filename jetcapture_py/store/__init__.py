@@ -19,9 +19,11 @@ import pyarrow as pa
 from jetcapture_py import plugins
 from jetcapture_py.archive import watermark
 from jetcapture_py.archive.layout import PROBE, ObjectName
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.errors import ConfigError, FullStoreError, JetcaptureError, PermanentStoreError, StoreError
+from jetcapture_py.store.fast import UnsupportedError, open_fast
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
-from jetcapture_py.store.remote import NoteChange, open_remote, root_of
+from jetcapture_py.store.remote import EXTRAS, NoteChange, RemoteStore, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
 from jetcapture_py.text import one_line
 
@@ -97,6 +99,15 @@ class SharedNoteStore(NoteStore, Protocol):
         ...
 
 
+@runtime_checkable
+class NoteDirectoryStore(NoteStore, Protocol):
+    """A store that also lists the small files that it keeps. Raises `StoreError`."""
+
+    def list_notes(self, directory: str) -> list[str]:
+        """List the files directly in `directory`, relative to the archive's root, by their paths relative to it."""
+        ...
+
+
 def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
     """Change a note as in `SharedNoteStore`; in other stores, concurrent changes may be lost.
 
@@ -107,6 +118,22 @@ def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
             store.change_note(path, change)
         elif (data := change(store.read_note(path))) is not None:
             store.write_note(path, data)
+
+
+def notes_of(store: Store, url: str) -> NoteStore | None:
+    """Return the store of the archive's notes; None if it cannot keep them, or if every key has a root of its own."""
+    return store if isinstance(store, NoteStore) and "{key}" not in url else None
+
+
+def read_erased(store: NoteStore | None, stream: str, known: Erased) -> Erased:
+    """Return which messages of a stream were erased, as `Erased.read`; `known` if the store cannot list its notes.
+
+    Raises JetcaptureError, whatever a store of the user raises.
+    """
+    if not isinstance(store, NoteDirectoryStore):
+        return known
+    with users_errors():
+        return Erased.read(stream, store.list_notes, lambda paths: map(store.read_note, paths), known)
 
 
 @contextlib.contextmanager
@@ -123,13 +150,13 @@ def users_errors() -> Iterator[None]:
 def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
     """Read the archive's watermark of a stream, None without one. Raises JetcaptureError, whatever a store raises."""
     with users_errors():
-        return watermark.read(store.read_note, stream)
+        return watermark.read(store.read_note(watermark.path(stream)), stream)
 
 
 def configured_store(config: StoreConfig) -> Store:
     """The configured store: the user's own, or the one for the URL. Raises `ConfigError`."""
     if not config.type:
-        return open_store(config.url, config.options)
+        return open_store(config.url, config.options, config.driver)
     try:
         return _users_store(config.type, config.url, config.options)
     except ValueError as error:
@@ -152,12 +179,35 @@ def _users_store(reference: str, url: str, options: Mapping[str, Any]) -> Store:
     return cast("Store", made)
 
 
-def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """Open the store at `url`; `options` go to fsspec. Raises `ConfigError` if a package is missing."""
+def open_store(url: str, options: Mapping[str, Any], driver: str = "fsspec") -> Store:
+    """Open the store at `url` with a value of `store.driver`; `options` are fsspec's.
+
+    Raises `ConfigError` if a package is missing, or if the driver cannot be used.
+    """
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme in ("file", "local"):
+    local = not separator or scheme in ("file", "local")
+    reason = ""
+    if driver != "fsspec" and scheme in EXTRAS:
+        try:
+            return open_fast(scheme, rest, options)
+        except UnsupportedError as error:
+            reason = str(error)
+    elif driver == "obstore":
+        reason = f"obstore is for S3 and Azure, not for {'local directories' if local else f'{scheme}://'}"
+    if driver == "obstore":
+        raise ConfigError(f"store.driver: {reason}")
+    if local:
         return LocalStore(rest if separator else url)
-    return open_remote(scheme, rest, options)
+    store = open_remote(scheme, rest, options)
+    store.reason = reason
+    return store
+
+
+def driver_of(store: Store) -> dict[str, str]:
+    """Return the `driver` of a store that is not local, and the `reason` if `auto` has not chosen obstore."""
+    if not isinstance(store, RemoteStore):
+        return {}
+    return {"driver": store.driver, **({"reason": store.reason} if store.reason else {})}
 
 
 class LocalStore:
@@ -212,6 +262,16 @@ class LocalStore:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def list_notes(self, directory: str) -> list[str]:
+        """List the small files in a directory; none if it does not exist."""
+        try:
+            names = [entry.name for entry in Path(f"{root_of(self.root, None)}/{directory}").iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot list {directory}: {error.strerror or error}") from error
+        return sorted(f"{directory}/{name}" for name in names)
 
     def write_note(self, path: str, data: bytes) -> None:
         """Replace a small file."""

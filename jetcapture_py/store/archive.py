@@ -11,12 +11,14 @@ import io
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -27,21 +29,31 @@ from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.removed import Erased, Expired, expired_path
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store import Store, open_store
 from jetcapture_py.store.local_files import files_below
-from jetcapture_py.store.remote import FsspecStore, open_remote, root_of
+from jetcapture_py.store.remote import FsspecStore, open_remote, root_of, with_secrets
 from jetcapture_py.text import one_line, without_credentials
 
 SHARE = "every worker of Spark needs the archive at this path"
 _KEY = "{key}"
 _REMOTE_THREADS, _LOCAL_THREADS = 32, 1
+_AHEAD = 4
+"""Maximum items per thread in progress, or with a result that waits to be taken."""
 _ATTEMPTS = 3
-_SMALL = 4 << 20
-"""Maximum bytes of a remote object that is fetched in one request."""
+"""How often the same object may be gone and still be listed."""
+SMALL = 4 << 20
+"""Maximum bytes of a remote object that is fetched in one request, and cannot vanish after that."""
 _PIECE = 32 << 20
-"""Bytes of a larger object that one request fetches for a stream."""
+"""Maximum bytes of a larger object that one request fetches for a stream, or for several columns."""
+_GAP = 1 << 20
+"""Bytes between two columns that are fetched rather than asking for the second one by itself."""
+_PART_THREADS = 4
+"""Requests at a time for one object."""
+_Part = tuple[int, bytes]
+"""Bytes of an object, and where they begin."""
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of an fsspec listing entry that may have the modification time, in order of preference."""
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
@@ -50,11 +62,18 @@ Item = TypeVar("Item")
 
 
 def retried(work: Callable[[], T]) -> T:
-    """Call `work` again if an object disappears because a compaction has replaced it."""
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(VanishedError):
+    """Call `work` again when an object disappears because a compaction has replaced it.
+
+    While a compaction removes objects, others may be gone each time; the same one is not listed again.
+    """
+    vanished: Counter[str] = Counter()
+    while True:
+        try:
             return work()
-    return work()
+        except VanishedError as error:
+            vanished[str(error)] += 1
+            if vanished[str(error)] == _ATTEMPTS:
+                raise
 
 
 def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
@@ -64,6 +83,66 @@ def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
     https://github.com/apache/arrow/issues/34314.
     """
     return pq.ParquetFile(source, pre_buffer=False, **options)
+
+
+class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
+    """An object that is open for reading, as `open_parquet` opens it."""
+
+    def __init__(self, source: Any, parts: _Parts | None, **options: Any) -> None:
+        """`parts` is what `source` reads from, if each read is a request."""
+        super().__init__(source, pre_buffer=False, **options)
+        self._parts = parts
+
+    def batches(self, rows: int, groups: Sequence[int], columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+        """Yield columns of row groups, in batches of up to `rows` rows.
+
+        Where each read is a request, neighbouring columns are fetched in one, and the next row group ahead.
+        """
+        wanted, parts = list(columns), self._parts
+        if parts is None:
+            yield from self.iter_batches(rows, row_groups=list(groups), columns=wanted, use_threads=False)
+            return
+        with ThreadPoolExecutor(_PART_THREADS, "fetch") as threads:
+            ahead: deque[list[Future[_Part]]] = deque()
+            following = iter(groups)
+            for group in groups:
+                for later in islice(following, 2 - len(ahead)):
+                    ahead.append([threads.submit(parts.fetch, *each) for each in self._spans(later, set(wanted))])
+                parts.fetched = [part.result() for part in ahead.popleft()]
+                yield from self.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False)
+
+    def _spans(self, group: int, columns: Collection[str]) -> list[tuple[int, int]]:
+        """Return where columns of a row group are: ranges of bytes, without small gaps between them."""
+        metadata = self.metadata.row_group(group)
+        chunks = (metadata.column(number) for number in range(metadata.num_columns))
+        spans: list[tuple[int, int]] = []
+        for chunk in sorted(
+            (_begin(chunk), chunk.total_compressed_size)
+            for chunk in chunks
+            if chunk.path_in_schema in columns or chunk.path_in_schema.partition(".")[0] in columns
+        ):
+            start, end = chunk[0], sum(chunk)
+            if spans and start - spans[-1][1] <= _GAP and end - spans[-1][0] <= _PIECE:
+                start = spans.pop()[0]
+            spans.append((start, end))
+        return spans
+
+
+def _begin(chunk: Any) -> int:
+    begin: int = chunk.data_page_offset
+    return min(begin, chunk.dictionary_page_offset) if chunk.has_dictionary_page else begin
+
+
+def open_archive(url: str, options: Mapping[str, Any]) -> ArchiveFiles:
+    """Open one archive with `store.options`. Raises JetcaptureError, also for a separate archive per key."""
+    try:
+        files = ArchiveFiles(url, with_secrets(options))
+    except ConfigError as error:
+        reason = str(error).removeprefix("store.url: ")
+        raise JetcaptureError(f"cannot open {without_credentials(url)}: {reason}") from error
+    if files.divided:
+        raise JetcaptureError(f"{files.shown} is a separate archive per key: replace {{key}} with one key")
+    return files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +175,7 @@ class ArchiveFiles:
             self._fs, path = LocalFileSystem(), rest if separator else url
         else:
             self._remote = open_remote(scheme, rest, options)
-            self._fs, path = self._remote.fs, url
+            self._fs, path = self._remote.client, url
         self._template = str(self._fs._strip_protocol(path)).rstrip("/")
         self.url = url if self._remote is not None else f"file://{self._template}"
         """For other processes: a local path is absolute. May contain secrets."""
@@ -249,6 +328,11 @@ class ArchiveFiles:
             info = self._do(lambda fs: _fresh(fs).info(file.place, **self._limit(fs)))
             return replace(file, size=int(info["size"] or 0), modified=_modified(info))
 
+    def refuse_changed(self, file: File, error: Exception | None = None) -> None:
+        """Raise VanishedError if a redelivery has stored the object again since it was listed, or if it is gone."""
+        if self.again(file).size != file.size:
+            raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
+
     def at(self, path: str, size: int | None = None) -> File:
         """Return the file at `path`, as in `File`; without `size`, look it up. Raises VanishedError, StoreError."""
         file = File(path=path, place=f"{self._base}/{path}", size=size or 0, name=layout.parse_path(path))
@@ -259,20 +343,29 @@ class ArchiveFiles:
         return pa.PythonFile(_Parts(self, file), mode="r")
 
     @contextmanager
-    def parquet(self, file: File, data: bytes | None = None, *, buffer: int = 0) -> Iterator[pq.ParquetFile]:
+    def parquet(self, file: File, data: bytes | None = None, *, buffer: int = 0) -> Iterator[ObjectFile]:
         """Open an object, or the bytes read from it before, as `open_parquet` does; page checksums are verified.
 
         `buffer` is how many bytes of a column are read at once, 0 for a whole column chunk. Raises VanishedError,
         StoreError, also inside the block.
         """
-        with self._explained(file.path, *_UNREADABLE):
-            source: Any = file.place
-            if data is not None or (not self.local and file.size <= _SMALL):
-                source = pa.BufferReader(self.read(file) if data is None else data)
-            elif not self.local:
-                source = self.open(file)
-            with open_parquet(source, page_checksum_verification=True, buffer_size=buffer) as parquet:
-                yield parquet
+        source: Any = file.place
+        parts = None
+        try:
+            with self._explained(file.path, *_UNREADABLE):
+                if data is not None or (not self.local and file.size <= SMALL):
+                    source = pa.BufferReader(self.read(file) if data is None else data)
+                elif not self.local:
+                    parts = _Parts(self, file)
+                    source = pa.PythonFile(parts, mode="r")
+                with ObjectFile(source, parts, page_checksum_verification=True, buffer_size=buffer) as parquet:
+                    yield parquet
+        except VanishedError:
+            raise
+        except StoreError as error:
+            if parts is not None:
+                self.refuse_changed(file, error)
+            raise
 
     def stream(self, file: File) -> pa.NativeFile:
         """Open an object for Arrow's own threads, without Python: a local file, or all bytes of a remote object.
@@ -287,13 +380,23 @@ class ArchiveFiles:
             copy.write(self.read(file, start, min(start + _PIECE, file.size)))
         return pa.BufferReader(copy.getvalue())
 
-    def each(self, do: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
-        """Yield the result of `do` for every item, in order; a remote store gets several requests at a time."""
-        if self.local:  # reading a footer is faster than handing it to a thread
+    def each(self, do: Callable[[Item], T], items: Iterable[Item], *, threads: int = 0) -> Iterator[T]:
+        """Yield the result of `do` for every item, in order; a remote store gets several requests at a time.
+
+        Few results wait to be taken, because they take memory.
+        """
+        workers = threads or self.threads
+        if workers <= 1:  # reading a footer of a local file is faster than handing it to a thread
             yield from map(do, items)
             return
-        with ThreadPoolExecutor(self.threads, "read") as threads:
-            yield from threads.map(do, items)
+        waiting: deque[Future[T]] = deque()
+        with ThreadPoolExecutor(workers, "read") as executor:
+            for item in items:
+                if len(waiting) >= workers * _AHEAD:
+                    yield waiting.popleft().result()
+                waiting.append(executor.submit(do, item))
+            while waiting:
+                yield waiting.popleft().result()
 
     # ------------------------------------------------------------------ writing
 
@@ -322,9 +425,25 @@ class ArchiveFiles:
         found = [] if self.divided else self._listed("ls", f"{self._template}/{directory}")
         return sorted(f"{directory}/{str(each['name']).rpartition('/')[2]}" for each in found if each["type"] == "file")
 
-    def watermark(self, stream: str) -> Watermark | None:
-        """Return the watermark of a stream; None without one. Raises JetcaptureError, also if it is in the future."""
-        return watermark.read(self.read_note, stream, future=False)
+    def watermark(self, stream: str, *, future: bool = False) -> Watermark | None:
+        """Return the watermark of a stream; None without one.
+
+        Raises JetcaptureError if it is unreadable, damaged, of another stream, or, unless `future`, in the future.
+        """
+        data = None if self.divided else self.read_note(watermark.path(stream))
+        return watermark.read(data, stream, future=future)
+
+    def expired(self, stream: str) -> Expired | None:
+        """Return what has expired of a stream; None if nothing has. Raises JetcaptureError, also if it is damaged."""
+        data = None if self.divided else self.read_note(expired_path(stream))
+        return None if data is None else Expired.decode(data, stream)
+
+    def erased(self, stream: str, known: Erased | None = None) -> Erased:
+        """Return which messages of a stream were erased; tombstones in `known` are not read again.
+
+        Raises JetcaptureError, also if one is damaged.
+        """
+        return Erased.read(stream, self.notes, lambda paths: self.each(self.read_note, paths), known)
 
     def read_note(self, path: str) -> bytes | None:
         """Read the small file at `path`, relative to the root; None if it does not exist. Raises StoreError."""
@@ -379,11 +498,12 @@ def _fresh(fs: Any) -> Any:
 
 
 class _Parts(io.RawIOBase):
-    """A file-like object; each read is one request, without read-ahead."""
+    """A file-like object; each read is one request, without read-ahead, unless it is within what was `fetched`."""
 
     def __init__(self, storage: ArchiveFiles, file: File) -> None:
         self._storage, self._file = storage, file
         self._position = 0
+        self.fetched: Sequence[_Part] = ()
 
     def readable(self) -> bool:
         return True
@@ -401,6 +521,16 @@ class _Parts(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         end = self._file.size if size < 0 else min(self._position + size, self._file.size)
-        data = self._storage.read(self._file, self._position, end) if end > self._position else b""
+        data = self._bytes(self._position, end) if end > self._position else b""
         self._position += len(data)
         return data
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        for begin, data in self.fetched:
+            if begin <= start and end <= begin + len(data):
+                return data[start - begin : end - begin]
+        return self._storage.read(self._file, start, end)
+
+    def fetch(self, start: int, end: int) -> _Part:
+        """Read bytes from `start` to `end` (exclusive)."""
+        return start, self._storage.read(self._file, start, end)

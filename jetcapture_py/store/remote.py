@@ -1,4 +1,4 @@
-"""Object storage through fsspec. Objects appear atomically; requests to an unresponsive store time out.
+"""Object storage: the rules of all drivers, and fsspec. Objects appear atomically; unresponsive stores time out.
 
 Rejected credentials are read again from their source, so they can be rotated at any time.
 """
@@ -10,7 +10,8 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ _PERMANENT = {"ParamValidationError"}
 _THERE = {"PreconditionFailed", "412", "BlobAlreadyExists"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestConflict", "409"}
 """Error codes of a conditional write after a concurrent change."""
+NEW = "*"
+"""The condition of a write that there is no such file."""
 CHANGES = 10
 """Maximum attempts to change a note that others change concurrently."""
 _NOTES = threading.Lock()
@@ -90,11 +93,16 @@ def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecSto
         raise ConfigError(f"store.options: {scheme}:// does not accept them; {one_line(error)}") from error
 
 
-class FsspecStore:
-    """Any fsspec file system with atomic writes: S3, Azure, Google, memory. Uploads each object in one call.
+class RemoteStore(ABC):
+    """Object storage with atomic writes. Uploads each object in one request, through the client of a driver.
 
     Where the store supports it, existing objects are not overwritten: their name determines their content.
     """
+
+    driver: str
+    """The value of `store.driver` that chooses this class."""
+    reason = ""
+    """Why `store.driver: auto` did not choose another one; "" without a reason."""
 
     def __init__(self, scheme: str, root: str, options: Mapping[str, Any]) -> None:
         self.scheme = scheme
@@ -104,14 +112,40 @@ class FsspecStore:
         self._opened = time.monotonic()
         self._opening = threading.Lock()
         self._once = True  # use conditional writes, until the store turns out not to support them
-        # aiohttp warns about blocking the event loop; this one is fsspec's, in its own thread
-        warnings.filterwarnings("ignore", "Sending a large body directly", ResourceWarning)
-        self.fs = self._open(self._resolved)
+        self.client = self._open(self._resolved)
+
+    # ------------------------------------------------------------------ the driver's requests
+
+    @abstractmethod
+    def _open(self, resolved: Mapping[str, Any]) -> Any:
+        """Return a client with these options."""
+
+    @abstractmethod
+    def _upload(self, client: Any, path: str, data: pa.Buffer, condition: str | None) -> None:
+        """Write a file in one request: always (None), if there is none (`NEW`), or if it still has this entity tag."""
+
+    @abstractmethod
+    def _download(self, client: Any, path: str, last: int | None = None) -> bytes:
+        """Read a file, or its last bytes. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def _info(self, client: Any, path: str) -> str | None:
+        """Return the entity tag of a file, which every write changes; None if it has none. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def _list(self, client: Any, path: str) -> Iterable[str]:
+        """Return the names of the files directly in a directory. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def _remove(self, client: Any, path: str) -> None:
+        """Remove a file."""
+
+    # ------------------------------------------------------------------ the store
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
         """Store `data` under its name."""
         path = f"{root_of(self.root, name.key)}/{name.path}"
-        self._write(path, data.to_pybytes(), once=self._once)
+        self._write(path, data, once=self._once)
         return f"{self.scheme}://{path}"
 
     def probe(self) -> None:
@@ -119,36 +153,43 @@ class FsspecStore:
         if "{key}" in self.root:
             return
         path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
-        self._write(path, b"jetcapture")
+        self._write(path, pa.py_buffer(b"jetcapture"))
         with contextlib.suppress(Exception):
-            self.fs.rm_file(path, **self.within(self.fs))
+            self._remove(self.client, path)
 
     def read_note(self, path: str) -> bytes | None:
         """Read a small file; return None if it does not exist."""
+        return self._read(path)
+
+    def list_notes(self, directory: str) -> list[str]:
+        """List the small files in a directory; none if it does not exist."""
+        place = f"{root_of(self.root, None)}/{directory}"
         try:
-            return bytes(self.attempt(lambda fs: fs.cat_file(f"{root_of(self.root, None)}/{path}", **self.within(fs))))
+            names = self.attempt(lambda client: list(self._list(client, place)))
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise StoreError(f"cannot list {directory}: {_described(error)}") from error
+        return sorted(f"{directory}/{name}" for name in names)
+
+    def read_end(self, path: str, size: int) -> bytes:
+        """Read the last bytes of an object."""
+        if (data := self._read(path, size)) is None:
+            raise StoreError(f"cannot read {path}: it does not exist")
+        return data
+
+    def _read(self, path: str, last: int | None = None) -> bytes | None:
+        place = f"{root_of(self.root, None)}/{path}"
+        try:
+            return bytes(self.attempt(lambda client: self._download(client, place, last)))
         except FileNotFoundError:
             return None
         except Exception as error:
             raise StoreError(f"cannot read {path}: {_described(error)}") from error
 
-    def read_end(self, path: str, size: int) -> bytes:
-        """Read the last bytes of an object."""
-
-        def read(fs: Any) -> bytes:
-            place = f"{root_of(self.root, None)}/{path}"
-            whole = int(fs.info(place, **self.within(fs))["size"])
-            return bytes(fs.cat_file(place, start=max(0, whole - size), end=whole, **self.within(fs)))
-
-        try:
-            found: bytes = self.attempt(read)
-        except Exception as error:
-            raise StoreError(f"cannot read {path}: {_described(error)}") from error
-        return found
-
     def write_note(self, path: str, data: bytes) -> None:
         """Replace a small file."""
-        self._write(f"{root_of(self.root, None)}/{path}", data)
+        self._write(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
 
     def change_note(self, path: str, change: NoteChange) -> None:
         """Replace a small file with the result of `change` for its content, if it has not changed meanwhile.
@@ -165,36 +206,29 @@ class FsspecStore:
                 if self._once and tag is None and there is not None and self.scheme in EXTRAS:
                     continue  # created meanwhile: without its tag, a write would have no condition
                 data = change(there)
-                if data is None or self._write_if(place, data, None if there is None else tag, new=there is None):
+                if data is None or self._write_if(place, data, NEW if there is None else tag):
                     return
         raise StoreError(f"cannot write {path}: it was changed concurrently {CHANGES} times in a row")
 
     def _tag(self, path: str) -> str | None:
-        """Return the file's entity tag, which every write changes; None without one."""
+        """Return the file's entity tag; None without one."""
         if self.scheme not in EXTRAS:
             return None
         try:
-            found = self.attempt(lambda fs: fs.info(path, refresh=True, **self.within(fs)))
+            tag: str | None = self.attempt(lambda client: self._info(client, path))
         except FileNotFoundError:
             return None
         except Exception as error:
             raise StoreError(f"cannot read {path}: {_described(error)}") from error
-        tag: str | None = found.get("ETag") or found.get("etag")
         return tag
 
-    def _write_if(self, path: str, data: bytes, tag: str | None, *, new: bool) -> bool:
-        """Write a file if there is none (`new`), or if it still has this tag; return False otherwise."""
-        condition: dict[str, Any] = {}
-        if self._once and new:
-            condition = {"mode": "create"}
-        elif self._once and tag is not None:
-            condition = {"IfMatch": tag} if EXTRAS[self.scheme] == "s3" else _if_match(tag)
+    def _write_if(self, path: str, data: bytes, condition: str | None) -> bool:
+        """Write a file on a condition of `_upload`; return False if it is not met."""
+        condition = condition if self._once else None
         try:
-            self.attempt(
-                lambda fs: fs.pipe_file(path, data, **self._put_options(fs, len(data), once=False), **condition)
-            )
+            self.attempt(lambda client: self._upload(client, path, pa.py_buffer(data), condition))
         except Exception as error:
-            gone = tag is not None and isinstance(error, FileNotFoundError)
+            gone = condition not in (None, NEW) and isinstance(error, FileNotFoundError)
             if condition and (gone or _is_there(error) or _codes(error) & _CHANGED):
                 return False
             if condition and _codes(error) & _NOT_IMPLEMENTED:
@@ -207,10 +241,10 @@ class FsspecStore:
         kind = PermanentStoreError if _is_permanent(error) else StoreError
         return kind(f"cannot write {self.scheme}://{path.rsplit('/', 1)[0]}: {_described(error)}")
 
-    def _write(self, path: str, data: bytes, *, once: bool = False) -> None:
+    def _write(self, path: str, data: pa.Buffer, *, once: bool = False) -> None:
         try:
             try:
-                self.attempt(lambda fs: fs.pipe_file(path, data, **self._put_options(fs, len(data), once=once)))
+                self.attempt(lambda client: self._upload(client, path, data, NEW if once else None))
             except Exception as error:
                 if not once or not (_is_there(error) or _may_be_there(error)):
                     raise
@@ -228,49 +262,48 @@ class FsspecStore:
     def _found(self, path: str) -> bool:
         """Whether an object exists."""
         try:
-            found = self.attempt(lambda fs: fs.info(path, refresh=True, **self.within(fs)))
+            self.attempt(lambda client: self._info(client, path))
         except FileNotFoundError:
             return False
-        return bool(found["type"] == "file")
+        return True
 
-    def _put_options(self, fs: Any, size: int, *, once: bool) -> dict[str, Any]:
-        options = self.within(fs, size)
-        if once:
-            options["mode"] = "create"
-        if EXTRAS.get(self.scheme) == "s3":
-            options["chunksize"] = SINGLE_PUT
-        elif EXTRAS.get(self.scheme) == "azure":
-            options["retry_total"] = 0  # the caller retries, and logs why
-            options["max_concurrency"] = 1  # parallel parts would continue after one has failed
-        return options
+    # ------------------------------------------------------------------ credentials
 
     def attempt(self, work: Callable[[Any], Any]) -> Any:
-        """Return the result of `work` on the file system; retry once with new credentials after rejected ones."""
-        fs = self.fs
+        """Return the result of `work` on the client; retry once with new credentials after rejected ones."""
+        client = self.client
         try:
-            return work(fs)
+            return work(client)
         except Exception as error:
-            if not _is_denied(error) or not self._renew(fs):
+            if not _is_denied(error) or not self._renew(client):
                 raise
-        return work(self.fs)
+        return work(self.client)
 
     def _renew(self, refused: Any) -> bool:
-        """Read the credentials again, at most every `RENEW` seconds; return whether the file system `refused` has been
+        """Read the credentials again, at most every `RENEW` seconds; return whether the client `refused` has been
         replaced."""
         with self._opening:
-            if self.fs is refused and time.monotonic() - self._opened >= RENEW:
+            if self.client is refused and time.monotonic() - self._opened >= RENEW:
                 self._opened = time.monotonic()
                 # a file may be half written, or missing for a moment
-                with contextlib.suppress(ConfigError, OSError, ValueError, TypeError):
+                with contextlib.suppress(Exception):
                     resolved = with_secrets(self._options)
                     # Azure's library refreshes credentials that it finds itself, and leaks replaced clients
                     if EXTRAS.get(self.scheme) != "azure" or resolved != self._resolved:
-                        self.fs, self._resolved = self._open(resolved), resolved
-            return self.fs is not refused
+                        self.client, self._resolved = self._open(resolved), resolved
+            return self.client is not refused
+
+
+class FsspecStore(RemoteStore):
+    """Any fsspec file system with atomic writes: S3, Azure, Google, memory."""
+
+    driver = "fsspec"
 
     def _open(self, resolved: Mapping[str, Any]) -> Any:
         import fsspec
 
+        # aiohttp warns about blocking the event loop; this one is fsspec's, in its own thread
+        warnings.filterwarnings("ignore", "Sending a large body directly", ResourceWarning)
         options: dict[str, Any] = {"skip_instance_cache": True, **resolved}
         extra, timeouts = EXTRAS.get(self.scheme), [CONNECT_TIMEOUT, READ_TIMEOUT]
         if extra == "azure":
@@ -290,6 +323,41 @@ class FsspecStore:
         if extra == "s3":
             fs.retries = 1  # beyond botocore's own
         return fs
+
+    def _upload(self, client: Any, path: str, data: pa.Buffer, condition: str | None) -> None:
+        extra = EXTRAS.get(self.scheme)
+        options = self.within(client, data.size)
+        if condition == NEW:
+            options["mode"] = "create"
+        elif condition is not None:
+            options |= {"IfMatch": condition} if extra == "s3" else _if_match(condition)
+        if extra == "s3":
+            options["chunksize"] = SINGLE_PUT
+        elif extra == "azure":
+            options["retry_total"] = 0  # the caller retries, and logs why
+            options["max_concurrency"] = 1  # parallel parts would continue after one has failed
+        client.pipe_file(path, data.to_pybytes(), **options)
+
+    def _download(self, client: Any, path: str, last: int | None = None) -> bytes:
+        if last is None:
+            return bytes(client.cat_file(path, **self.within(client)))
+        whole = int(client.info(path, **self.within(client))["size"])
+        return bytes(client.cat_file(path, start=max(0, whole - last), end=whole, **self.within(client)))
+
+    def _info(self, client: Any, path: str) -> str | None:
+        found = client.info(path, refresh=True, **self.within(client))
+        if found["type"] != "file":
+            raise FileNotFoundError(path)
+        tag: str | None = found.get("ETag") or found.get("etag")
+        return tag
+
+    def _list(self, client: Any, path: str) -> Iterable[str]:
+        client.invalidate_cache()
+        entries = client.ls(path, detail=True, **self.within(client))
+        return [str(each["name"]).rpartition("/")[2] for each in entries if each["type"] == "file"]
+
+    def _remove(self, client: Any, path: str) -> None:
+        client.rm_file(path, **self.within(client))
 
     def within(self, fs: Any, size: int = 0) -> dict[str, Any]:
         """Return the timeout argument for a request of `size` bytes to `fs`."""

@@ -40,34 +40,36 @@ class MessageBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A message that yields no row: `index` is its row in the batch, `error` the reason in one line.
-
-    `stage` says where it failed: "decode", or a short word chosen by the decoder. Both are made short printable lines
-    without credentials before they are stored.
-    """
+    """A message that yields no row. Texts are made short printable lines without credentials before they are stored."""
 
     index: int
+    """The message's row in the batch."""
     stage: str
+    """Where it failed: "decode", or a short word chosen by the decoder."""
     error: str
+    """The reason in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
     """The result of decoding a batch.
 
-    `fields` has the decoded columns and no more rows than needed; row `i` comes from message `messages[i]`
-    (int32, ascending; repeated where one message gives several rows). `messages` None means that row `i` is message
-    `i` for the whole batch. `failures` has the messages without a row, each once. Every message of the batch is in
-    `messages` or in `failures`; the capture checks this, and quarantines missing ones rather than lose them.
-
-    A decoder may omit columns without a value from `fields` and list all known ones in `columns`: objects get them as
-    nulls while that is cheap.
+    Every message of the batch is in `messages` or in `failures`; the capture checks this, and quarantines missing ones
+    rather than lose them.
     """
 
     fields: pa.RecordBatch
+    """The decoded columns, and no more rows than needed."""
     messages: pa.Int32Array | None = None
+    """The message of each row: int32, ascending, repeated where one message gives several rows.
+
+    None means that row `i` is message `i` for the whole batch."""
     failures: tuple[Failure, ...] = ()
+    """The messages without a row, each once."""
     columns: pa.Schema | None = None
+    """All known columns, if the decoder omits those without a value from `fields`.
+
+    Objects get them as nulls while that is cheap."""
 
 
 class BatchTooWideError(Exception):
@@ -97,7 +99,7 @@ class Decoder(Protocol):
 
 _TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.RESERVED}
 """Column names reserved for the archive."""
-_OURS = ("jetcapture_py.transform.decode", "jetcapture_py.transform.bucket")
+_OURS = ("jetcapture_py.transform.decode", "jetcapture_py.transform.prepare")
 _LONGEST_STAGE = 40
 _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 
@@ -159,15 +161,13 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
     if not len(schema):
         return Decoded(fields=_NOTHING, messages=messages, failures=failures, columns=known)
     batches = [
-        conform(fields, schema) if fields.num_columns else _nulls(schema, count)  # Arrow counts no rows without columns
+        conform(fields, schema)
+        if fields.num_columns  # Arrow counts no rows without columns
+        else pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in schema], schema=schema)
         for fields, count in zip(columns, counts, strict=True)
     ]
     table = pa.Table.from_batches(batches, schema).combine_chunks()
     return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures, columns=known)
-
-
-def _nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in schema], schema=schema)
 
 
 def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
@@ -189,7 +189,7 @@ def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
     for schema in (fields.schema,) if columns is None else (fields.schema, columns):
         _check_columns(schema, ours=ours)
     messages = None if messages is None else messages.cast(pa.int32())
-    failures = tuple(_failure(each) for each in decoded.failures)
+    failures = tuple(map(_failure, decoded.failures))
     _check_count(fields.num_rows if fields.num_columns else None, messages, failures, count)
     return Decoded(fields=fields, messages=messages, failures=failures, columns=columns)
 

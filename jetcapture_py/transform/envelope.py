@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive.layout import NOT_UTF8, escape_subject
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
-from jetcapture_py.jetstream.ack_subject import ack_numbers
+from jetcapture_py.jetstream.acks import ack_numbers
 from jetcapture_py.jetstream.wire.inbox import Received, text_of
 from jetcapture_py.transform.batch import Failure, MessageBatch
 
@@ -26,16 +27,16 @@ _MAX_DELIVERED = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """A batch, and the messages in it whose envelope cannot be represented.
-
-    `raw_headers` holds, by row, the header block of a message whose headers are not valid; `strays` counts frames
-    that did not come from the consumer (something else published to our inbox) and are not in the batch.
-    """
+    """A batch, and the messages in it whose envelope cannot be represented."""
 
     batch: MessageBatch
     failures: tuple[Failure, ...]
     raw_headers: dict[int, bytes]
+    """By row, the header block of a message whose headers are not valid."""
+    sizes: Any = field(compare=False)
+    """Bytes of each message's subject, ack subject and headers, as received."""
     strays: int
+    """Frames that did not come from the consumer (something else published to our inbox), and are not in the batch."""
 
 
 def assemble(stream: str, consumer: str, received: Received, *, headers: bool = True) -> Assembled:
@@ -44,9 +45,9 @@ def assemble(stream: str, consumer: str, received: Received, *, headers: bool = 
     (delivered, seq, nanoseconds), keep = ack_numbers(replies, stream, consumer)
     if keep is not None:
         real = pa.array(keep, pa.int32())
-        subjects, replies, blocks, payloads = (each.take(real) for each in (subjects, replies, blocks, payloads))
+        subjects, replies, blocks, payloads = (part.take(real) for part in (subjects, replies, blocks, payloads))
     texts, subject_failures = _subjects(subjects)
-    found, raw_headers, header_failures = _headers(stored_blocks(blocks) if headers else blocks[:0], len(blocks))
+    header_map, raw_headers, header_failures = _headers(stored_blocks(blocks) if headers else blocks[:0], len(blocks))
     microseconds = nanoseconds // 1000
     columns = [
         texts,
@@ -54,14 +55,18 @@ def assemble(stream: str, consumer: str, received: Received, *, headers: bool = 
         pa.array(microseconds, pa.timestamp("us", "UTC")),
         pa.array((nanoseconds - microseconds * 1000).astype(np.int16), pa.int16()),
         pa.array(np.minimum(delivered, _MAX_DELIVERED).astype(np.int32), pa.int32()),
-        found,
+        header_map,
         payloads,
         replies,
     ]
     batch = MessageBatch(stream=stream, rows=pa.RecordBatch.from_arrays(columns, schema=ENVELOPE))
     failures = {failure.index: failure for failure in (*header_failures, *subject_failures)}
     return Assembled(
-        batch=batch, failures=tuple(failures.values()), raw_headers=raw_headers, strays=len(received) - len(batch)
+        batch=batch,
+        failures=tuple(failures.values()),
+        raw_headers=raw_headers,
+        sizes=sum(pc.binary_length(part).to_numpy().astype(np.int64) for part in (subjects, replies, blocks)),
+        strays=len(received) - len(batch),
     )
 
 

@@ -11,7 +11,6 @@ Times from 1970 to 2199 are valid. Others come from a wrong unit, or are placeho
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.units import quoted
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import MessageBatch
-from jetcapture_py.transform.decode import parse_type
 from jetcapture_py.transform.decode.json_declared import moments
 from jetcapture_py.transform.keys import FieldTexts, field_column, header_values, payload_texts
 
@@ -56,13 +55,8 @@ def make_event_time(config: BlockConfig, decode: DecodeConfig | None) -> EventTi
             )
         if decode.columns:
             _check_declared(config, decode)
-    texts = payload_texts(decode, times=True) if field else None
-    return EventTime(
-        config.time,
-        unit=config.time_unit,
-        fallback=config.time_fallback is not None,
-        texts=None if texts is None else texts([config.time]),
-    )
+    texts = payload_texts(decode, [config.time], times=True) if field else None
+    return EventTime(config.time, unit=config.time_unit, fallback=config.time_fallback is not None, texts=texts)
 
 
 def _check_declared(config: BlockConfig, decode: DecodeConfig) -> None:
@@ -100,29 +94,20 @@ class EventTime:
         """Return a time for every row, and the reasons for rows without one, whose time is the stream's timestamp."""
         stamps = batch.column(layout.TIMESTAMP).cast(pa.int64())
         values = self._values(batch, fields)
-        found = microseconds(values, self._unit)
+        times = microseconds(values, self._unit)
         wrong = {}
-        if found.null_count and not self._fallback:
-            missing = np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False)).tolist()
+        if times.null_count and not self._fallback:
+            missing = np.flatnonzero(times.is_null().to_numpy(zero_copy_only=False)).tolist()
             wrong = {row: one_line(self._reason(values, row)) for row in missing}
-        return pc.coalesce(found, stamps).cast(pa.timestamp("us", "UTC")), wrong
+        return pc.coalesce(times, stamps).cast(pa.timestamp("us", "UTC")), wrong
 
     def _values(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.Array:
         if self._header is not None:
             return header_values(batch.column(layout.HEADERS), self._header)
         if self._texts is not None:
-            return self._read(self._texts, batch)
+            return self._texts(batch)[self._setting]
         column = field_column(fields, self._setting)
         return pa.nulls(len(batch)) if column is None else column
-
-    def _read(self, texts: FieldTexts, batch: MessageBatch) -> pa.StringArray:
-        """Read the field from payloads; null for payloads that cannot be read."""
-        try:
-            return texts(batch)[self._setting]
-        except Exception:
-            if len(batch) == 1:
-                return pa.nulls(1, pa.string())
-        return pa.concat_arrays([self._read(texts, batch.slice(row, 1)) for row in range(len(batch))])
 
     def _reason(self, values: pa.Array, row: int) -> str:
         name = quoted(self._setting)
@@ -142,68 +127,48 @@ def _text(values: pa.Array, row: int) -> str:
 
 def microseconds(values: pa.Array, unit: str | None) -> pa.Int64Array:
     """Convert valid times to microseconds since 1970, others to null; `unit` is the unit of numbers."""
-    types, kind = pa.types, values.type
-    if types.is_dictionary(kind):
+    types, type_ = pa.types, values.type
+    if types.is_dictionary(type_):
         return microseconds(values.dictionary_decode(), unit)
-    if types.is_timestamp(kind):
-        return _scaled(values.cast(pa.int64()), _IN_A_SECOND[kind.unit])
-    if types.is_date32(kind):
-        return _scaled(pc.multiply(values.cast(pa.int32()).cast(pa.int64()), 86_400), 1)
-    if types.is_date64(kind):
-        return _scaled(values.cast(pa.int64()), 1_000)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return _of_texts(values.cast(pa.string()), unit)
-    if unit is None:
-        return pa.nulls(len(values), pa.int64())
-    if types.is_integer(kind):
+    if types.is_timestamp(type_):
+        return _scaled(values.cast(pa.int64()), _IN_A_SECOND[type_.unit])
+    if types.is_date(type_):
+        return _scaled(values.cast(pa.date64()).cast(pa.int64()), 1_000)
+    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+        texts = values.cast(pa.string())
+        times = _scaled(moments(texts).cast(pa.int64()), _MICROSECOND)
+        return times if unit is None else pc.coalesce(times, _of_numbers(texts, unit))
+    if unit is not None and types.is_integer(type_):
         return _scaled(values, _IN_A_SECOND[unit])
-    if types.is_floating(kind):
+    if unit is not None and types.is_floating(type_):
         return _of_floats(values.cast(pa.float64()), _IN_A_SECOND[unit])
-    if types.is_decimal(kind):
-        return _of_decimals(values, _IN_A_SECOND[unit])
+    if unit is not None and types.is_decimal(type_):
+        decimals = [None if number is None else f"{number:f}" for number in values.to_pylist()]
+        return _of_numbers(pa.array(decimals, pa.string()), unit)
     return pa.nulls(len(values), pa.int64())
 
 
 def _scaled(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
     """Convert whole numbers of a unit to microseconds."""
-    found = numbers.fill_null(0).to_numpy(zero_copy_only=False)
-    right = numbers.is_valid().to_numpy(zero_copy_only=False) & (found >= 0) & (found < END * in_a_second)
-    found = np.where(right, found, 0).astype(np.int64)
+    units = numbers.fill_null(0).to_numpy(zero_copy_only=False)
+    valid = numbers.is_valid().to_numpy(zero_copy_only=False) & (units >= 0) & (units < END * in_a_second)
+    units = np.where(valid, units, 0).astype(np.int64)
     factor, divisor = max(_MICROSECOND // in_a_second, 1), max(in_a_second // _MICROSECOND, 1)
-    return pa.array(found * factor // divisor, mask=~right)
+    return pa.array(units * factor // divisor, mask=~valid)
 
 
 def _of_floats(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
     """Convert numbers to microseconds, rounded, because most fractions have no exact binary form."""
-    found = numbers.to_numpy(zero_copy_only=False)
-    right = (found >= 0) & (found < END * in_a_second)  # neither is true of NaN
-    found = np.rint(np.where(right, found, 0) * (_MICROSECOND / in_a_second)).astype(np.int64)
-    return pa.array(found, mask=~(right & (found < END * _MICROSECOND)))
-
-
-def _of_decimals(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
-    """Convert decimals to microseconds, truncated, in Python because Arrow does not support all of them."""
-    found = []
-    for number in numbers.to_pylist():
-        right = number is not None and 0 <= number < END * in_a_second
-        found.append(int(Fraction(number) * _MICROSECOND / in_a_second) if right else None)
-    return pa.array(found, pa.int64())
-
-
-def _of_texts(texts: pa.StringArray, unit: str | None) -> pa.Int64Array:
-    found = _scaled(moments(texts).cast(pa.int64()), _MICROSECOND)
-    return found if unit is None else pc.coalesce(found, _of_numbers(texts, unit))
+    units = numbers.to_numpy(zero_copy_only=False)
+    valid = (units >= 0) & (units < END * in_a_second)  # neither is true of NaN
+    micros = np.rint(np.where(valid, units, 0) * (_MICROSECOND / in_a_second)).astype(np.int64)
+    return pa.array(micros, mask=~(valid & (micros < END * _MICROSECOND)))
 
 
 def _of_numbers(texts: pa.StringArray, unit: str) -> pa.Int64Array:
     """Convert decimal text to microseconds, exactly but truncated."""
-    numbers = _matching(texts, _NUMBER)
+    numbers = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, pa.scalar(None, pa.string()))
     whole = pc.replace_substring_regex(numbers, r"\..*", "").cast(pa.uint64())
     digits = pc.utf8_rpad(pc.replace_substring_regex(numbers, r"\A[0-9]+\.?", ""), _DIGITS, "0")
     part = pc.utf8_slice_codeunits(digits, 0, _DIGITS).cast(pa.int64())
     return pc.add(_scaled(whole, _IN_A_SECOND[unit]), pc.divide(part, 1_000 * _IN_A_SECOND[unit]))
-
-
-def _matching(texts: pa.StringArray, pattern: str) -> pa.StringArray:
-    """Return the texts that match, null for others."""
-    return pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, pa.string()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -42,48 +43,42 @@ def make_key(text: str, decode: DecodeConfig | None = None, own: Collection[str]
     its fields from the message's own payload; not those in `own`, which do not come from payloads.
     """
     if not plugins.is_reference(text):
-        return TemplateKey(text, payload_texts(decode), own)
-    found = plugins.load(text)
-    if not callable(found):
+        return TemplateKey(text, decode, own)
+    function = plugins.load(text)
+    if not callable(function):
         raise ValueError(f"{text} is not a function")
-    return cast("KeyFunction", found)
+    return cast("KeyFunction", function)
 
 
 FieldTexts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
 """Reads fields from payloads."""
 
 
-def payload_texts(decode: DecodeConfig | None, *, times: bool = False) -> Callable[[Sequence[str]], FieldTexts] | None:
-    """Makes a reader of the fields with the given names; None where decoded columns do not depend on other messages.
+def payload_texts(decode: DecodeConfig | None, names: Sequence[str], *, times: bool = False) -> FieldTexts | None:
+    """Return a reader of the fields `names`; None where decoded columns do not depend on other messages.
 
     With `times`, timestamps of MessagePack give RFC 3339 text; else they are null, as in keys.
     """
-    if decode is None or decode.columns or decode.format not in ("json", "msgpack"):
+    if not names or decode is None or decode.columns or decode.format not in ("json", "msgpack"):
         return None
     from jetcapture_py.transform.decode import json_text, make_unpacker  # imported only where payloads are read
 
     unpack = make_unpacker(decode)
-    msgpack = json_text.MsgpackTimes if times else json_text.MsgpackTexts
-    read = json_text.JsonTexts if decode.format == "json" else msgpack
-    return lambda names: read(names, None if unpack is None else unpack.first)
+    msgpack = json_text.MSGPACK_TIMES if times else json_text.MSGPACK
+    notation = json_text.JSON if decode.format == "json" else msgpack
+    return json_text.PayloadTexts(names, notation, None if unpack is None else unpack.first)
 
 
 class TemplateKey:
     """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key.
 
-    Fields are decoded columns, or what a reader that `texts` makes for their names finds in payloads; those in `own`
-    are always columns.
+    Fields are decoded columns, or read from payloads as `payload_texts` says; those in `own` are always columns.
     """
 
-    def __init__(
-        self,
-        template: str,
-        texts: Callable[[Sequence[str]], FieldTexts] | None = None,
-        own: Collection[str] = (),
-    ) -> None:
+    def __init__(self, template: str, decode: DecodeConfig | None = None, own: Collection[str] = ()) -> None:
         self.parts = parse_template(template)
         names = [name for part in self.parts if part.kind == "field" and (name := str(part.value)) not in own]
-        self._texts = texts(names) if names and texts is not None else None
+        self._texts = payload_texts(decode, names)
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
         """Return the key of every row."""
@@ -111,14 +106,19 @@ def _column(
     if part.kind == "header":
         return header_values(batch.column(layout.HEADERS), str(part.value))
     name = str(part.value)
-    return _field(fields, name, len(batch)) if texts is None or name not in texts else texts[name]
+    if texts is not None and name in texts:
+        return texts[name]
+    column = field_column(fields, name)
+    if column is None or pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+        return pa.nulls(len(batch), pa.string())  # Arrow counts no rows where nothing was decoded
+    return column.cast(pa.string())
 
 
 def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
     tokens = pc.split_pattern(subjects, ".")
-    places = tokens.offsets.to_numpy()
-    index = places[:-1] + number
-    missing = index >= places[1:]
+    offsets = tokens.offsets.to_numpy()
+    index = offsets[:-1] + number
+    missing = index >= offsets[1:]
     return tokens.values.take(pa.array(np.where(missing, 0, index), mask=missing))
 
 
@@ -126,23 +126,9 @@ def header_values(headers: pa.MapArray, name: str) -> pa.StringArray:
     """Return the first value of a header; names are case-sensitive, as in NATS."""
     if headers.null_count == len(headers):
         return pa.nulls(len(headers), pa.string())
-    return pc.list_element(_padded(pc.map_lookup(headers, name, "first")), 0)
-
-
-def _padded(lists: pa.ListArray) -> pa.ListArray:
-    """Return the lists with empty ones as null, so that their first element can be taken."""
-    return pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists, pa.scalar(None, lists.type))
-
-
-def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
-    """Return a decoded field as text; null if it is not a scalar.
-
-    `rows` counts the messages, because Arrow counts no rows where nothing was decoded.
-    """
-    column = field_column(fields, path)
-    if column is None or pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-        return pa.nulls(rows, pa.string())
-    return column.cast(pa.string())
+    lists = pc.map_lookup(headers, name, "first")
+    not_empty = pc.greater(pc.list_value_length(lists), 0)
+    return pc.list_element(pc.if_else(not_empty, lists, pa.scalar(None, lists.type)), 0)
 
 
 def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:
@@ -198,8 +184,8 @@ def group(
     encoded = keys.dictionary_encode(null_encoding="encode")
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     if bundles:
-        found, codes = np.unique(bundle_numbers(encoded.dictionary, bundles)[codes], return_inverse=True)
-        names = [bundle_text(number, bundles) for number in found.tolist()]
+        numbers, codes = np.unique(bundle_numbers(encoded.dictionary, bundles)[codes], return_inverse=True)
+        names = [bundle_text(number, bundles) for number in numbers.tolist()]
     else:
         names = encoded.dictionary.to_pylist()
         if "" in names:
@@ -213,14 +199,9 @@ def group(
         codes = codes[order]
         rows = rows.take(pa.array(order))
     edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
-    runs = [
-        Run(
-            key=None if bundles else names[int(codes[start]) // len(bucket_values)],
-            bundle=names[int(codes[start]) // len(bucket_values)] if bundles else "",
-            bucket=int(bucket_values[int(codes[start]) % len(bucket_values)]),
-            start=start,
-            length=stop - start,
-        )
-        for start, stop in zip(edges, [*edges[1:], len(codes)], strict=True)
-    ]
+    runs = []
+    for start, stop in pairwise([*edges, len(codes)]):
+        name, bucket = divmod(int(codes[start]), len(bucket_values))
+        key, bundle = (None, names[name]) if bundles else (names[name], "")
+        runs.append(Run(key=key, bundle=bundle, bucket=int(bucket_values[bucket]), start=start, length=stop - start))
     return rows, runs

@@ -6,7 +6,7 @@ reason and the raw bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,67 +15,67 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.schema import REPLY
+from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PUT, REASONS
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch, decode_checked
 from jetcapture_py.transform.envelope import assemble
-from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, without_empty
+from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, header_values, without_empty
 
 if TYPE_CHECKING:
     from jetcapture_py.transform.event_time import EventTime
 
 
+_KEY = r"^\$KV\.[^.]+\."
 ENVELOPE_BYTES = 64 << 20
 """Bytes of subjects and headers at once in messages of several rows, which have them in each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Routed rows, and the quarantine's; `messages` counts what came in, `redelivered` and `strays` are among them.
-
-    `columns` are those that the decoder knows of, if it leaves columns without a value out of `rows`.
-
-    `span` has the sequences and the timestamps, in microseconds, of the first and the last message in the stream's
-    order; it is empty when none came.
-    """
+    """Routed rows, and the quarantine's."""
 
     rows: pa.RecordBatch
     runs: Sequence[Run]
     quarantine: pa.RecordBatch
     quarantine_runs: Sequence[Run]
     messages: int
+    """Messages that came in."""
     redelivered: int
+    """Those of them that were delivered before."""
     strays: int
+    """Frames that are no messages of the consumer."""
     span: Sequence[tuple[int, int]]
+    """Sequence and timestamp, in microseconds, of the first and last message in the stream's order; empty for none."""
     columns: pa.Schema | None
+    """The columns that the decoder knows of, if it leaves those without a value out of `rows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparer:
-    """Prepares batches of one consumer; `interval` is the block interval in seconds.
-
-    `time` finds the time that buckets are made of; None: the stream's timestamp. With `bundles`, rows have their key as
-    a column, and are routed to that many bundles.
-    """
+    """Prepares batches of one consumer."""
 
     stream: str
     consumer: str
     decoder: Decoder
     key: KeyFunction
     interval: int
+    """The block interval in seconds."""
     keep_payload: bool
     time: EventTime | None = None
+    """Reads the time that buckets are made of; None: the stream's timestamp."""
     bundles: int = 0
+    """Above 0, rows have their key as a column, and are routed to that many bundles."""
 
     def __call__(self, received: Received) -> Prepared:
         """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
         assembled = assemble(self.stream, self.consumer, received)
         batch = assembled.batch
         failures = {failure.index: failure for failure in assembled.failures}
-        good = _without(len(batch), failures)
+        good = pa.array([row for row in range(len(batch)) if row not in failures], pa.int32()) if failures else None
         readable = batch if good is None else _take(batch, good)
-        decoded = _without_bulk(readable, decode_checked(self.decoder, readable))
+        sizes = assembled.sizes if good is None else assembled.sizes[good.to_numpy()]
+        decoded = _without_bulk(readable, sizes, decode_checked(self.decoder, readable))
         for failure in decoded.failures:
             index = failure.index if good is None else int(good[failure.index])
             failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)
@@ -84,8 +84,8 @@ class Preparer:
         rows = readable if messages is None else rows_of(readable, messages, first)
         sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
         sources = sources if good is None else good.to_numpy()[sources]
-        keys, wrong = _of_first(self._keys, rows, fields, first)
-        times, untimed = _of_first(self._times, rows, fields, first)
+        keys, wrong = _of_first(self._read_keys, rows, fields, first)
+        times, untimed = _of_first(self._read_times, rows, fields, first)
         for stage, errors in (("time", untimed), ("key", wrong)):
             for index, error in errors.items():
                 failures[int(sources[index])] = Failure(index=int(sources[index]), stage=stage, error=error)
@@ -133,36 +133,26 @@ class Preparer:
             columns.update(zip(fields.schema.names, fields.columns, strict=True))
         return pa.RecordBatch.from_pydict(columns)
 
-    def _times(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
+    def _read_times(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
         """Return the time of every row, and by row why there is none."""
+        timestamps = rows.column(layout.TIMESTAMP)
         if self.time is None or not len(rows):
-            return rows.column(layout.TIMESTAMP), {}
-        return _read_times(self.time, rows, fields)
+            return timestamps, {}
+        return _row_by_row(self.time, rows, fields, timestamps)
 
-    def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str]]:
+    def _read_keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str]]:
         """Return the key of every row, and by row why it is invalid."""
-        if not len(rows):
-            return pa.nulls(0, pa.string()), {}
-        try:
-            keys = self.key(rows, fields)
-            if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
-                raise TypeError("the key function did not return a string array with one key per row")
-            keys.validate(full=True)  # a key that is not UTF-8 cannot name a directory
-        except BaseException as error:  # also sys.exit, which must not end the process
-            if len(rows) == 1:
-                return pa.nulls(1, pa.string()), {0: one_line(error)}
-            wrong: dict[int, str] = {}
-            parts = []
-            for index in range(len(rows)):
-                key, errors = self._keys(rows.slice(index, 1), fields.slice(index, 1) if fields.num_columns else fields)
-                parts.append(key)
-                wrong.update(dict.fromkeys([index], next(iter(errors.values()))) if errors else {})
-            return pa.concat_arrays(parts), wrong
-        sizes = pc.binary_length(keys)
-        if (pc.max(sizes).as_py() or 0) * 3 <= layout.MAX_KEY_BYTES:
-            return keys, {}
+        nulls = pa.nulls(len(rows), pa.string())
+        return _row_by_row(self._checked_keys, rows, fields, nulls) if len(rows) else (nulls, {})
+
+    def _checked_keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str]]:
+        keys = self.key(rows, fields)
+        if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
+            raise TypeError("the key function did not return a string array with one key per row")
+        keys.validate(full=True)  # a key that is not UTF-8 cannot name a directory
+        sizes = pc.fill_null(pc.binary_length(keys), 0).to_numpy() * 3
         too_long = {}
-        for index in np.flatnonzero(pc.fill_null(sizes, 0).to_numpy() * 3 > layout.MAX_KEY_BYTES).tolist():
+        for index in np.flatnonzero(sizes > layout.MAX_KEY_BYTES).tolist():
             size = len(layout.escape_key(keys[index].as_py()).encode())
             if size > layout.MAX_KEY_BYTES:
                 too_long[index] = (
@@ -173,98 +163,70 @@ class Preparer:
     def _quarantine(
         self, batch: MessageBatch, failures: Iterable[Failure], raw_headers: dict[int, bytes]
     ) -> tuple[pa.RecordBatch, Sequence[Run]]:
-        found = sorted(failures, key=lambda failure: failure.index)
-        if not found:
+        failures = sorted(failures, key=lambda failure: failure.index)
+        if not failures:
             return batch.rows.slice(0, 0), ()
-        rows = batch.rows.take(pa.array([failure.index for failure in found], pa.int32()))
+        rows = batch.rows.take(pa.array([failure.index for failure in failures], pa.int32()))
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        columns[layout.STAGE] = pa.array([failure.stage for failure in found], pa.string())
-        columns[layout.ERROR] = pa.array([failure.error for failure in found], pa.string())
-        columns[layout.RAW_HEADERS] = pa.array([raw_headers.get(failure.index) for failure in found], pa.binary())
+        columns[layout.STAGE] = pa.array([failure.stage for failure in failures], pa.string())
+        columns[layout.ERROR] = pa.array([failure.error for failure in failures], pa.string())
+        columns[layout.RAW_HEADERS] = pa.array([raw_headers.get(failure.index) for failure in failures], pa.binary())
         starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
-        return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(found), pa.string()), starts)
+        return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(failures), pa.string()), starts)
 
 
-def _of_first(find: Callable[..., Any], rows: MessageBatch, fields: pa.RecordBatch, first: Any) -> Any:
-    """Call `find` for the first row of every message, because all its rows go to one block, which acknowledges it.
+Read = Callable[[MessageBatch, pa.RecordBatch], tuple[pa.Array, dict[int, str]]]
+"""Returns a value for every row of messages and their fields, and by row why it has none."""
 
-    Return what it found for every row, and by row why it found nothing.
-    """
+
+def _of_first(read: Read, rows: MessageBatch, fields: pa.RecordBatch, first: Any) -> tuple[pa.Array, dict[int, str]]:
+    """Read only the first row of every message, because all its rows go to one block, which acknowledges it."""
     if first is None:
-        return find(rows, fields)
-    firsts, places = np.unique(first, return_inverse=True)
+        return read(rows, fields)
+    firsts, numbers = np.unique(first, return_inverse=True)
     chosen = pa.array(firsts)
-    found, wrong = find(_take(rows, chosen), fields.take(chosen) if fields.num_columns else fields)
-    return found.take(pa.array(places)), {int(firsts[index]): error for index, error in wrong.items()}
+    values, wrong = read(_take(rows, chosen), fields.take(chosen) if fields.num_columns else fields)
+    return values.take(pa.array(numbers)), {int(firsts[index]): error for index, error in wrong.items()}
 
 
-def _without_bulk(batch: MessageBatch, decoded: Decoded) -> Decoded:
-    """Fail messages whose headers, repeated in each of their rows, would take more than `ENVELOPE_BYTES`.
+def _row_by_row(
+    read: Read, rows: MessageBatch, fields: pa.RecordBatch, otherwise: pa.Array
+) -> tuple[pa.Array, dict[int, str]]:
+    """Read all rows; if `read` raises, each alone to find the bad ones, whose values are those of `otherwise`."""
+    try:
+        return read(rows, fields)
+    except BaseException as error:  # also sys.exit of user code, which must not end the process
+        if len(rows) == 1:
+            return otherwise, {0: one_line(error)}
+    values, wrong = [], {}
+    for index in range(len(rows)):
+        row = fields.slice(index, 1) if fields.num_columns else fields
+        value, errors = _row_by_row(read, rows.slice(index, 1), row, otherwise.slice(index, 1))
+        values.append(value)
+        if errors:
+            wrong[index] = errors[0]
+    return pa.concat_arrays(values), wrong
+
+
+def _without_bulk(batch: MessageBatch, sizes: Any, decoded: Decoded) -> Decoded:
+    """Fail a message whose envelope of `sizes` bytes, repeated in each of its rows, would take over `ENVELOPE_BYTES`.
 
     Raises BatchTooWideError when several messages together would.
     """
-    messages, fields = decoded.messages, decoded.fields
+    messages = decoded.messages
     if messages is None or len(messages) <= len(batch):
         return decoded
-    counts = np.bincount(messages.to_numpy(), minlength=len(batch))
-    sizes = counts * _envelope_sizes(batch)
-    bulky = np.flatnonzero((sizes > ENVELOPE_BYTES) & (counts > 1))
-    if sizes.sum() - sizes[bulky].sum() > ENVELOPE_BYTES and len(batch) > 1:
-        raise BatchTooWideError
-    if not len(bulky):
+    size = int((np.bincount(messages.to_numpy(), minlength=len(batch)) * sizes).sum())
+    if size <= ENVELOPE_BYTES:
         return decoded
-    kept = pa.array(~np.isin(messages.to_numpy(), bulky))
-    failures = [
-        Failure(
-            index=int(index),
-            stage="decode",
-            error=f"its subject and headers, in each of its {counts[index]} rows, would take {sizes[index]} bytes; "
-            f"the limit is {ENVELOPE_BYTES}",
-        )
-        for index in bulky
-    ]
-    return replace(
-        decoded,
-        fields=fields.filter(kept) if fields.num_columns else fields,
-        messages=messages.filter(kept),
-        failures=(*decoded.failures, *failures),
+    if len(batch) > 1:
+        raise BatchTooWideError
+    rows = len(messages)
+    error = (
+        f"its subject and headers, in each of its {rows} rows, would take {size} bytes; the limit is {ENVELOPE_BYTES}"
     )
-
-
-def _envelope_sizes(batch: MessageBatch) -> Any:
-    """Return the bytes of each message's subject, ack subject and headers."""
-    headers = batch.column(layout.HEADERS)
-    names, values = headers.keys, headers.items
-    of_names, of_values = _up_to(names), _up_to(values.values)[values.offsets.to_numpy()]
-    ends = headers.offsets.to_numpy()
-    sizes = np.diff(of_names[ends]) + np.diff(of_values[ends])
-    return sizes + sum(pc.binary_length(batch.rows.column(name)).to_numpy() for name in (layout.SUBJECT, REPLY))
-
-
-def _up_to(texts: pa.StringArray) -> Any:
-    """Return the total bytes of the texts before each of them, and of all."""
-    sizes = pc.fill_null(pc.binary_length(texts), 0).to_numpy()
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-
-
-def _read_times(
-    time: EventTime, rows: MessageBatch, fields: pa.RecordBatch
-) -> tuple[pa.TimestampArray, dict[int, str]]:
-    """Return what `time` finds; if it raises, ask it about each message alone to find the bad ones."""
-    try:
-        return time(rows, fields)
-    except Exception as error:
-        if len(rows) == 1:
-            return rows.column(layout.TIMESTAMP).cast(pa.timestamp("us", "UTC")), {0: one_line(error)}
-    wrong: dict[int, str] = {}
-    parts = []
-    for index in range(len(rows)):
-        alone = fields.slice(index, 1) if fields.num_columns else fields
-        found, errors = _read_times(time, rows.slice(index, 1), alone)
-        parts.append(found)
-        if errors:
-            wrong[index] = errors[0]
-    return pa.concat_arrays(parts), wrong
+    failures = (Failure(index=0, stage="decode", error=error),)
+    return replace(decoded, fields=decoded.fields.slice(0, 0), messages=messages.slice(0, 0), failures=failures)
 
 
 def first_rows(messages: pa.Int32Array | None) -> Any:
@@ -273,12 +235,6 @@ def first_rows(messages: pa.Int32Array | None) -> Any:
         return None
     origin = messages.to_numpy()
     return np.searchsorted(origin, origin, side="left") if (np.diff(origin) == 0).any() else None
-
-
-def _without(count: int, failures: dict[int, Failure]) -> pa.Int32Array | None:
-    if not failures:
-        return None
-    return pa.array([index for index in range(count) if index not in failures], pa.int32())
 
 
 def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
@@ -303,3 +259,68 @@ def _span(batch: MessageBatch) -> Sequence[tuple[int, int]]:
     seqs, timestamps = batch.column(layout.SEQ), batch.column(layout.TIMESTAMP)
     order = seqs.to_numpy()
     return [(seqs[at].as_py(), timestamps[at].value) for at in (int(order.argmin()), int(order.argmax()))]
+
+
+# ------------------------------------------------------------------ KV buckets
+
+
+class BucketDecoder:
+    """Decodes the entries of a KV bucket (ADR-8): key, operation, revision, and the columns of another decoder.
+
+    Deletions and markers have no value. They are not decoded, and the value's columns are null.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        """Decode every message of `batch`; BatchTooWideError as by the decoder of values."""
+        operations = operations_of(batch)
+        values = pc.equal(operations, PUT).to_numpy(zero_copy_only=False)
+        puts, others = np.flatnonzero(values), np.flatnonzero(~values)
+        part = MessageBatch(stream=batch.stream, rows=batch.rows.take(pa.array(puts))) if len(others) else batch
+        decoded = decode_checked(self.decoder, part)
+        rows = puts if decoded.messages is None else puts[decoded.messages.to_numpy()]
+        sources = np.concatenate([rows, others])
+        order = np.argsort(sources, kind="stable")
+        sources = sources[order]
+        whole = len(sources) == len(batch) and not decoded.failures and bool((np.diff(sources) == 1).all())
+        subjects = batch.column(layout.SUBJECT)
+        keys = pc.replace_substring_regex(subjects, _KEY, "", max_replacements=1)
+        keys = pc.if_else(pc.match_substring_regex(subjects, _KEY + "."), keys, pa.scalar(None, pa.string()))
+        columns = {"key_name": keys, "operation": operations, "revision": batch.column(layout.SEQ)}
+        if not whole:
+            columns = {name: column.take(pa.array(sources)) for name, column in columns.items()}
+        if decoded.fields.num_columns:
+            fields = decoded.fields
+            if len(others):
+                fields = fields.take(pa.array(order, mask=order >= len(rows)))
+            columns |= dict(zip(map(_column_name, fields.schema.names), fields.columns, strict=True))
+        return Decoded(
+            fields=pa.RecordBatch.from_pydict(columns),
+            messages=None if whole else pa.array(sources, pa.int32()),
+            failures=tuple(replace(failure, index=int(puts[failure.index])) for failure in decoded.failures),
+            columns=decoded.columns
+            and pa.schema([field.with_name(_column_name(field.name)) for field in decoded.columns]),
+        )
+
+
+def operations_of(batch: MessageBatch) -> pa.StringArray:
+    """Return what each message does: put, delete, purge or expire."""
+    headers = batch.column(layout.HEADERS)
+    if headers.null_count == len(headers):
+        return pa.array([PUT] * len(headers), pa.string())
+    told, reason = (header_values(headers, name) for name in ("KV-Operation", "Nats-Marker-Reason"))
+    unmarked = pc.equal(pc.coalesce(told, ""), "")
+    return pc.coalesce(pc.if_else(unmarked, _looked_up(reason, REASONS), _looked_up(told, OPERATIONS)), PUT)
+
+
+def _looked_up(texts: pa.StringArray, meanings: Mapping[str, str]) -> pa.StringArray:
+    """Return the meaning of each text; null for others."""
+    at = pc.index_in(texts, pa.array(list(meanings), pa.string()))
+    return pa.array(list(meanings.values()), pa.string()).take(at)
+
+
+def _column_name(name: str) -> str:
+    """Return the column of a value's field: fields that are called like columns of the bucket get `_` appended."""
+    return f"{name}_" if name.lower().rstrip("_") in COLUMNS else name

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import footer, layout
-from jetcapture_py.errors import StoreError, VanishedError
-from jetcapture_py.jetstream.ack_subject import positions
+from jetcapture_py.errors import StoreError
+from jetcapture_py.jetstream.acks import positions
 from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received, text_of
-from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.envelope import NO_HEADERS, assemble, stored_blocks
-from jetcapture_py.verify.copies import Seen
+from jetcapture_py.verify.findings import Progress
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.scan import ArchiveScan, Progress
+from jetcapture_py.verify.scan import ArchiveScan
 from jetcapture_py.verify.scope import Incarnation
 
 PARTS = ("subject", "headers", "payload")
@@ -53,28 +52,29 @@ _MODULUS = 1 << 64
 
 @dataclass(slots=True, kw_only=True)
 class Differences:
-    """Result of a comparison: how many messages were `compared`, and the sequences of those that differ, by part.
-
-    `readable` are the sequences that the stream delivered. `not_compared` counts objects that are not Parquet, and
-    those that were gone or unreadable. `no_payload` counts messages archived without payload.
-    `filtered`: only the consumer's subjects were read.
-    """
+    """Result of a comparison."""
 
     compared: int = 0
+    """Number of messages."""
     readable: Sequences = field(default_factory=Sequences)
+    """Those that the stream delivered."""
     differing: dict[str, Sequences] = field(
         default_factory=lambda: {part: Sequences() for part in ("timestamp", *PARTS)}
     )
+    """Sequences of the messages that differ, by part."""
     not_compared: int = 0
+    """Objects that are not Parquet, gone, or unreadable."""
     no_payload: int = 0
+    """Messages archived without payload."""
     filtered: bool = False
+    """Whether only the consumer's subjects were read."""
 
-    def every(self) -> Sequences:
+    def differing_sequences(self) -> Sequences:
         """Return the sequences of all messages that differ."""
-        found = Sequences()
-        for each in self.differing.values():
-            found.update(each)
-        return found
+        union = Sequences()
+        for sequences in self.differing.values():
+            union.update(sequences)
+        return union
 
 
 class _Window:
@@ -90,60 +90,54 @@ class _Window:
     def add(self, seqs: Any, times: Any, parts: dict[str, Any]) -> None:
         """Add messages of the stream; ignore those outside the window."""
         inside = (seqs >= self.first) & (seqs <= self.last)
-        places = seqs[inside] - self.first
-        self.times[places] = times[inside]
+        offsets = seqs[inside] - self.first
+        self.times[offsets] = times[inside]
         for part, values in parts.items():
-            self.parts[part][places] = values[inside]
+            self.parts[part][offsets] = values[inside]
 
 
 async def compare(
     session: ReadSession,
-    stream: str,
-    filters: tuple[str, ...],
+    stream: StreamRange,
     storage: ArchiveFiles,
-    life: Incarnation,
-    found: ArchiveScan,
-    bounds: tuple[int, int],
-    progress: Progress | None,
+    incarnation: Incarnation,
+    scan: ArchiveScan,
+    progress: Progress,
 ) -> Differences:
-    """Compare the stream's messages within `bounds`, two sequences, with the objects that were `found`.
+    """Compare the messages of this range of the stream with the archive.
 
     Raises SourceError when the stream cannot be read.
     """
-    result = Differences(filtered=bool(filters))
-    seen = sorted(found.seen, key=lambda each: each.name.first_seq)
-    result.not_compared = sum(not each.name.parquet for each in seen)
-    for start, end in found.sequences.windows():
-        first, last = max(start, bounds[0]), min(end, bounds[1])
+    result = Differences(filtered=bool(stream.subjects))
+    objects = sorted((item for item in scan.examined if item.name.parquet), key=lambda item: item.name.first_seq)
+    result.not_compared = len(scan.examined) - len(objects)
+    for start, end in scan.sequences.windows():
+        first, last = max(start, stream.first), min(end, stream.end - 1)
         if first > last:
             continue
         window = _Window(first, last)
-        wanted = StreamRange(stream=stream, first=first, end=last + 1, subjects=filters)
-        async with aclosing(RangeReader(session, wanted).messages()) as messages:
+        async with aclosing(RangeReader(session, replace(stream, first=first, end=last + 1)).messages()) as messages:
             async for consumer, received in messages:
-                await asyncio.to_thread(_take, window, stream, consumer, received)
+                await asyncio.to_thread(_take, window, stream.stream, consumer, received)
         result.readable.add(np.flatnonzero(window.times) + first)
-        inside = [
-            each for each in seen if each.name.parquet and each.name.first_seq <= last and each.name.last_seq >= first
-        ]
-        for each in inside:
-            await asyncio.to_thread(_compare_object, storage, each, life, window, result)
+        for item in objects:
+            if item.name.first_seq <= last and item.name.last_seq >= first:
+                await asyncio.to_thread(_compare_object, storage, item.file, incarnation, window, result)
         other = np.flatnonzero(window.archived & ~window.matched) + first
         if result.not_compared:  # the other message may be in an object that is gone, or in another format
-            other = other[~found.forked.contains(other)]
+            other = other[~scan.forked.contains(other)]
         result.differing["timestamp"].add(other)
         result.compared += int(window.archived.sum())
-        if progress is not None:
-            progress("content", last - bounds[0] + 1, bounds[1] - bounds[0] + 1)
+        progress("content", last - stream.first + 1, stream.end - stream.first)
     return result
 
 
 def _take(window: _Window, stream: str, consumer: str, received: Received) -> None:
-    found = assemble(stream, consumer, received)
-    rows, (seqs, times) = found.batch.rows, positions(stream, consumer, received.replies)
+    envelopes = assemble(stream, consumer, received)
+    rows, (seqs, times) = envelopes.batch.rows, positions(stream, consumer, received.replies)
     raw = None
-    if found.raw_headers:
-        raw = pa.array([found.raw_headers.get(row) for row in range(len(rows))], pa.binary())
+    if envelopes.raw_headers:
+        raw = pa.array([envelopes.raw_headers.get(row) for row in range(len(rows))], pa.binary())
     parts = _hashed(rows.column(layout.SUBJECT), rows.column(layout.HEADERS), rows.column(layout.PAYLOAD), raw)
     window.add(seqs, times, parts)
 
@@ -157,75 +151,71 @@ def _hashed(
     """
     blocks = header_blocks(headers, {}, len(subjects), stored=True)
     if blocks is None:
-        found = np.zeros(len(subjects), np.uint64)
+        header_hashes = np.zeros(len(subjects), np.uint64)
     else:
         blocks = stored_blocks(blocks)
-        found = np.where(pc.equal(blocks, NO_HEADERS).to_numpy(zero_copy_only=False), 0, hashes(blocks))
+        header_hashes = np.where(pc.equal(blocks, NO_HEADERS).to_numpy(zero_copy_only=False), 0, hashes(blocks))
     if raw is not None and raw.null_count < len(raw):
-        found = np.where(raw.is_valid().to_numpy(zero_copy_only=False), hashes(stored_blocks(raw)), found)
+        header_hashes = np.where(
+            raw.is_valid().to_numpy(zero_copy_only=False), hashes(stored_blocks(raw)), header_hashes
+        )
     distinct = subjects.dictionary_encode()
     names = hashes(distinct.dictionary.cast(pa.binary()))[distinct.indices.to_numpy()]
-    return {"subject": names, "headers": found, "payload": hashes(payloads)}
+    return {"subject": names, "headers": header_hashes, "payload": hashes(payloads)}
 
 
-def _compare_object(storage: ArchiveFiles, each: Seen, life: Incarnation, window: _Window, result: Differences) -> None:
-    """Compare an object's messages that lie in the window."""
+def _compare_object(
+    storage: ArchiveFiles, file: File, incarnation: Incarnation, window: _Window, result: Differences
+) -> None:
+    """Compare an object's messages that lie in the window, a row group at a time."""
     try:
-        for table, whole in _tables(storage, each, life, window):
-            _compare_rows(table, life, window, result, whole=whole)
-    except (VanishedError, StoreError, pa.ArrowException, OSError):
+        with storage.parquet(file) as parquet:
+            created = footer.entries(parquet.metadata.metadata).get("stream_created", "")
+            present = incarnation.holds(created, None, None)
+            if present is False:
+                return
+            columns = [name for name in _COLUMNS if name in parquet.schema_arrow.names]
+            for index in range(parquet.metadata.num_row_groups):
+                bounds = footer.group_bounds(parquet.metadata.row_group(index), layout.SEQ)
+                if bounds is None or (bounds[0] <= window.last and bounds[1] >= window.first):
+                    table = parquet.read_row_group(index, columns=columns, use_threads=False)
+                    _compare_rows(table, None if present else incarnation, window, result)
+    except (StoreError, pa.ArrowException, OSError):
         result.not_compared += 1
 
 
-def _tables(
-    storage: ArchiveFiles, each: Seen, life: Incarnation, window: _Window
-) -> Iterator[tuple[pa.Table, bool | None]]:
-    """Yield the row groups that reach into the window, and whether all of the object is of the incarnation."""
-    with storage.parquet(each.file) as file:
-        own = footer.entries(file.metadata.metadata)
-        whole = life.holds(own.get("stream_created", ""), None, None)
-        if whole is False:
-            return
-        columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
-        for index in range(file.metadata.num_row_groups):
-            known = footer.group_bounds(file.metadata.row_group(index), layout.SEQ)
-            if known is None or (known[0] <= window.last and known[1] >= window.first):
-                yield file.read_row_group(index, columns=columns, use_threads=False), whole
-
-
-def _compare_rows(
-    table: pa.Table, life: Incarnation, window: _Window, result: Differences, *, whole: bool | None
-) -> None:
+def _compare_rows(table: pa.Table, incarnation: Incarnation | None, window: _Window, result: Differences) -> None:
+    """Compare rows, those of `incarnation` only unless it is None."""
     seqs = table[layout.SEQ].to_numpy()
     micros = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
     mask = (seqs >= window.first) & (seqs <= window.last)
-    if not whole:
-        mask &= life.includes(seqs, micros)
+    if incarnation is not None:
+        mask &= incarnation.includes(seqs, micros)
     if layout.ROW in table.schema.names:  # the first row has the payload
         mask &= pc.fill_null(table[layout.ROW], 0).to_numpy() == 0
     mask[mask] = window.times[seqs[mask] - window.first] != 0
     table, seqs, micros = table.filter(pa.array(mask)), seqs[mask], micros[mask]
     if not len(seqs):
         return
-    places = seqs - window.first
-    window.archived[places] = True
-    theirs = window.times[places]
+    offsets = seqs - window.first
+    window.archived[offsets] = True
+    times = window.times[offsets]
     nanos = np.full(len(seqs), _NO_NANOS)
     if layout.NANOS in table.schema.names:
         nanos = pc.fill_null(table[layout.NANOS], _NO_NANOS).to_numpy()
-    same = (theirs // 1000 == micros) & ((nanos == theirs % 1000) | (nanos == _NO_NANOS))
-    window.matched[places[same]] = True
-    kept = layout.PAYLOAD in table.schema.names
-    result.no_payload += 0 if kept else len(seqs)
+    same = (times // 1000 == micros) & ((nanos == times % 1000) | (nanos == _NO_NANOS))
+    window.matched[offsets[same]] = True
+    has_payloads = layout.PAYLOAD in table.schema.names
+    result.no_payload += 0 if has_payloads else len(seqs)
     parts = _hashed(
         _array(table, layout.SUBJECT),
         _array(table, layout.HEADERS),
-        _array(table, layout.PAYLOAD) if kept else pa.nulls(len(seqs), pa.binary()),
+        _array(table, layout.PAYLOAD) if has_payloads else pa.nulls(len(seqs), pa.binary()),
         _array(table, layout.RAW_HEADERS) if layout.RAW_HEADERS in table.schema.names else None,
     )
     for part in PARTS:
-        if part != "payload" or kept:
-            result.differing[part].add(np.unique(seqs[same & (parts[part] != window.parts[part][places])]))
+        if part != "payload" or has_payloads:
+            result.differing[part].add(np.unique(seqs[same & (parts[part] != window.parts[part][offsets])]))
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:
@@ -252,11 +242,11 @@ def hashes(column: pa.BinaryArray) -> Any:
     lengths = np.diff(edges)
     if column.null_count:
         lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    found = lengths.astype(np.uint64)
+    result = lengths.astype(np.uint64)
     long = lengths > _PIECE
     for row in np.flatnonzero(long).tolist():
         value = text[edges[row] : edges[row + 1]]
-        found[row] = int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little")
+        result[row] = int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little")
     rows = np.flatnonzero((lengths > 0) & ~long)
     begins, ends = edges[rows], edges[rows + 1]
     start = 0
@@ -268,6 +258,6 @@ def hashes(column: pa.BinaryArray) -> Any:
         weighted += np.uint64(1)
         weighted *= _POWERS[0][: len(weighted)]
         sums = np.add.reduceat(weighted, np.stack([starts, borders], 1).ravel()[:-1])[::2]
-        found[rows[start:end]] += sums * _POWERS[1][starts]
+        result[rows[start:end]] += sums * _POWERS[1][starts]
         start = end
-    return found
+    return result

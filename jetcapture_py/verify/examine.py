@@ -7,26 +7,26 @@ which detects any flipped bit. Objects without a footer are checked by their row
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 import pyarrow.json as pc_json
-import pyarrow.parquet as pq
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import VanishedError
+from jetcapture_py.archive.removed import Erased
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.store.archive import ArchiveFiles, File, open_parquet
 from jetcapture_py.text import one_line
+from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scope import Incarnation
 
 TAIL = footer.USUAL
@@ -35,7 +35,7 @@ WHOLE = 32 << 20
 """Maximum bytes of an object that is read into memory at once."""
 PIECE = 8 << 20
 
-_MOST_ROWS = 1 << 31
+_MAX_ROWS = 1 << 31
 _SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 """Entries introduced with the checksums: whichever bit is flipped, one of them remains."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
@@ -48,10 +48,7 @@ _CONTENT = re.compile(r"(?<= columns), got .*")
 """Arrow's excerpt of a row with too few fields, which does not belong in a report."""
 _TYPES = {layout.SEQ: pa.int64(), layout.TIMESTAMP: pa.timestamp("us", "UTC")}
 _CODECS = {end: codec for codec, end in layout.COMPRESSED.items() if end}
-_AHEAD = 4
-"""Maximum items per thread in progress or waiting to be taken: results take memory."""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_NONE = np.zeros(0, np.int64)
 
 
 class DamagedError(Exception):
@@ -59,124 +56,166 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """An object's messages of the current incarnation: every sequence of a range, or `seqs`, an int64 array.
-
-    `messages` counts these, `older` those of earlier incarnations; `newest` is the latest timestamp in microseconds.
-    `signed`: it is proven, by checksums or by its rows. `by_name`: nothing can read it. `bundles` is the number in the
-    footer of an object in a bundle.
-    """
+class ObjectContents:
+    """An object's messages of the current incarnation."""
 
     name: ObjectName
     size: int
-    range: tuple[int, int] | None
-    seqs: Any
+    """Bytes."""
+    range: tuple[int, int] | None = None
+    """First and last sequence of an object with every one in between."""
+    seqs: Any = None
+    """The sequences of another object, an int64 array."""
     messages: int
-    older: int
-    newest: int
-    signed: bool
+    """Number of the messages."""
+    older: int = 0
+    """Number of its messages of earlier incarnations."""
+    newest: int = 0
+    """Latest timestamp in microseconds, 0 without one."""
+    signed: bool = True
+    """Whether checksums or rows prove it."""
     by_name: bool = False
+    """Whether nothing can read it, so that only its name is known."""
     bundles: int | None = None
+    """The number of bundles in its footer, if it is in one."""
+    erased: int = 0
+    """Number of its messages that were erased, and should not be in it."""
+
+    def add_to(self, sequences: Sequences) -> Any:
+        """Add its messages to a set; return those that were in it before."""
+        return sequences.add(self.seqs) if self.range is None else sequences.add_range(*self.range)
 
 
-def examine(
-    storage: ArchiveFiles,
-    file: File,
-    name: ObjectName,
-    life: Incarnation | None,
-    *,
-    deep: bool,
-    writer: UserWriter | None = None,
-) -> Held:
-    """Check an object and return its contents. Raises DamagedError, VanishedError, StoreError.
+@dataclass(frozen=True, slots=True)
+class ObjectExaminer:
+    """Reads the objects of an archive. Methods raise DamagedError, VanishedError and StoreError."""
 
-    `writer` writes objects in a user's format. If it cannot read them, their contents are what their names say.
-    """
-    if not name.parquet:
-        if writer is not None and name.suffix == writer.suffix and not writer.reads:
-            return _named(file, name)
-        return _examine_rows(storage, file, name, life, writer)
-    item = _Object(storage, file, name)
-    messages = item.compared()
-    item.check_keys()
-    if deep:
-        item.check_bytes()
-    low, high = item.times()
-    present = _present(item.own, life, low, high)
-    span = name.last_seq - name.first_seq + 1
-    if deep or present is None or (present and messages != span):
+    storage: ArchiveFiles
+    incarnation: Incarnation | None
+    """The stream's current one; None if unknown: then all messages count as its own."""
+    writer: UserWriter | None = None
+    """Reads objects in a user's format."""
+    erased: Erased = field(default_factory=Erased)
+    """Messages that no object should have any more."""
+
+    def examine(self, file: File, name: ObjectName, *, deep: bool) -> ObjectContents:
+        """Check an object and return its contents."""
+        if not name.parquet:
+            if self.writer is not None and name.suffix == self.writer.suffix and not self.writer.reads:
+                # times are unknown: everything counts for the current incarnation
+                complete = 0 < name.rows == name.last_seq - name.first_seq + 1 <= _MAX_ROWS
+                seqs, messages = (None, name.rows) if complete else (_NONE, 0)
+                return _contents(file, name, seqs, 0, messages, by_name=True)
+            seqs, times = self._rows(file, name)
+            messages, erased = len(seqs), self._erased(seqs, times)
+            seqs, times = self._current(seqs, times, {}, int(times.min()), int(times.max()))
+            return _contents(file, name, seqs, int(times.max(initial=0)), messages, erased=erased)
+        item = _ParquetObject(self.storage, file, name)
+        messages = item.compared()
+        item.check_keys()
+        if deep:
+            item.check_bytes()
+        low, high = item.times()
+        bundles = int(item.own[layout.BUNDLES]) if name.bundle else None
+        present = self._present(item.own, low, high)
+        partial = present and messages != name.last_seq - name.first_seq + 1
+        if deep or present is None or partial or self.erased.near(name.first_seq, name.last_seq):
+            seqs, times = item.identities()
+            check_identities(name, seqs, times, messages)
+            erased = self._erased(seqs, times)
+            seqs, times = self._current(seqs, times, item.own, low, high)
+            newest = int(times.max(initial=0))
+        else:
+            seqs, newest, erased = None if present else _NONE, high, 0
+        return _contents(file, name, seqs, newest, messages, signed=item.signed, bundles=bundles, erased=erased)
+
+    def positions(self, file: File, name: ObjectName) -> tuple[Any, Any]:
+        """Return sequences and timestamps in microseconds of the current incarnation's messages, in order."""
+        if not name.parquet:
+            seqs, times = self._rows(file, name)
+            return self._current(seqs, times, {}, int(times.min()), int(times.max()))
+        item = _ParquetObject(self.storage, file, name)
+        item.compared()
+        return self._current(*item.identities(), item.own, *item.times())
+
+    def identities(self, file: File, name: ObjectName) -> tuple[Mapping[str, str], Any, Any]:
+        """Return the entries of an object's footer, none without one, and the positions of all of its messages."""
+        if not name.parquet:
+            return {}, *self._rows(file, name)
+        item = _ParquetObject(self.storage, file, name)
+        messages = item.compared()
         seqs, times = item.identities()
         check_identities(name, seqs, times, messages)
-        seqs, times = _of_life(seqs, times, life, present)
-        newest = int(times.max()) if len(seqs) else 0
-        count = len(seqs)
-        known = (int(seqs[0]), int(seqs[-1])) if count == span and (np.diff(seqs) == 1).all() else None
-        seqs = None if known else seqs
-    else:
-        known, seqs, newest, count = (name.first_seq, name.last_seq), None, high, messages
-        if not present:
-            known, seqs, count = None, np.zeros(0, np.int64), 0
-    return Held(
+        return item.own, seqs, times
+
+    def _erased(self, seqs: Any, times: Any) -> int:
+        """Count the erased ones of messages."""
+        return int(self.erased.contains(seqs, times).sum())
+
+    def _rows(self, file: File, name: ObjectName) -> tuple[Any, Any]:
+        """Read the messages of an object without a footer, and compare them with its name."""
+        seqs, times = [_NONE], [_NONE]
+        with _readable():
+            for table in self._tables(file, name):
+                if table.column(layout.SEQ).null_count or table.column(layout.TIMESTAMP).null_count:
+                    raise DamagedError("it has rows without a sequence and a timestamp")
+                seqs.append(table.column(layout.SEQ).cast(pa.int64()).to_numpy())
+                times.append(table.column(layout.TIMESTAMP).cast(_TYPES[layout.TIMESTAMP]).cast(pa.int64()).to_numpy())
+        seq, time = np.concatenate(seqs), np.concatenate(times)
+        if len(seq) != name.rows or not name.rows:
+            raise DamagedError(f"it has {len(seq)} rows, and its name says {name.rows}")
+        seq, time = _once(name, seq, time)
+        check_identities(name, seq, time, len(seq))
+        return seq, time
+
+    def _tables(self, file: File, name: ObjectName) -> list[pa.Table]:
+        if name.suffix in layout.TEXT_SUFFIXES:
+            return _text(self.storage, file, name.suffix)
+        if self.writer is None:
+            raise DamagedError("no writer is configured that can read this format")
+        return [self.writer.read(pa.py_buffer(self.storage.read(file)))]
+
+    def _present(self, own: Mapping[str, str], low: int | None, high: int | None) -> bool | None:
+        """Whether all (True) or none (False) of an object's messages are current; None: some or unknown.
+
+        `own` are the entries of its footer, `low` and `high` its earliest and latest timestamp.
+        """
+        return True if self.incarnation is None else self.incarnation.holds(own.get("stream_created", ""), low, high)
+
+    def _current(
+        self, seqs: Any, times: Any, own: Mapping[str, str], low: int | None, high: int | None
+    ) -> tuple[Any, Any]:
+        """Return the messages of the current incarnation."""
+        present = self._present(own, low, high)
+        if self.incarnation is None or present:
+            return seqs, times
+        included = self.incarnation.includes(seqs, times) if present is None else slice(0)
+        return seqs[included], times[included]
+
+
+def _contents(file: File, name: ObjectName, seqs: Any, newest: int, messages: int, **further: Any) -> ObjectContents:
+    """Return the contents of an object with these current sequences, None for all, among all its `messages`."""
+    count = messages if seqs is None else len(seqs)
+    every = seqs is None or (count == name.last_seq - name.first_seq + 1 and bool((np.diff(seqs) == 1).all()))
+    return ObjectContents(
         name=name,
         size=file.size,
-        range=known,
-        seqs=seqs,
+        range=(name.first_seq, name.last_seq) if every else None,
+        seqs=None if every else seqs,
         messages=count,
         older=messages - count,
         newest=newest,
-        signed=item.signed,
-        bundles=int(item.own[layout.BUNDLES]) if name.bundle else None,
+        **further,
     )
 
 
-def _examine_rows(
-    storage: ArchiveFiles, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
-) -> Held:
-    """Check an object without a footer by its rows, and return its contents."""
-    seqs, times = _read_rows(storage, file, name, writer)
-    messages = len(seqs)
-    seqs, times = _of_life(seqs, times, life, _present({}, life, int(times.min()), int(times.max())))
-    count = len(seqs)
-    whole = count == name.last_seq - name.first_seq + 1 and bool((np.diff(seqs) == 1).all())
-    return Held(
-        name=name,
-        size=file.size,
-        range=(int(seqs[0]), int(seqs[-1])) if whole else None,
-        seqs=None if whole else seqs,
-        messages=count,
-        older=messages - count,
-        newest=int(times.max()) if count else 0,
-        signed=True,
-    )
-
-
-def _read_rows(storage: ArchiveFiles, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
-    """Read the messages of an object without a footer, and compare them with its name."""
-    seqs, times = _row_identities(storage, file, name, writer)
-    if len(seqs) != name.rows or not name.rows:
-        raise DamagedError(f"it has {len(seqs)} rows, and its name says {name.rows}")
-    seqs, times = _once(name, seqs, times)
-    check_identities(name, seqs, times, len(seqs))
-    return seqs, times
-
-
-def _named(file: File, name: ObjectName) -> Held:
-    """Return the contents by the name alone: every sequence of its range if there are as many rows, else none.
-
-    Its times are unknown: all of it counts for the current incarnation.
-    """
-    whole = 0 < name.rows == name.last_seq - name.first_seq + 1 <= _MOST_ROWS
-    return Held(
-        name=name,
-        size=file.size,
-        range=(name.first_seq, name.last_seq) if whole else None,
-        seqs=None if whole else np.zeros(0, np.int64),
-        messages=name.rows if whole else 0,
-        older=0,
-        newest=0,
-        signed=True,
-        by_name=True,
-    )
+@contextmanager
+def _readable(what: str = "it") -> Iterator[None]:
+    """Turn errors of Arrow and of a user's writer into DamagedError."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise DamagedError(f"{what} cannot be read: {_CONTENT.sub('', one_line(error))}") from error
 
 
 def _once(name: ObjectName, seqs: Any, times: Any) -> tuple[Any, Any]:
@@ -203,41 +242,7 @@ def check_identities(name: ObjectName, seqs: Any, times: Any, messages: int) -> 
         raise DamagedError("the digest in its name does not match its messages")
 
 
-def positions(
-    storage: ArchiveFiles, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None = None
-) -> tuple[Any, Any]:
-    """Return sequences and timestamps in microseconds of an object's messages of the current incarnation, in order.
-
-    Raises DamagedError, VanishedError, StoreError.
-    """
-    if not name.parquet:
-        seqs, times = _read_rows(storage, file, name, writer)
-        return _of_life(seqs, times, life, _present({}, life, int(times.min()), int(times.max())))
-    item = _Object(storage, file, name)
-    item.compared()
-    present = _present(item.own, life, *item.times())
-    return _of_life(*item.identities(), life, present)
-
-
-def _of_life(seqs: Any, times: Any, life: Incarnation | None, present: bool | None) -> tuple[Any, Any]:
-    """Keep the messages of the current incarnation."""
-    if present is False:
-        return seqs[:0], times[:0]
-    if life is None or present:
-        return seqs, times
-    included = life.includes(seqs, times)
-    return seqs[included], times[included]
-
-
-def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, high: int | None) -> bool | None:
-    """Whether all (True) or none (False) of an object's messages are of the current incarnation; None: some or unknown.
-
-    `low` and `high` are its earliest and latest timestamp.
-    """
-    return True if life is None else life.holds(own.get("stream_created", ""), low, high)
-
-
-class _Object:
+class _ParquetObject:
     """An object whose footer has been read."""
 
     def __init__(self, storage: ArchiveFiles, file: File, name: ObjectName) -> None:
@@ -254,17 +259,13 @@ class _Object:
         self._start = file.size - length
         self._footer = tail[-length:] if length <= len(tail) else storage.read(file, self._start)
         self.signed = self._check_footer()
-        try:
+        with _readable("its footer"):
             source = pa.BufferReader(self._footer if self._data is None else self._data)
             parquet = open_parquet(source, page_checksum_verification=True)
             self._metadata = parquet.metadata
             self.own = footer.entries(self._metadata.metadata)
             self._paths = self._metadata.schema.to_arrow_schema().names
-        except _UNREADABLE as error:
-            raise DamagedError(f"its footer cannot be read: {one_line(error)}") from error
         self._content = parquet if self._data is not None else None
-
-    # ------------------------------------------------------------------ the footer
 
     def _check_footer(self) -> bool:
         """Return whether the footer's checksum is valid; False if the object predates checksums. Raises DamagedError.
@@ -303,15 +304,15 @@ class _Object:
         messages = own.get("messages", "")
         if not (messages.isascii() and messages.isdigit() and 0 < int(messages) <= name.rows):
             raise DamagedError(f"its footer says messages {messages!r}")
-        if not name.first_seq <= name.last_seq or self._metadata.num_rows != name.rows or name.rows > _MOST_ROWS:
+        if not name.first_seq <= name.last_seq or self._metadata.num_rows != name.rows or name.rows > _MAX_ROWS:
             raise DamagedError(f"it has {self._metadata.num_rows} rows, but its name says {name.rows}")
         if not {layout.SEQ, layout.TIMESTAMP} <= set(self._paths):
             raise DamagedError("it has no sequences and timestamps")
         if self.signed:
-            self._check_place()
+            self._check_offsets()
         return int(messages)
 
-    def _check_place(self) -> None:
+    def _check_offsets(self) -> None:
         """Detect bytes missing in the middle, which shift what follows."""
         groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
         last = groups[-1].column(groups[-1].num_columns - 1)
@@ -323,19 +324,8 @@ class _Object:
 
     def times(self) -> tuple[int | None, int]:
         """Return the earliest and latest timestamp in microseconds; None and 0 without statistics."""
-        low: list[int] = []
-        high: list[int] = []
-        for index in range(self._metadata.num_row_groups if self.signed else 0):
-            group = self._metadata.row_group(index)
-            columns = (group.column(number) for number in range(group.num_columns))
-            column = next(each for each in columns if each.path_in_schema == layout.TIMESTAMP)
-            if column.statistics is None or not column.statistics.has_min_max:
-                return None, 0
-            low.append(int(column.statistics.min_raw))
-            high.append(int(column.statistics.max_raw))
-        return (min(low), max(high)) if low else (None, 0)
-
-    # ------------------------------------------------------------------ the content
+        bounds = footer.bounds(self._metadata, layout.TIMESTAMP) if self.signed else None
+        return (None, 0) if bounds is None else (microseconds_of(bounds[0]), microseconds_of(bounds[1]))
 
     def check_bytes(self) -> None:
         """Check the object's checksum, if it has one, and read every page, which checks the page checksums."""
@@ -352,7 +342,9 @@ class _Object:
             )
             if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
                 raise DamagedError("its checksum does not match its bytes")
-        self._read(None, self._check_keys)
+        with _readable():
+            for table in self._tables(None):
+                self._check_keys(table)
 
     def check_keys(self) -> None:
         """Check the lowest and highest key of every row group; without statistics, the keys of the first row group."""
@@ -364,7 +356,8 @@ class _Object:
         bounds = [footer.group_bounds(group, layout.KEY) if self.signed else None for group in groups]
         self._compare_keys(pa.array([key for pair in bounds if pair for key in pair], pa.string()))
         if None in bounds:  # all are null, or too long for statistics
-            self._read([layout.KEY], self._check_keys, first=bounds.index(None), last=bounds.index(None))
+            with _readable():
+                self._check_keys(next(self._tables([layout.KEY], first=bounds.index(None))))
 
     def _check_keys(self, table: pa.Table) -> None:
         if layout.KEY in table.schema.names:
@@ -393,59 +386,21 @@ class _Object:
 
     def identities(self) -> tuple[Any, Any]:
         """Return sequence and timestamp in microseconds of each distinct message, as int64 arrays in file order."""
-        seqs: list[Any] = []
-        times: list[Any] = []
-
-        def take(table: pa.Table) -> None:
-            seqs.append(table.column(layout.SEQ).to_numpy())
-            times.append(pc.cast(table.column(layout.TIMESTAMP), pa.int64()).to_numpy())
-
-        self._read([layout.SEQ, layout.TIMESTAMP], take)
-        seq, time = np.concatenate(seqs), np.concatenate(times)
+        with _readable():
+            table = pa.concat_tables(self._tables([layout.SEQ, layout.TIMESTAMP]))
+            seq, time = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
         if seq.dtype != np.int64 or time.dtype != np.int64 or not len(seq):
             raise DamagedError("its sequences and timestamps are invalid")
         return _once(self._name, seq, time)
 
-    def _read(self, columns: list[str] | None, take: Any, *, first: int = 0, last: int = _MOST_ROWS) -> None:
-        """Hand the row groups from `first` to `last` (inclusive) to `take`."""
-        try:
-            file = self._content or self._opened()
-            for index in range(first, min(last + 1, self._metadata.num_row_groups)):
-                take(file.read_row_group(index, columns=columns, use_threads=False))
-        except _UNREADABLE as error:
-            raise DamagedError(f"it cannot be read: {one_line(error)}") from error
-
-    def _opened(self) -> pq.ParquetFile:
-        options = {"metadata": self._metadata, "page_checksum_verification": True}
-        if self._data is None:
-            return open_parquet(self._storage.open(self._file), **options)
-        return open_parquet(pa.BufferReader(self._data), **options)
-
-
-def _row_identities(storage: ArchiveFiles, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
-    """Sequence and timestamp in microseconds of each row, as int64 arrays, in the object's order.
-
-    `writer` reads objects of its own format. Raises DamagedError, VanishedError, StoreError.
-    """
-    try:
-        if name.suffix in layout.TEXT_SUFFIXES:
-            tables = _text(storage, file, name.suffix)
-        elif writer is not None:
-            tables = [writer.read(pa.py_buffer(storage.read(file)))]
-        else:
-            raise DamagedError("no writer is configured that can read this format")
-        seqs, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for table in tables:
-            if table.column(layout.SEQ).null_count or table.column(layout.TIMESTAMP).null_count:
-                raise DamagedError("it has rows without a sequence and a timestamp")
-            seqs.append(table.column(layout.SEQ).cast(pa.int64()).to_numpy())
-            stamps = table.column(layout.TIMESTAMP).cast(_TYPES[layout.TIMESTAMP])
-            times.append(stamps.cast(pa.int64()).to_numpy())
-    except VanishedError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"it cannot be read: {_CONTENT.sub('', one_line(error))}") from error
-    return np.concatenate(seqs), np.concatenate(times)
+    def _tables(self, columns: list[str] | None, *, first: int = 0) -> Iterator[pa.Table]:
+        """Read the row groups from `first` on."""
+        file = self._content
+        if file is None:
+            source = self._storage.open(self._file) if self._data is None else pa.BufferReader(self._data)
+            file = open_parquet(source, metadata=self._metadata, page_checksum_verification=True)
+        for index in range(first, self._metadata.num_row_groups):
+            yield file.read_row_group(index, columns=columns, use_threads=False)
 
 
 def _text(storage: ArchiveFiles, file: File, suffix: str) -> list[pa.Table]:
@@ -480,22 +435,3 @@ def _parsed(storage: ArchiveFiles, file: File, suffix: str, size: int) -> Iterat
         )
     for batch in reader:
         yield pa.Table.from_batches([batch])
-
-
-def in_order(
-    name: str, workers: int, work: Callable[[Item], Result], items: Iterable[Item]
-) -> Iterator[tuple[Item, Result]]:
-    """Yield every item with its result. A single worker runs in the caller's thread, which is faster."""
-    if workers <= 1:
-        yield from ((item, work(item)) for item in items)
-        return
-    pending: deque[tuple[Item, Future[Result]]] = deque()
-    with ThreadPoolExecutor(workers, name) as threads:
-        for item in items:
-            if len(pending) >= workers * _AHEAD:
-                done, future = pending.popleft()
-                yield done, future.result()
-            pending.append((item, threads.submit(work, item)))
-        while pending:
-            done, future = pending.popleft()
-            yield done, future.result()

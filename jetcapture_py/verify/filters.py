@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from jetcapture_py.archive.watermark import Filters, Watermark, merge_filters
 from jetcapture_py.config.subjects import covers, overlaps
-from jetcapture_py.jetstream.admin import ConsumerState, filters_of
+from jetcapture_py.config.subjects import matches as selects
+from jetcapture_py.jetstream.consumer import ConsumerState, filters_of
 
 _END = 1 << 62
 Subjects = tuple[str, ...]
@@ -62,10 +63,10 @@ class Stretch:
         distinct = subjects.dictionary_encode()
         names = [name.decode(errors="surrogateescape") for name in distinct.dictionary.to_pylist()]
         indices = distinct.indices.to_numpy()
-        tables = (np.array([_match(one.subjects, name) for name in names], np.bool_) for one in self.candidates)
+        tables = (np.array([selects(name, one.subjects) for name in names], np.bool_) for one in self.candidates)
         return [table[indices] for table in tables]
 
-    def learn(self, seqs: Any, archived: Any, matches: Sequence[Any]) -> None:
+    def narrow(self, seqs: Any, archived: Any, matches: Sequence[Any]) -> None:
         """Narrow down which candidates were in force where; `archived` masks the messages `seqs` that are archived."""
         stack = np.stack(matches)
         archived = archived & stack.any(0)
@@ -75,7 +76,7 @@ class Stretch:
             candidate.low = max(candidate.low, int(seqs[latest < index].max(initial=0)))
             candidate.high = min(candidate.high, int(seqs[earliest > index].min(initial=_END)))
 
-    def judge(self, seqs: Any, matches: Sequence[Any]) -> tuple[Any, Any]:
+    def classify(self, seqs: Any, matches: Sequence[Any]) -> tuple[Any, Any]:
         """Return two masks: the messages that were selected, and those that may have been, or may have been skipped."""
         begun = [seqs >= one.first for one in self.candidates]
         possible = [
@@ -147,7 +148,3 @@ def _stretches(entries: Sequence[Filters], *, telling: bool) -> Iterator[Stretch
             own_only = telling and not any(entry.repaired for entry, _ in pairs)
             yield Stretch(first=first, last=last, candidates=tuple(candidates), telling=own_only)
             first = last + 1
-
-
-def _match(filters: Subjects, subject: str) -> bool:
-    return not filters or any(covers(one, subject) for one in filters)

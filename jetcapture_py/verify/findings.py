@@ -6,7 +6,7 @@ Names are escaped, so they cannot affect a terminal.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
@@ -24,6 +24,13 @@ MAX_SHOWN = 20
 """Maximum lines of a finding in the text."""
 _count = partial(plural, grouped=True)
 
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, the amount done, and the total. From any thread."""
+
+
+def ignore(stage: str, done: int, total: int) -> None:
+    """Show no progress."""
+
 
 class Severity(IntEnum):
     """What a finding means for the exit code."""
@@ -36,10 +43,26 @@ class Severity(IntEnum):
 
 
 class Kind(StrEnum):
-    """What a finding is about."""
+    """What a finding is about, in the order of the report."""
 
     HOLES = "holes"
     """Messages of the stream, acknowledged and not in the archive."""
+    REWIND = "rewind"
+    """The stream ends before the archive does."""
+    FORK = "fork"
+    """Sequences of two different messages each."""
+    LATE_HOLE = "late_hole"
+    """Archived messages that are gone from a stream whose data is damaged."""
+    REMOVED = "removed"
+    """Gone from the stream, deleted by a client or lost: the server does not record which."""
+    LOST_STREAM = "lost_stream"
+    """The archive has messages of a stream that no longer exists."""
+    CONTENT = "content"
+    """Messages that differ between stream and archive."""
+    FILTERS = "filters"
+    """Messages that the consumer may have skipped when its filters were changed."""
+    UNKNOWN_FILTERS = "unknown_filters"
+    """Nothing says which subjects the consumer selected."""
     DAMAGED = "damaged"
     """Objects that have changed since they were stored."""
     FOREIGN = "foreign"
@@ -52,26 +75,16 @@ class Kind(StrEnum):
     """Messages in both archive and quarantine."""
     DUPLICATES = "duplicates"
     """Further copies of messages."""
+    EXPIRED = "expired"
+    """Messages that were removed with their buckets, because these were older than `maintain.keep`."""
+    ERASED = "erased"
+    """Messages that were erased; a failure if they can still be read."""
     GAPS = "unverifiable_gaps"
     """Sequences that the archive skips where the stream no longer has messages."""
     WATERMARK = "watermark"
     """A watermark that is unreadable, or promises too much."""
-    REWIND = "rewind"
-    """The stream ends before the archive does."""
-    FORK = "fork"
-    """Sequences of two different messages each."""
-    LATE_HOLE = "late_hole"
-    """Archived messages that are gone from a stream whose data is damaged."""
-    LOST_STREAM = "lost_stream"
-    """The archive has messages of a stream that no longer exists."""
-    CONTENT = "content"
-    """Messages that differ between stream and archive."""
-    REMOVED = "removed"
-    """Gone from the stream, deleted by a client or lost: the server does not record which."""
-    FILTERS = "filters"
-    """Messages that the consumer may have skipped when its filters were changed."""
-    UNKNOWN_FILTERS = "unknown_filters"
-    """Nothing says which subjects the consumer selected."""
+    TABLE = "table"
+    """Objects of which the table differs from the archive."""
     NOT_CHECKED = "not_checked"
     """What was not checked, and why. A failure if the archive is not proven without it."""
 
@@ -89,6 +102,7 @@ class Verdict(StrEnum):
 
 LOSSES = frozenset({Kind.REWIND, Kind.LATE_HOLE, Kind.CONTENT})
 """What the server has lost. Forks and lost streams are history: nothing can undo them."""
+_GONE = {Kind.EXPIRED: "expired", Kind.ERASED: "were erased"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,18 +167,16 @@ class Finding:
     paths: tuple[FilePath, ...] = ()
     """The first objects or files."""
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether nothing is proven because of it."""
+        return self.kind is Kind.NOT_CHECKED and self.severity is Severity.FAILURE
+
     def fields(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "kind": self.kind.value,
-            "severity": self.severity.name.lower(),
-            "summary": self.summary,
-            "action": self.action,
-            "count": self.count,
-            "ranges": [_fields(part) for part in self.ranges],
-            "range_count": self.range_count,
-            "paths": [_fields(file) for file in self.paths],
-        }
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        listed = {name: [_fields(each) for each in values[name]] for name in ("ranges", "paths")}
+        return {**values, "severity": self.severity.name.lower(), **listed}
 
     def lines(self) -> Iterator[str]:
         """Yield lines of text."""
@@ -210,7 +222,7 @@ class Report:
     stored: int
     """Distinct messages of the current incarnation up to there."""
     quarantined: int
-    """Messages in quarantine."""
+    """Messages in quarantine that are not in the archive."""
     older: int
     """Messages of earlier incarnations."""
     objects: int
@@ -251,7 +263,7 @@ class Report:
     @property
     def proven(self) -> bool:
         """Whether the stream was available, and there was something to compare."""
-        return all(finding.severity < Severity.FAILURE for finding in self.of(Kind.NOT_CHECKED))
+        return not any(finding.is_unproven for finding in self.findings)
 
     @property
     def verdict(self) -> Verdict:
@@ -290,6 +302,8 @@ class Report:
             "counts": {
                 "stored": self.stored,
                 "missing": self.missing,
+                "expired": self.count(Kind.EXPIRED),
+                "erased": self.count(Kind.ERASED),
                 "duplicates": self.count(Kind.DUPLICATES),
                 "quarantined": self.quarantined,
                 "older": self.older,
@@ -350,11 +364,13 @@ def _verdict(report: Report) -> str:
     if report.verdict is Verdict.UNPROVEN:
         others = _count(report.count(Kind.FILTERS), "other")
         return f"NOT proven: {stored} {end} are stored; {others} may be missing, or skipped by a change of filters"
+    gone = [f"{report.count(kind):,} {text}" for kind, text in _GONE.items() if report.count(kind)]
     if not report.stored:
-        return f"complete: nothing to store {end}"
-    every = f"every one of {stored} {end} is stored"
+        return f"complete: nothing to store {end}" + (f"; {' and '.join(gone)}" if gone else "")
+    every = f"every one of {stored} {end} is stored" + (f"; {' and '.join(gone)}" if gone else "")
     twice = report.count(Kind.READ_TWICE)
     buts = [f"{twice:,} {'message is' if twice == 1 else 'messages are'} read twice"] if twice else []
+    buts += ["erased messages can still be read"] if any(each.severity for each in report.of(Kind.ERASED)) else []
     buts += ["the server has lost messages"] if report.of(*LOSSES) else []
     buts += ["the consumer's earlier filters are unknown"] if report.of(Kind.UNKNOWN_FILTERS) else []
     return f"complete, but {' and '.join(buts)}: {every}" if buts else f"complete: {every}"

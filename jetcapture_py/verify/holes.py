@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,45 +13,42 @@ from jetcapture_py.verify.findings import MAX_LISTED, Finding, Kind, SequenceRan
 from jetcapture_py.verify.ranges import Sequences
 
 
-@dataclass(slots=True, kw_only=True)
-class Details:
-    """Sequences in the archive, and those that the stream has and the archive should have."""
+class HoleFinder:
+    """Compares the stream's messages with the archive: ranges up to the ack floor `floor`, counts beyond it.
 
-    archived: Sequences = field(default_factory=Sequences)
-    missing: Sequences = field(default_factory=Sequences)
-    uncertain: Sequences = field(default_factory=Sequences)
-    """Those that a change of the consumer's filters may have skipped."""
-
-
-class Missing:
-    """Messages in the stream but not in the archive: ranges up to the ack floor `floor`, counts beyond it.
-
-    `promised` counts messages beyond the floor that the watermark covers by its sequence `seq`, `overdue` further ones
-    that it covers by its `time` (microseconds); `first_overdue` is the first of these. `details` gets all sequences.
+    The watermark covers messages up to the sequence `seq`, and up to the `time` in microseconds.
     """
 
-    def __init__(
-        self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0, details: Details | None = None
-    ) -> None:
-        self._sequences, self._floor, self._details = sequences, floor, details or Details()
-        self._promised_seq, self._promised_time = seq, time
-        self.count = self.promised = self.overdue = self.first_overdue = self.ranges = 0
+    def __init__(self, archived: Sequences, floor: int, *, seq: int = 0, time: int = 0) -> None:
+        self._archived, self._floor, self._promised_seq, self._promised_time = archived, floor, seq, time
+        self.missing = Sequences()
+        """Messages that the archive should have and lacks."""
+        self.uncertain = Sequences()
+        """Those that a change of the consumer's filters may have skipped."""
+        self.count = 0
+        """Messages up to the ack floor that are missing."""
+        self.promised = 0
+        """Missing messages beyond it that the watermark covers by its sequence."""
+        self.overdue = 0
+        """Further ones that it covers by its time."""
+        self.first_overdue = 0
+        self.ranges = 0
         self.listed: list[SequenceRange] = []
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
-    def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool, uncertain: Any | None = None) -> None:
-        """Compare the stream's messages from `first` to `last` with the archive; `begins`: a new range starts here.
+    def compare(self, seqs: Any, times: Any, first: int, last: int, uncertain: Any | None = None) -> None:
+        """Compare the stream's messages from `first` to `last` with the archive; they follow those before.
 
         `uncertain` masks messages that the consumer may have skipped.
         """
         inside = (seqs >= first) & (seqs <= last)
         seqs, times = seqs[inside], times[inside]
-        absent = ~(self._sequences.contains(seqs) | self._details.missing.contains(seqs))
+        absent = ~(self._archived.contains(seqs) | self.missing.contains(seqs))
         if uncertain is not None:
             doubtful = absent & uncertain[inside]
             absent &= ~doubtful
             promised = (seqs <= max(self._floor, self._promised_seq)) | (times // 1000 <= self._promised_time)
-            self._details.uncertain.add(seqs[doubtful & promised])
+            self.uncertain.add(seqs[doubtful & promised])
         beyond = absent & (seqs > self._floor)
         promised = beyond & (seqs <= self._promised_seq)
         self.promised += int(promised.sum())
@@ -61,10 +57,8 @@ class Missing:
         self.overdue += len(overdue)
         self.first_overdue = self.first_overdue or int(next(iter(overdue), 0))
         absent &= seqs <= self._floor
-        self._details.missing.add(seqs[absent | promised | late])
+        self.missing.add(seqs[absent | promised | late])
         self.count += int(absent.sum())
-        if begins:
-            self.close()
         edges = np.flatnonzero(np.diff(np.concatenate([[False], absent, [False]]).astype(np.int8)))
         for start, end in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
             if start or not self._current:

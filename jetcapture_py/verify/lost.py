@@ -25,9 +25,9 @@ from jetcapture_py.verify.filters import FilterHistory
 from jetcapture_py.verify.findings import MAX_LISTED, Finding, Kind, SequenceRange, Severity, are, not_checked
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan
-from jetcapture_py.verify.scope import ServerState
+from jetcapture_py.verify.scope import Scope
 
-MOST_DELETED = 2_000_000
+MAX_DELETED = 2_000_000
 """Deleted sequences up to which the server is asked to list them, in one answer."""
 _GIVE_BACK = (
     "jetcapture spark restore recreates the stream with them, spark replay --missing publishes them again, with "
@@ -42,19 +42,20 @@ _REASONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamContents:
-    """Which sequences a stream has: `first` to `last` without the `deleted` ones, a sorted int64 array.
-
-    `deleted` is None if there are too many to list. `lost` are sequences that the server reports as lost since its last
-    start, and `lost_bytes` the size of the damaged data, of which the server may not know the sequences.
-    """
+    """Which sequences a stream has."""
 
     created: str
+    """Creation time as sent by the server."""
     first: int
     last: int
     deleted: Any
+    """Sequences in between without a message, a sorted int64 array; None if there are too many to list."""
     lost: Any
+    """Sequences that the server reports as lost since its last start, a sorted int64 array."""
     lost_bytes: int
+    """Bytes of damaged data, of which the server may not know the sequences."""
     config: Mapping[str, Any]
+    """The stream's configuration, as the JetStream API has it."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], *, listed: bool = True) -> StreamContents:
@@ -77,57 +78,40 @@ async def contents(session: ReadSession, stream: str) -> StreamContents:
     """Ask the server which sequences the stream has. Raises SourceError."""
     subject = f"STREAM.INFO.{stream}"
     answer = await session.request(subject)
-    if answer["state"].get("num_deleted", 0) > MOST_DELETED:
+    if answer["state"].get("num_deleted", 0) > MAX_DELETED:
         return StreamContents.of(answer, listed=False)
     return StreamContents.of(await session.request(subject, {"deleted_details": True}))
-
-
-def rewound(archived: Sequences, stream: StreamContents) -> tuple[int, int] | None:
-    """Return the first and last archived sequence beyond the stream's end; None if it ends at or after the archive.
-
-    `archived` are sequences of the stream's current incarnation, collected before `stream` was asked.
-    """
-    last = archived.last
-    if last is None or last <= stream.last:
-        return None
-    return int(archived.within(stream.last + 1, last)[0]), last
 
 
 async def find_losses(
     session: ReadSession | None,
     stream: str,
-    known: ServerState | None,
-    found: ArchiveScan,
+    scope: Scope,
+    scan: ArchiveScan,
     mark: Watermark | None,
-    findings: list[Finding],
     differences: Differences | None = None,
-) -> tuple[Finding, ...]:
-    """Compare the archive with what the stream has now; add to `findings` what could not be compared.
-
-    `known` is the server's state before the archive was scanned. `differences` are those of the content, if compared.
-    """
-    forks = (_fork(found.forked),) if len(found.forked) else ()
+) -> list[Finding]:
+    """Compare the archive with what the stream has now. `differences` are those of the content, if compared."""
+    archived, server = scan.sequences, scope.server
+    forks = [_fork(scan.forked)] if len(scan.forked) else []
     if session is None:
         return forks
-    if found.by_name:  # they may be of an earlier incarnation, whose sequences were higher
-        findings.append(not_checked("what the server has lost: of some objects, only the names could be checked"))
-        return forks
+    if scan.by_name:  # they may be of an earlier incarnation, whose sequences were higher
+        return [*forks, not_checked("what the server has lost: of some objects, only the names could be checked")]
     try:
         now = await contents(session, stream)
     except MissingStreamError:
-        return (*forks, lost_stream(len(found.sequences), "")) if len(found.sequences) else forks
+        return [*forks, *_lost_stream(len(archived), "")]
     except SourceError as error:
-        findings.append(not_checked(f"what the server has lost: {error}"))
-        return forks
+        return [*forks, not_checked(f"what the server has lost: {error}")]
     if now.deleted is None:
-        findings.append(
-            not_checked(f"messages that are gone from inside the stream: more than {MOST_DELETED:,} are deleted")
-        )
-    if known is not None and known.state.created == now.created:
-        lost = tuple(losses(found.sequences, now, forked=found.forked, older=found.older))
-        return lost if differences is None else (*lost, *_content(found.sequences, now, known.state.last, differences))
-    if mark is not None and mark.created not in ("", now.created) and len(found.sequences):
-        return (*forks, lost_stream(len(found.sequences), now.created))
+        text = f"messages that are gone from inside the stream: more than {MAX_DELETED:,} are deleted"
+        forks.append(not_checked(text))
+    if server is not None and server.state.created == now.created:
+        lost = [*forks, *_rewind(archived, now), *_inside(archived, now), *_lost_stream(scan.older, now.created)]
+        return lost if differences is None else [*lost, *_content(archived, now, server.state.last, differences)]
+    if mark is not None and mark.created not in ("", now.created):
+        return [*forks, *_lost_stream(len(archived), now.created)]
     return forks
 
 
@@ -141,7 +125,7 @@ def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: i
             kind=Kind.FILTERS,
             severity=Severity.WARNING,
             count=count,
-            **_ranges(uncertain.within(uncertain.first or 0, uncertain.last or 0)),
+            **_ranges(uncertain.all()),
             summary=f"{_count(count)} of the stream {are(count)} not archived, near a change of the consumer's "
             "filters: skipped because of it, or missing",
             action="jetcapture verify --repair stores them",
@@ -159,29 +143,19 @@ def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: i
         )
 
 
-def losses(archived: Sequences, stream: StreamContents, *, forked: Sequences, older: int) -> Iterator[Finding]:
-    """Yield what `stream` has lost of what is `archived`, of which sequences `forked` have two timestamps.
+def _lost_stream(messages: int, created: str) -> Iterator[Finding]:
+    """Yield that the archive has `messages` of streams of this name that the server no longer has, if there are any.
 
-    `older` counts archived messages of earlier incarnations.
+    `created` is the creation time of the present stream, "" without one.
     """
-    gone = rewound(archived, stream)
-    if gone is not None:
-        yield _rewind(archived, stream, *gone)
-    if len(forked):
-        yield _fork(forked)
-    yield from _inside(archived, stream)
-    if older:
-        yield lost_stream(older, stream.created)
-
-
-def lost_stream(messages: int, created: str) -> Finding:
-    """The archive has `messages` of streams of this name that the server no longer has. `created`: "" without one."""
+    if not messages:
+        return
     now = (
         f"the stream was created again at {format_time(datetime.fromisoformat(created))}"
         if created
         else "the stream does not exist"
     )
-    return Finding(
+    yield Finding(
         kind=Kind.LOST_STREAM,
         severity=Severity.NOTE,
         count=messages,
@@ -191,15 +165,19 @@ def lost_stream(messages: int, created: str) -> Finding:
     )
 
 
-def _rewind(archived: Sequences, stream: StreamContents, first: int, last: int) -> Finding:
-    messages = archived.count(first, last)
+def _rewind(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
+    """Yield the archived messages beyond the stream's end, collected before the stream was asked, if there are any."""
+    last = archived.last
+    if last is None or last <= stream.last:
+        return
+    seqs = archived.within(stream.last + 1, last)
     memory = " (its storage is memory)" if stream.config.get("storage") == "memory" else ""
-    return Finding(
+    yield Finding(
         kind=Kind.REWIND,
         severity=Severity.FAILURE,
-        count=messages,
-        **_ranges(archived.within(first, last)),
-        summary=f"the stream ends at {stream.last}{memory}, but the archive has {_count(messages)} after that, up to "
+        count=len(seqs),
+        **_ranges(seqs),
+        summary=f"the stream ends at {stream.last}{memory}, but the archive has {_count(len(seqs))} after that, up to "
         f"{last}: the server lost them, and gives their sequences to new messages",
         action="jetcapture spark replay --missing publishes them again, with new sequences; spark restore recreates "
         "the stream exactly",
@@ -207,7 +185,7 @@ def _rewind(archived: Sequences, stream: StreamContents, first: int, last: int) 
 
 
 def _fork(forked: Sequences) -> Finding:
-    seqs = forked.within(forked.first or 0, forked.last or 0)
+    seqs = forked.all()
     return Finding(
         kind=Kind.FORK,
         severity=Severity.WARNING,
@@ -226,7 +204,9 @@ def _inside(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
     if stream.deleted is not None:
         lost = lost[(lost < stream.first) | np.isin(lost, stream.deleted)]
         gone = stream.deleted[archived.contains(stream.deleted) & ~np.isin(stream.deleted, lost)]
-    front, end = 0, 0 if _trims(stream.config) else min(stream.first - 1, stream.last)
+    limits = (stream.config.get(name, -1) for name in ("max_age", "max_msgs", "max_bytes"))
+    trims = bool(expected) or any(limit > 0 for limit in limits)  # limits remove the oldest messages
+    front, end = 0, 0 if trims else min(stream.first - 1, stream.last)
     if len(lost) and lost[0] <= end:
         before = archived.within(1, end)
         gone = np.concatenate([before[~np.isin(before, lost)], gone])
@@ -280,12 +260,11 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> F
     )
 
 
-def _content(archived: Sequences, stream: StreamContents, last: int, found: Differences) -> Iterator[Finding]:
+def _content(archived: Sequences, stream: StreamContents, last: int, result: Differences) -> Iterator[Finding]:
     """Yield messages that differ, and those up to `last` that the stream counts and does not deliver."""
-    parts = [f"{part} {len(seqs):,}" for part, seqs in found.differing.items() if len(seqs)]
+    parts = [f"{part} {len(seqs):,}" for part, seqs in result.differing.items() if len(seqs)]
     if parts:
-        every = found.every()
-        seqs = every.within(every.first or 0, every.last or 0)
+        seqs = result.differing_sequences().all()
         yield Finding(
             kind=Kind.CONTENT,
             severity=Severity.FAILURE,
@@ -300,9 +279,9 @@ def _content(archived: Sequences, stream: StreamContents, last: int, found: Diff
     unread = [np.zeros(0, np.int64)]
     for start, end in archived.windows():
         seqs = archived.within(max(start, stream.first), min(end, stream.last, last))
-        unread.append(seqs[~found.readable.contains(seqs) & ~np.isin(seqs, stream.deleted)])
+        unread.append(seqs[~result.readable.contains(seqs) & ~np.isin(seqs, stream.deleted)])
     if len(seqs := np.concatenate(unread)):
-        other = ", or it gave their sequences to messages of other subjects after a rewind" if found.filtered else ""
+        other = ", or it gave their sequences to messages of other subjects after a rewind" if result.filtered else ""
         yield Finding(
             kind=Kind.LATE_HOLE,
             severity=Severity.FAILURE,
@@ -316,15 +295,8 @@ def _content(archived: Sequences, stream: StreamContents, last: int, found: Diff
 
 def _expected(config: Mapping[str, Any]) -> list[str]:
     """Return the settings by which the server itself removes messages from inside the stream."""
-    found = [name for setting, name in _REASONS if config.get(setting, -1) not in (-1, 0, False)]
-    if config.get("retention", "limits") != "limits":
-        found.append("acknowledgements")
-    return found
-
-
-def _trims(config: Mapping[str, Any]) -> bool:
-    """Whether limits remove a stream's oldest messages."""
-    return bool(_expected(config)) or any(config.get(name, -1) > 0 for name in ("max_age", "max_msgs", "max_bytes"))
+    reasons = [name for setting, name in _REASONS if config.get(setting, -1) not in (-1, 0, False)]
+    return reasons if config.get("retention", "limits") == "limits" else [*reasons, "acknowledgements"]
 
 
 def _ranges(seqs: Any, front: tuple[int, int] | None = None) -> dict[str, Any]:

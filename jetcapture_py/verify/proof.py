@@ -10,26 +10,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import Event
 
-from jetcapture_py.archive import watermark
-from jetcapture_py.archive.block_writer import UserWriter
+from jetcapture_py.archive.block_writer import UserWriter, make_writer
+from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import moment_of
-from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.jetstream.admin import filters_of
+from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
+from jetcapture_py.jetstream.consumer import filters_of
+from jetcapture_py.jetstream.range_reader import StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences, compare
+from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.filters import FilterHistory, Stretch
-from jetcapture_py.verify.findings import Finding, Kind, Report, Severity, are, not_checked, time_text
-from jetcapture_py.verify.holes import Details, Missing, find_gaps
+from jetcapture_py.verify.findings import (
+    Finding,
+    Kind,
+    Progress,
+    Report,
+    Severity,
+    are,
+    ignore,
+    not_checked,
+    time_text,
+)
+from jetcapture_py.verify.holes import HoleFinder, find_gaps
 from jetcapture_py.verify.lost import find_losses, unselected
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.scan import ArchiveScan, Progress, survey, user_writer
-from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, known_state, read
+from jetcapture_py.verify.scan import ArchiveScan, survey
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Removed, Scope, ServerState, read, server_state
 
 TIMEOUT = 10.0
 """Seconds without a server's answer, or without progress in a range, after which the stream counts as unavailable."""
@@ -37,227 +50,225 @@ CLOSE = 20_000
 """Distance in sequences up to which reading on is cheaper than starting a new range."""
 
 
-async def verify(
-    config: Config,
-    *,
-    deep: bool = False,
-    content: bool = False,
-    progress: Progress | None = None,
-    details: Details | None = None,
-) -> Report:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A proof's report, and the sequences that it is about."""
+
+    report: Report
+    accounted: Sequences
+    """Messages of the stream that are in the archive, or were removed from it on purpose."""
+    missing: Sequences
+    """Messages in the stream that the archive should have."""
+    uncertain: Sequences
+    """Those that a change of the consumer's filters may have skipped."""
+
+
+async def verify(config: Config, *, deep: bool = False, content: bool = False, progress: Progress = ignore) -> Report:
+    """Return the report of `prove`."""
+    return (await prove(config, deep=deep, content=content, progress=progress)).report
+
+
+async def prove(config: Config, *, deep: bool = False, content: bool = False, progress: Progress = ignore) -> Evidence:
     """Compare the stream of `config` with its archive and quarantine.
 
     `deep` reads every byte of every object, `content` compares every message in the stream with it. `progress` is
-    called with a stage, and how much of it is done. `details` gets sequences. Raises ConfigError, and StoreError if the
-    archive cannot be listed; an unavailable stream is noted in the report.
+    called with a stage, and how much of it is done. Raises ConfigError, and StoreError if the archive cannot be listed;
+    an unavailable stream is noted in the report.
     """
-    writer = user_writer(config.block)
+    stream, consumer = config.source.stream, config.source.consumer
+    writer = user_writer(config.block.format, config.block.compression)
     storage = ArchiveFiles(config.store.url, config.store.options)
-    mark, mark_findings = await asyncio.to_thread(_read_watermark, storage, config.source.stream)
-    findings: list[Finding] = []
-    name = f"jetcapture verify {config.source.stream}/{config.source.consumer}"
+    mark, findings = await asyncio.to_thread(_read_watermark, storage, stream)
+    session = comparison = differences = start = None
     async with AsyncExitStack() as stack:
-        known: ServerState | None = None
-        session: ReadSession | None = None
+        server: ServerState | None = None
         try:
+            name = f"jetcapture verify {stream}/{consumer}"
             session = await stack.enter_async_context(
                 ReadSession(config.nats, name, timeout=TIMEOUT, connect_timeout=TIMEOUT / 2)
             )
-            known = await known_state(session, config.source, mark)
+            server = await server_state(session, stream, consumer, mark)
         except SourceError as error:
             findings.append(not_checked(f"the stream: {error}; only the archive itself was checked", Severity.FAILURE))
-        scope = Scope.of(known, mark)
-        found = await _survey(storage, config.source.stream, scope, writer, progress, deep=deep)
-        details = details or Details()
-        details.archived = found.sequences
-        promised = scope.promised_seq, scope.promised_time
-        missing = Missing(found.sequences, scope.floor, seq=promised[0], time=promised[1], details=details)
-        history = _history(known, mark) if known else None
-        start = (
-            await _ask(
-                session, config.source.stream, scope, known, history, found.sequences, missing, findings, progress
-            )
-            if known and session and history
-            else None
-        )
-        differences = (
-            await _compare(session, config.source.stream, known, mark, storage, scope, found, findings, progress)
-            if content and known and session
-            else None
-        )
-        lost = await find_losses(session, config.source.stream, known, found, mark, findings, differences)
-    if history is not None and known is not None and known.state.retention not in GONE_ONCE_ACKED:
-        lost = (*lost, *unselected(details.uncertain, history, max(scope.start, known.state.first), scope.top))
-    end = (found.sequences.last or 0) if start is None else min(start - 1, scope.top)
-    stored = found.sequences.count(scope.start, scope.top) if known else len(found.sequences)
-    failed = any(finding.severity is Severity.FAILURE for finding in findings)
-    if start is not None and not failed and scope.start <= scope.top < start and not stored and not missing.count:
+        scope = Scope.of(server, mark)
+        erased = await asyncio.to_thread(storage.erased, stream)
+        reader = ObjectExaminer(storage, scope.incarnation, writer, erased)
+        scan = await _survey(reader, stream, scope.top, progress, deep=deep)
+        removed = await asyncio.to_thread(Removed.read, storage, stream, scope.incarnation)
+        accounted = removed.with_archived(scan.sequences)
+        holes = HoleFinder(accounted, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
+        if session is not None and server is not None:
+            comparison = _Comparison(session, stream, server, scope, scan, accounted, holes, findings, progress)
+            start = await comparison.find_holes()
+            differences = await comparison.compare_content(storage) if content else None
+        findings += await find_losses(session, stream, scope, scan, mark, differences)
+    history = None if comparison is None else comparison.history
+    if server is not None and history is not None and server.state.retention not in GONE_ONCE_ACKED:
+        findings += unselected(holes.uncertain, history, max(scope.start, server.state.first), scope.top)
+    end = (scan.sequences.last or 0) if start is None else min(start - 1, scope.top)
+    stored = len(scan.sequences) if server is None else scan.sequences.count(scope.start, scope.top)
+    unavailable = any(finding.is_unproven for finding in findings)
+    none = not accounted.count(scope.start, scope.top) and not holes.count
+    if start is not None and not unavailable and scope.start <= scope.top < start and none:
         findings.append(not_checked(f"any message: neither stream nor archive has one up to {end}", Severity.FAILURE))
-    return Report(
-        stream=config.source.stream,
-        consumer=config.source.consumer,
-        stream_created=known.state.created if known else None,
+    findings += holes.findings(stored=stored > 0)
+    findings += scan.findings()
+    findings += removed.findings(scan.sequences, scan.erased, scan.unerased)
+    findings += find_gaps(accounted, max(scope.start, accounted.first or end + 1), end)
+    findings += _promises(scope, mark, holes)
+    findings += _not_checked(scope, accounted.first, start, mark)
+    report = Report(
+        stream=stream,
+        consumer=consumer,
+        stream_created=server.state.created if server is not None else None,
         deep=deep,
-        ack_floor=scope.floor if known else None,
-        up_to=scope.floor if known else found.sequences.last,
-        up_to_time=moment_of(found.newest) if found.newest else None,
+        ack_floor=scope.floor if server is not None else None,
+        up_to=scope.floor if server is not None else scan.sequences.last,
+        up_to_time=moment_of(scan.newest) if scan.newest else None,
         stored=stored,
-        quarantined=len(found.quarantined),
-        older=found.older,
-        objects=found.objects,
-        bytes=found.size,
+        quarantined=len(scan.quarantined) - scan.in_both,
+        older=scan.older,
+        objects=scan.objects,
+        bytes=scan.size,
         compared=differences.compared if differences else None,
-        layouts=found.layout_counts(),
+        layouts=scan.layout_counts(),
         filters=tuple(history.lines()) if history is not None and history.changed else (),
         watermark=mark,
-        findings=(
-            *missing.findings(stored=stored > 0),
-            *lost,
-            *found.findings(),
-            *find_gaps(found.sequences, max(scope.start, found.sequences.first or end + 1), end),
-            *mark_findings,
-            *_promises(scope, mark, missing),
-            *findings,
-            *_not_checked(scope, found.sequences.first, start, mark),
-        ),
+        findings=tuple(sorted(findings, key=lambda finding: [*Kind].index(finding.kind))),
     )
+    return Evidence(report=report, accounted=accounted, missing=holes.missing, uncertain=holes.uncertain)
 
 
-def _history(known: ServerState, mark: watermark.Watermark | None) -> FilterHistory:
-    """Return which filters selected the messages of the stream's current incarnation."""
-    same = mark is not None and mark.created == known.state.created
-    return FilterHistory.of(mark if same else None, known.consumer)
-
-
-async def _compare(
-    session: ReadSession,
-    stream: str,
-    known: ServerState,
-    mark: watermark.Watermark | None,
-    storage: ArchiveFiles,
-    scope: Scope,
-    found: ArchiveScan,
-    findings: list[Finding],
-    progress: Progress | None,
-) -> Differences | None:
-    """Compare the content of messages; add to `findings` what could not be compared."""
-    if scope.life is None:
-        return None
-    bounds, filters = (known.state.first, known.state.last), filters_of(known.consumer.config)
-    before = mark.filters if mark is not None and mark.created == known.state.created else ()
-    if not before or before[0].after or any(each.subjects != tuple(sorted(filters)) for each in before):
-        filters = ()  # the archive may have other messages as well
+def user_writer(format_: str, compression: str) -> UserWriter | None:
+    """Return the user's writer of this `block.format`; None for a built-in format. Raises ConfigError."""
     try:
-        result = await compare(session, stream, filters, storage, scope.life, found, bounds, progress)
-    except SourceError as error:
-        findings.append(not_checked(f"the content of messages: {error}"))
-        return None
-    if result.not_compared:
-        objects = plural(result.not_compared, "object")
-        findings.append(not_checked(f"content of {objects} not compared: not Parquet, removed, or unreadable"))
-    if result.no_payload:
-        messages = plural(result.no_payload, "message")
-        findings.append(not_checked(f"the payloads of {messages}: the archive does not have them"))
-    return result
+        writer = make_writer(format_, compression)
+    except ValueError as error:
+        raise ConfigError(f"block.format: {error}") from error
+    return writer if isinstance(writer, UserWriter) else None
 
 
-async def _survey(
-    storage: ArchiveFiles,
-    stream: str,
-    scope: Scope,
-    writer: UserWriter | None,
-    progress: Progress | None,
-    *,
-    deep: bool,
-) -> ArchiveScan:
+def _read_watermark(storage: ArchiveFiles, stream: str) -> tuple[Watermark | None, list[Finding]]:
+    """Read the watermark; return it, or a finding if that fails."""
+    try:
+        return storage.watermark(stream, future=True), []
+    except JetcaptureError as error:
+        return None, [_wrong_mark(str(error), Severity.WARNING)]
+
+
+async def _survey(reader: ObjectExaminer, stream: str, bound: int, progress: Progress, *, deep: bool) -> ArchiveScan:
     """Scan the archive in a thread, which ends soon after this is canceled."""
     cancelled = Event()
 
     def step(stage: str, done: int, total: int) -> None:
         if cancelled.is_set():
             raise JetcaptureError("cancelled")
-        if progress is not None:
-            progress(stage, done, total)
+        progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(
-            survey, storage, stream, scope.life, scope.top, deep=deep, progress=step, writer=writer
-        )
+        return await asyncio.to_thread(survey, reader, stream, bound, deep=deep, progress=step)
     except asyncio.CancelledError:
         cancelled.set()
         raise
 
 
-def _read_watermark(storage: ArchiveFiles, stream: str) -> tuple[watermark.Watermark | None, list[Finding]]:
-    """Read the watermark; return it, or a finding if that fails."""
-    try:
-        return (None if storage.divided else watermark.read(storage.read_note, stream)), []
-    except JetcaptureError as error:
-        return None, [_wrong_mark(str(error), Severity.WARNING)]
+@dataclass(slots=True)
+class _Comparison:
+    """Compares the archive with a stream that is available."""
 
+    session: ReadSession
+    stream: str
+    server: ServerState
+    scope: Scope
+    scan: ArchiveScan
+    accounted: Sequences
+    """What is archived, or was removed on purpose."""
+    holes: HoleFinder
+    findings: list[Finding]
+    """Gets what could not be compared."""
+    progress: Progress
+    history: FilterHistory = field(init=False)
+    """Which filters selected the messages of the stream's current incarnation."""
 
-async def _ask(
-    session: ReadSession,
-    stream: str,
-    scope: Scope,
-    known: ServerState,
-    history: FilterHistory,
-    sequences: Sequences,
-    missing: Missing,
-    findings: list[Finding],
-    progress: Progress | None,
-) -> int:
-    """Look up in the stream what the archive lacks; return the stream's first sequence after that."""
-    first, top = max(scope.start, known.state.first), min(scope.top, known.state.last)
-    retention = known.state.retention
-    if retention in GONE_ONCE_ACKED:
-        findings.append(not_checked(f"the stream: it deletes acknowledged messages (retention {retention})"))
-        return scope.top + 1
-    first = max(first, _started(sequences, *known.unsure))
-    if known.note:
-        findings.append(not_checked(known.note))
-    try:
-        for index, parts in enumerate(history.consumers):
-            end = top if len(history.consumers) == 1 or index else min(top, scope.floor)
-            for part in parts:
-                low, high = max(part.first, first), min(part.last, end)
-                async with aclosing(_look(session, stream, part, low, high, sequences, missing)) as steps:
-                    async for seq in steps:
-                        if progress is not None:
-                            progress("stream", min(seq, high) - first + 1, top - first + 1)
-        now = await session.state(stream)
-    except SourceError as error:
-        findings.append(not_checked(f"the stream: {error}", Severity.FAILURE))
-        return scope.top + 1
-    if now.created != known.state.created:
-        findings.append(not_checked("the stream: it was deleted and recreated meanwhile", Severity.FAILURE))
-    return now.first
+    def __post_init__(self) -> None:
+        self.history = FilterHistory.of(self.server.mark, self.server.consumer)
 
+    async def find_holes(self) -> int:
+        """Look up in the stream what the archive lacks; return the stream's first sequence after that."""
+        state, scope = self.server.state, self.scope
+        if state.retention in GONE_ONCE_ACKED:
+            reason = f"the stream: it deletes acknowledged messages (retention {state.retention})"
+            self.findings.append(not_checked(reason))
+            return scope.top + 1
+        first, top = max(scope.start, state.first), min(scope.top, state.last)
+        first = max(first, _started(self.scan.sequences, *self.server.unsure))
+        if self.server.note:
+            self.findings.append(not_checked(self.server.note))
+        consumers = self.history.consumers
+        try:
+            for index, parts in enumerate(consumers):
+                end = top if len(consumers) == 1 or index else min(top, scope.floor)
+                for part in parts:
+                    low, high = max(part.first, first), min(part.last, end)
+                    async with aclosing(self._look_up(part, low, high)) as steps:
+                        async for seq in steps:
+                            self.progress("stream", min(seq, high) - first + 1, top - first + 1)
+            now = await self.session.state(self.stream)
+        except SourceError as error:
+            self.findings.append(not_checked(f"the stream: {error}", Severity.FAILURE))
+            return scope.top + 1
+        if now.created != state.created:
+            self.findings.append(not_checked("the stream: it was deleted and recreated meanwhile", Severity.FAILURE))
+        return now.first
 
-async def _look(
-    session: ReadSession, stream: str, part: Stretch, first: int, last: int, sequences: Sequences, missing: Missing
-) -> AsyncGenerator[int]:
-    """Look up what the archive lacks from `first` to `last`, which lie in `part`; yield sequences that are reached."""
-    stretches = list(sequences.stretches(first, last, CLOSE)) if first <= last else []
-    if not stretches:
-        return
-    certain = len(part.candidates) == 1
-    if part.telling and not certain:
-        async for _, seqs, _, subjects in read(session, stream, part.subjects, [(first, last)]):
-            inside = (seqs >= first) & (seqs <= last)
-            matches = [mask[inside] for mask in part.matches(subjects)]
-            part.learn(seqs[inside], sequences.contains(seqs[inside]), matches)
-    try:
-        async for begins, seqs, times, subjects in read(session, stream, part.subjects, stretches):
-            if certain:
-                missing.look(seqs, times, first, last, begins=begins)
-            else:
-                selected, uncertain = part.judge(seqs, part.matches(subjects))
-                either = selected | uncertain
-                missing.look(seqs[either], times[either], first, last, begins=begins, uncertain=uncertain[either])
-            yield int(seqs[-1])
-    finally:
-        missing.close()
+    async def _look_up(self, part: Stretch, first: int, last: int) -> AsyncGenerator[int]:
+        """Look up what the archive lacks from `first` to `last`, which lie in `part`; yield sequences on the way."""
+        archived, accounted = self.scan.sequences, self.accounted
+        gaps = list(accounted.stretches(first, last, CLOSE)) if first <= last else []
+        if not gaps:
+            return
+        certain = len(part.candidates) == 1
+        if part.telling and not certain:
+            async for _, seqs, _, subjects in read(self.session, self.stream, part.subjects, [(first, last)]):
+                inside = (seqs >= first) & (seqs <= last) & (archived.contains(seqs) | ~accounted.contains(seqs))
+                matches = [mask[inside] for mask in part.matches(subjects)]
+                part.narrow(seqs[inside], archived.contains(seqs[inside]), matches)
+        try:
+            async for begins, seqs, times, subjects in read(self.session, self.stream, part.subjects, gaps):
+                reached, uncertain = int(seqs[-1]), None
+                if not certain:
+                    selected, doubtful = part.classify(seqs, part.matches(subjects))
+                    either = selected | doubtful
+                    seqs, times, uncertain = seqs[either], times[either], doubtful[either]
+                if begins:
+                    self.holes.close()
+                self.holes.compare(seqs, times, first, last, uncertain)
+                yield reached
+        finally:
+            self.holes.close()
+
+    async def compare_content(self, storage: ArchiveFiles) -> Differences | None:
+        """Compare the content of messages; None if that fails."""
+        filters, mark = filters_of(self.server.consumer.config), self.server.mark
+        before = mark.filters if mark is not None else ()
+        if not before or before[0].after or any(entry.subjects != tuple(sorted(filters)) for entry in before):
+            filters = ()  # the archive may have other messages as well
+        messages = StreamRange(
+            stream=self.stream, first=self.server.state.first, end=self.server.state.last + 1, subjects=filters
+        )
+        try:
+            result = await compare(self.session, messages, storage, self.server.incarnation, self.scan, self.progress)
+        except SourceError as error:
+            self.findings.append(not_checked(f"the content of messages: {error}"))
+            return None
+        if result.not_compared:
+            objects = plural(result.not_compared, "object")
+            reason = f"content of {objects} not compared: not Parquet, removed, or unreadable"
+            self.findings.append(not_checked(reason))
+        if result.no_payload:
+            count = plural(result.no_payload, "message")
+            self.findings.append(not_checked(f"the payloads of {count}: the archive does not have them"))
+        return result
 
 
 def _started(sequences: Sequences, low: int, high: int) -> int:
@@ -269,48 +280,46 @@ def _started(sequences: Sequences, low: int, high: int) -> int:
     return low
 
 
-def _not_checked(
-    scope: Scope, first: int | None, start: int | None, mark: watermark.Watermark | None
-) -> Iterator[Finding]:
+def _not_checked(scope: Scope, first: int | None, start: int | None, mark: Watermark | None) -> Iterator[Finding]:
     """Yield what of the `scope` could not be checked; the archive starts at `first`, the stream now at `start`."""
     if start is not None and first is not None and scope.start < (end := min(start, first)) <= scope.top:
         yield not_checked(
             f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive starts at {first}"
         )
-    if scope.known is not None and (max_deliver := scope.known.consumer.config.get("max_deliver", -1)) > 0:
+    if scope.server is not None and (max_deliver := scope.server.consumer.config.get("max_deliver", -1)) > 0:
         yield not_checked(
             f"whether the server gave up on messages: with max_deliver {max_deliver}, the consumer's ack "
             "floor also passes messages that were never stored"
         )
-    if scope.known is not None and mark is not None and scope.known.aged is None:
+    if scope.server is not None and mark is not None and scope.server.aged is None:
         yield not_checked("whether messages older than the watermark are missing: the stream could not be read")
 
 
-def _promises(scope: Scope, mark: watermark.Watermark | None, missing: Missing) -> Iterator[Finding]:
+def _promises(scope: Scope, mark: Watermark | None, holes: HoleFinder) -> Iterator[Finding]:
     """Yield what the watermark promises and is not stored, or does not exist yet."""
     if mark is None:
         return
-    known = scope.known
-    if known is not None and mark.created == known.state.created:
+    server = scope.server
+    if server is not None and server.mark is not None:
         promise = f"it promises everything up to {mark.seq}"
-        first_missing = missing.listed[0].first if missing.listed else None
-        if missing.promised:
-            count = plural(missing.promised, "message", grouped=True)
+        first_missing = holes.listed[0].first if holes.listed else None
+        if holes.promised:
+            count = plural(holes.promised, "message", grouped=True)
             yield _wrong_mark(
-                f"{promise}, but {count} after the ack floor {scope.floor} {are(missing.promised)} not stored"
+                f"{promise}, but {count} after the ack floor {scope.floor} {are(holes.promised)} not stored"
             )
-        if mark.seq > known.state.last:
-            yield _wrong_mark(f"{promise}, but the stream ends at {known.state.last}", Severity.WARNING)
-        elif not missing.promised and first_missing is not None and first_missing <= mark.seq:
+        if mark.seq > server.state.last:
+            yield _wrong_mark(f"{promise}, but the stream ends at {server.state.last}", Severity.WARNING)
+        elif not holes.promised and first_missing is not None and first_missing <= mark.seq:
             yield _wrong_mark(f"{promise}, but {first_missing} is not stored", Severity.WARNING)
-    if missing.overdue:
+    if holes.overdue:
         yield _wrong_mark(
             f"it promises everything up to {time_text(mark.time)}, but "
-            f"{plural(missing.overdue, 'earlier message', grouped=True)} of the stream {are(missing.overdue)} not "
-            f"stored, starting with {missing.first_overdue}"
+            f"{plural(holes.overdue, 'earlier message', grouped=True)} of the stream {are(holes.overdue)} not "
+            f"stored, starting with {holes.first_overdue}"
         )
-    now = known.consumer.asked if known is not None else datetime.now(UTC)
-    if mark.time > now + watermark.MARGIN:
+    now = server.consumer.asked if server is not None else datetime.now(UTC)
+    if mark.time > now + MARGIN:
         yield _wrong_mark(f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong")
 
 

@@ -30,7 +30,9 @@ class Sequences:
 
     def add(self, seqs: Any) -> Any:
         """Add an int64 array, in any order; return the sequences that were in the set before, sorted."""
-        again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(_ordered(seqs))]
+        if not (seqs[1:] > seqs[:-1]).all():
+            seqs = np.unique(seqs)
+        again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(seqs)]
         return np.concatenate([_NONE, *again])
 
     def add_range(self, first: int, last: int) -> Any:
@@ -40,81 +42,85 @@ class Sequences:
             start = max(first - (chunk << _BITS), 0)
             end = min(last - (chunk << _BITS), CHUNK - 1) + 1
             if end - start == CHUNK:
-                held, self._chunks[chunk] = self._chunks.get(chunk), _FULL
-                found = _NONE if held is None else np.flatnonzero(_flags(held))
+                content, self._chunks[chunk] = self._chunks.get(chunk), _FULL
+                before = _NONE if content is None else np.flatnonzero(_flags(content))
             else:
-                found = self._put(chunk, np.arange(start, end, dtype=np.uint32))
-            again.append(found + (chunk << _BITS))
+                before = self._put(chunk, np.arange(start, end, dtype=np.uint32))
+            again.append(before + (chunk << _BITS))
         return np.concatenate(again)
 
     def update(self, other: Sequences) -> None:
         """Add all sequences of another set."""
-        for chunk, held in other._chunks.items():
-            if held is _FULL:
+        for chunk, content in other._chunks.items():
+            if content is _FULL:
                 self._chunks[chunk] = _FULL
             else:
-                self._put(chunk, np.flatnonzero(_flags(held)).astype(np.uint32))
+                self._put(chunk, np.flatnonzero(_flags(content)).astype(np.uint32))
 
     def _put(self, chunk: int, offsets: Any) -> Any:
         """Add sorted, distinct offsets to a chunk; return those that were in it before, as int64."""
-        held = self._chunks.get(chunk)
-        if held is _FULL:
+        content = self._chunks.get(chunk)
+        if content is _FULL:
             return offsets.astype(np.int64)
         again = _NONE
-        if held is None or held.dtype == np.uint32:
-            few = offsets if held is None else np.sort(np.concatenate([held, offsets]), kind="stable")  # a merge
+        if content is None or content.dtype == np.uint32:
+            few = offsets if content is None else np.sort(np.concatenate([content, offsets]), kind="stable")  # a merge
             once = np.concatenate([[True], few[1:] != few[:-1]])
             few, again = few[once], few[~once].astype(np.int64)
             if len(few) <= FEW:
                 self._chunks[chunk] = few
                 return again
-            offsets, held = few, np.zeros(CHUNK // 8, np.uint8)
+            offsets, content = few, np.zeros(CHUNK // 8, np.uint8)
         low, high = int(offsets[0]) >> 3, (int(offsets[-1]) >> 3) + 1
-        wanted = np.zeros((high - low) * 8, np.bool_)
-        wanted[offsets - np.uint32(low * 8)] = True
-        bits = np.packbits(wanted, bitorder="little")
-        if (common := held[low:high] & bits).any():
+        flags = np.zeros((high - low) * 8, np.bool_)
+        flags[offsets - np.uint32(low * 8)] = True
+        bits = np.packbits(flags, bitorder="little")
+        if (common := content[low:high] & bits).any():
             again = np.flatnonzero(np.unpackbits(common, bitorder="little")) + low * 8
-        held[low:high] |= bits
-        self._chunks[chunk] = _FULL if (held == 0xFF).all() else held
+        content[low:high] |= bits
+        self._chunks[chunk] = _FULL if (content == 0xFF).all() else content
         return again
 
     def contains(self, seqs: Any) -> Any:
         """Return a mask of the elements of `seqs`, a sorted int64 array, that are in the set."""
-        found = np.zeros(len(seqs), np.bool_)
-        for chunk, offsets, place in _divided(seqs):
-            held = self._chunks.get(chunk)
-            if held is None:
+        mask = np.zeros(len(seqs), np.bool_)
+        for chunk, offsets, part in _divided(seqs):
+            content = self._chunks.get(chunk)
+            if content is None:
                 continue
-            if held is _FULL:
-                found[place] = True
-            elif held.dtype == np.uint32:
-                found[place] = np.isin(offsets, held)
+            if content is _FULL:
+                mask[part] = True
+            elif content.dtype == np.uint32:
+                mask[part] = np.isin(offsets, content)
             else:
-                found[place] = (held[offsets >> 3] >> (offsets & 7).astype(np.uint8)) & 1
-        return found
+                mask[part] = (content[offsets >> 3] >> (offsets & 7).astype(np.uint8)) & 1
+        return mask
 
     def within(self, first: int, last: int) -> Any:
         """Return the sequences from `first` to `last` (inclusive), sorted."""
-        found = [_NONE]
+        parts = [_NONE]
         for chunk in sorted(chunk for chunk in self._chunks if first >> _BITS <= chunk <= last >> _BITS):
             seqs = np.flatnonzero(_flags(self._chunks[chunk])) + (chunk << _BITS)
-            found.append(seqs[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")])
-        return np.concatenate(found)
+            parts.append(seqs[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")])
+        return np.concatenate(parts)
+
+    def all(self) -> Any:
+        """Return all sequences, sorted."""
+        return self.within(self.first or 0, self.last or 0)
 
     def near(self, first: int, last: int) -> bool:
         """Whether the set may have a sequence from `first` to `last`; False is exact."""
-        for chunk, held in self._chunks.items():
+        for chunk, content in self._chunks.items():
             if not first >> _BITS <= chunk <= last >> _BITS:
                 continue
             start = max(first - (chunk << _BITS), 0)
             end = min(last - (chunk << _BITS), CHUNK - 1)
-            if held is _FULL:
+            if content is _FULL:
                 return True
-            if held.dtype == np.uint32:
-                if np.searchsorted(held, start) < np.searchsorted(held, end, "right"):
+            if content.dtype == np.uint32:
+                if np.searchsorted(content, start) < np.searchsorted(content, end, "right"):
                     return True
-            elif held[start >> 3 : (end >> 3) + 1].any():
+            elif content[start >> 3 : (end >> 3) + 1].any():
                 return True
         return False
 
@@ -124,17 +130,17 @@ class Sequences:
             yield chunk << _BITS, ((chunk + 1) << _BITS) - 1
 
     def __len__(self) -> int:
-        return sum(_count(held) for held in self._chunks.values())
+        return sum(_count(content) for content in self._chunks.values())
 
     def count(self, first: int, last: int) -> int:
         """Count the sequences from `first` to `last` (inclusive)."""
         total = 0
-        for chunk, held in self._chunks.items():
+        for chunk, content in self._chunks.items():
             start, end = first - (chunk << _BITS), last - (chunk << _BITS)
             if start <= 0 and end >= CHUNK - 1:
-                total += _count(held)
+                total += _count(content)
             elif start < CHUNK and end >= 0 and end >= start:
-                total += int(_flags(held)[max(start, 0) : end + 1].sum())
+                total += int(_flags(content)[max(start, 0) : end + 1].sum())
         return total
 
     @property
@@ -156,8 +162,8 @@ class Sequences:
     def gaps(self, first: int, last: int) -> Iterator[tuple[Any, Any]]:
         """Yield the missing ranges from `first` to `last` (inclusive), in order, as arrays of starts and ends."""
         position, chunks = first, sorted(self._chunks)
-        held_back: tuple[int, int] | None = None
-        for chunk in [*(each for each in chunks if first >> _BITS <= each <= last >> _BITS), None]:
+        pending: tuple[int, int] | None = None
+        for chunk in [*(number for number in chunks if first >> _BITS <= number <= last >> _BITS), None]:
             base = last + 1 if chunk is None else max(chunk << _BITS, first)
             starts, ends = np.array([position][: base - position]), np.array([base - 1][: base - position])
             if chunk is not None:
@@ -167,12 +173,12 @@ class Sequences:
                 position = end
             if not len(starts):
                 continue
-            starts, ends = _joined(held_back, starts.astype(np.int64), ends.astype(np.int64))
-            held_back = int(starts[-1]), int(ends[-1])
+            starts, ends = _joined(pending, starts.astype(np.int64), ends.astype(np.int64))
+            pending = int(starts[-1]), int(ends[-1])
             if len(starts) > 1:
                 yield starts[:-1], ends[:-1]
-        if held_back is not None:
-            yield np.array([held_back[0]]), np.array([held_back[1]])
+        if pending is not None:
+            yield np.array([pending[0]]), np.array([pending[1]])
 
     def stretches(self, first: int, last: int, close: int) -> Iterator[tuple[int, int]]:
         """Yield the gaps from `first` to `last`; join those at most `close` sequences apart."""
@@ -189,14 +195,6 @@ class Sequences:
             yield current
 
 
-def _ordered(seqs: Any) -> Any:
-    """Sort sequences and remove repetitions, if needed."""
-    if (seqs[1:] > seqs[:-1]).all():
-        return seqs
-    seqs = np.sort(seqs)
-    return seqs[np.concatenate([[True], seqs[1:] != seqs[:-1]])]
-
-
 def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
     """Divide sorted sequences by chunk: yield its number, the offsets in it, and the slice of `seqs`."""
     chunks = seqs >> _BITS
@@ -205,21 +203,21 @@ def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
         yield int(chunks[start]), (seqs[start:end] & (CHUNK - 1)).astype(np.uint32), slice(start, end)
 
 
-def _flags(held: Any) -> Any:
+def _flags(content: Any) -> Any:
     """Return a chunk as a bool array."""
-    if held is _FULL:
+    if content is _FULL:
         return np.ones(CHUNK, np.bool_)
-    if held.dtype == np.uint32:
+    if content.dtype == np.uint32:
         flags = np.zeros(CHUNK, np.bool_)
-        flags[held] = True
+        flags[content] = True
         return flags
-    return np.unpackbits(held, bitorder="little").view(np.bool_)
+    return np.unpackbits(content, bitorder="little").view(np.bool_)
 
 
-def _count(held: Any) -> int:
-    if held is _FULL:
+def _count(content: Any) -> int:
+    if content is _FULL:
         return CHUNK
-    return len(held) if held.dtype == np.uint32 else int.from_bytes(held.tobytes(), "little").bit_count()
+    return len(content) if content.dtype == np.uint32 else int.from_bytes(content.tobytes(), "little").bit_count()
 
 
 def _holes(flags: Any) -> tuple[Any, Any]:

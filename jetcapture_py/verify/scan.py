@@ -1,32 +1,165 @@
-"""Examine every object of a stream's archive in parallel, and collect sequences in sets of bounded size."""
+"""Examine every object of a stream's archive in parallel, and collect sequences in sets of bounded size.
+
+Then find messages with copies in objects of different groups: readers compare by group, so they return all of them.
+Only objects that share a sequence with another one are read again: their timestamps show whether it is the same
+message. This works window by window, so memory is bounded like that of the sets.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.block_writer import UserWriter, make_writer
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.config.block import BlockConfig
-from jetcapture_py.errors import ConfigError, StoreError, VanishedError
-from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.config.units import moment_of
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.archive import File
 from jetcapture_py.text import plural
-from jetcapture_py.verify.copies import Finder, Seen
-from jetcapture_py.verify.examine import DamagedError, Held, examine, in_order
-from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings, not_checked
+from jetcapture_py.verify.examine import DamagedError, ObjectContents, ObjectExaminer
+from jetcapture_py.verify.findings import (
+    FileList,
+    Finding,
+    Kind,
+    Progress,
+    SequenceRange,
+    Severity,
+    are,
+    file_findings,
+    ignore,
+    not_checked,
+)
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.scope import Incarnation
+
+MAX_COPIES = 1_000
+"""Maximum messages with copies that are listed; all are counted."""
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedObject:
+    """An object with messages of the current incarnation."""
+
+    file: File
+    name: ObjectName
+    bundles: int | None = None
+    """The number of bundles in its footer, if it is in one."""
+
+
+class CopyFinder:
+    """Reads the sequences `repeated` again, those in more than one of the `objects`."""
+
+    def __init__(
+        self, reader: ObjectExaminer, objects: Iterable[ExaminedObject], repeated: Sequences, progress: Progress
+    ) -> None:
+        self._reader, self._repeated, self._progress = reader, repeated, progress
+        known = list(objects)
+        bundles = {item.name: item.bundles for item in known if item.bundles is not None}
+        group = layout.groups((item.name for item in known), bundles)
+        self._objects = [item for item in known if repeated.near(item.name.first_seq, item.name.last_seq)]
+        self._objects.sort(key=lambda item: (item.name.quarantine, repr(group(item.name))))
+        groups = [group(item.name) for item in self._objects]
+        self._groups = np.cumsum([0, *(after != before for before, after in pairwise(groups))])
+        self._unread: set[str] = set()
+        self._listed: list[SequenceRange] = []
+        self._twice = self._quarantined = 0
+        self.forked = Sequences()
+        """After `find`, sequences with several timestamps: different messages of one stream."""
+
+    def find(self) -> Iterator[Finding]:
+        """Yield messages with several copies that are read. Blocks; call it in a thread."""
+        if self._reader.incarnation is not None or self._groups[-1] > 0:
+            for first, last in self._repeated.windows():
+                self._compare(*self._read(first, last))
+        if self._twice:
+            yield Finding(
+                kind=Kind.READ_TWICE,
+                severity=Severity.FAILURE,
+                summary=f"{plural(self._twice, 'message', grouped=True)} with copies under different keys or buckets, "
+                "which readers return separately",
+                action='read_archive(dedupe="full") reads them once',
+                count=self._twice,
+                ranges=tuple(self._listed),
+                range_count=self._twice,
+            )
+        if self._quarantined:
+            yield Finding(
+                kind=Kind.QUARANTINE,
+                severity=Severity.NOTE,
+                summary=f"{plural(self._quarantined, 'message', grouped=True)} {are(self._quarantined)} also in the "
+                "archive, and count as archived",
+                action="jetcapture quarantine redecode removes them from the quarantine",
+                count=self._quarantined,
+            )
+        if self._unread:
+            objects = plural(len(self._unread), "object", grouped=True)
+            yield not_checked(f"{objects} that may hold copies: they could not be reread")
+
+    def _positions(self, item: ExaminedObject) -> tuple[Any, Any]:
+        """Return an object's sequences and timestamps; none if it is gone, as after a compaction."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._reader.positions(item.file, item.name)
+            except VanishedError:
+                return _NONE, _NONE
+            except (DamagedError, StoreError):
+                continue
+        self._unread.add(item.file.path)
+        return _NONE, _NONE
+
+    def _read(self, first: int, last: int) -> tuple[Any, Any, Any]:
+        """Return sequence, timestamp and object's number of the repeated messages from `first` to `last`."""
+        numbers = [
+            number
+            for number, item in enumerate(self._objects)
+            if self._repeated.near(max(first, item.name.first_seq), min(last, item.name.last_seq))
+        ]
+        seqs, times, owners = [_NONE], [_NONE], [_NONE]
+        read = self._reader.storage.each(self._positions, (self._objects[number] for number in numbers))
+        for done, (number, (seq, time)) in enumerate(zip(numbers, read, strict=True), 1):
+            self._progress("copies", done, len(numbers))
+            inside = (seq >= first) & (seq <= last)
+            inside[inside] = self._repeated.contains(seq[inside])
+            seqs.append(seq[inside])
+            times.append(time[inside])
+            owners.append(np.full(len(seqs[-1]), number))
+        return np.concatenate(seqs), np.concatenate(times), np.concatenate(owners)
+
+    def _compare(self, seqs: Any, times: Any, owners: Any) -> None:
+        """Count the messages with copies in several groups."""
+        if not len(seqs):
+            return
+        order = np.lexsort((owners, times, seqs))  # objects are in the order of their groups
+        seqs, times, owners = seqs[order], times[order], owners[order]
+        again, other = seqs[1:] == seqs[:-1], times[1:] != times[:-1]
+        self.forked.add(seqs[1:][again & other])
+        aside = np.array([item.name.quarantine for item in self._objects])
+        new = np.concatenate([[True], ~again | other])
+        once = new | np.concatenate([[True], np.diff(self._groups[owners]) != 0])
+        starts = np.flatnonzero(new)
+        archived, quarantined = (np.add.reduceat(once & (aside[owners] == side), starts) for side in (False, True))
+        twice = (archived > 1) | (quarantined > 1)
+        self._twice += int(twice.sum())
+        self._quarantined += int(((archived > 0) & (quarantined > 0)).sum())
+        ends = np.concatenate([starts[1:], [len(seqs)]])
+        room = MAX_COPIES - len(self._listed)
+        for start, end in zip(starts[twice][:room].tolist(), ends[twice][:room].tolist(), strict=True):
+            paths = sorted(self._objects[number].file.path for number in owners[start:end][once[start:end]])
+            seq, time = int(seqs[start]), moment_of(int(times[start]))
+            self._listed.append(
+                SequenceRange(first=seq, last=seq, messages=1, first_time=time, last_time=time, paths=tuple(paths))
+            )
+
 
 ROUNDS = 10
 """Maximum listings; listing repeats while objects disappear, because compaction moves their messages to others."""
 _DEEP_THREADS = 4
 _ATTEMPTS = 3
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, the amount done, and the total. From any thread."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +174,7 @@ class ArchiveScan:
     """Those that several objects have."""
     forked: Sequences = field(default_factory=Sequences)
     """Those with several timestamps, if the incarnation is known."""
-    seen: list[Seen] = field(default_factory=list)
+    examined: list[ExaminedObject] = field(default_factory=list)
     """Objects with messages of the current incarnation."""
     copies: tuple[Finding, ...] = ()
     """Findings about copies."""
@@ -62,8 +195,42 @@ class ArchiveScan:
     """Objects that nothing can read."""
     unstable: bool = False
     """Some objects vanished in every listing."""
+    erased: int = 0
+    """Erased messages, of all incarnations, that are still in objects, with copies."""
+    unerased: FileList = field(default_factory=FileList)
+    """Those objects."""
     layouts: Counter[int | None] = field(default_factory=Counter)
     """Objects outside the quarantine by their number of bundles, 0 under keys, None where it is unknown."""
+
+    def add(self, file: File, contents: ObjectContents, bound: int) -> None:
+        """Add an object; `newest` counts objects that end at or before the sequence `bound`."""
+        name = contents.name
+        self.objects += 1
+        if not contents.signed:
+            self.unsigned.add(file.path)
+        self.size += contents.size
+        self.by_name += contents.by_name
+        self.messages += contents.messages
+        self.older += contents.older
+        if contents.erased:
+            self.erased += contents.erased
+            self.unerased.add(file.path, plural(contents.erased, "message", grouped=True))
+        if name.quarantine:
+            contents.add_to(self.quarantined)
+        else:
+            self.layouts[contents.bundles if name.bundle else 0] += 1
+        if contents.messages:
+            self.examined.append(ExaminedObject(file=file, name=name, bundles=contents.bundles))
+            if contents.range is None:
+                self.forked.add(contents.seqs[1:][contents.seqs[1:] == contents.seqs[:-1]])
+            self.repeated.add(contents.add_to(self.sequences))
+            if name.last_seq <= bound:
+                self.newest = max(self.newest, contents.newest)
+
+    @property
+    def in_both(self) -> int:
+        """Messages in quarantine that are also in the archive."""
+        return sum(finding.count for finding in self.copies if finding.kind is Kind.QUARANTINE)
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the objects, and what could not be checked."""
@@ -78,7 +245,7 @@ class ArchiveScan:
         yield from file_findings(Kind.FOREIGN, warning, self.foreign, "files that are not objects of this archive")
         yield from file_findings(Kind.UNSIGNED, warning, self.unsigned, "objects not written by jetcapture")
         yield from self.copies
-        if duplicates := self.messages - len(self.sequences) - len(self.forked):
+        if duplicates := self.messages - len(self.sequences) - len(self.forked) - self.in_both:
             twice = any(finding.kind is Kind.READ_TWICE for finding in self.copies)
             dropped = "readers drop those under one key and bucket" if twice else "readers drop them"
             summary = f"{plural(duplicates, 'further copy', 'further copies', grouped=True)}; {dropped}"
@@ -101,136 +268,53 @@ class ArchiveScan:
         return {name: self.layouts[number] for number, name in names.items() if number in self.layouts}
 
 
-def user_writer(block: BlockConfig) -> UserWriter | None:
-    """Return the user's writer that the configuration names. Raises ConfigError."""
-    try:
-        writer = make_writer(block.format, block.compression)
-    except ValueError as error:
-        raise ConfigError(f"block.format: {error}") from error
-    return writer if isinstance(writer, UserWriter) else None
-
-
 def survey(
-    storage: ArchiveFiles,
-    stream: str,
-    life: Incarnation | None,
-    bound: int,
-    *,
-    deep: bool,
-    progress: Progress,
-    writer: UserWriter | None = None,
+    reader: ObjectExaminer, stream: str, bound: int, *, deep: bool = False, progress: Progress = ignore
 ) -> ArchiveScan:
-    """Examine every object of the stream. Blocks; call it in a thread. Raises StoreError if listing fails.
-
-    `writer` writes objects in a user's format.
-    """
-    found = ArchiveScan()
-    seen: set[str] = set()
+    """Examine every object of the stream. Blocks; call it in a thread. Raises StoreError if listing fails."""
+    scan, known, storage = ArchiveScan(), set[str](), reader.storage
+    threads = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
     for _ in range(ROUNDS):
-        files = [file for file in storage.files(stream) if file.place not in seen]
-        seen.update(file.place for file in files)
-        gone = _look(storage, files, life, bound, found, writer, deep=deep, progress=progress)
+        files = [file for file in storage.files(stream) if file.place not in known]
+        known.update(file.place for file in files)
+        # anything can be named like an object of a user's format
+        own = () if reader.writer is None else (reader.writer.suffix,)
+        known_ends = (*layout.TEXT_SUFFIXES, *own)
+        objects = [
+            (file, file.name)
+            for file in files
+            if file.name is not None and (file.name.parquet or file.name.suffix in known_ends)
+        ]
+        objects.sort(key=lambda pair: pair[1].first_seq)  # to keep the set of sequences dense
+        others = {file.path for file in files} - {file.path for file, _ in objects}
+        for path in sorted(others):
+            name = path.rpartition("/")[2]
+            if not (name.startswith(".") and name.endswith(".tmp")):  # of a killed process, which nobody reads
+                scan.foreign.add(path)
+        gone = False
+        results = storage.each(lambda pair: _examined(reader, *pair, deep=deep), objects, threads=threads)
+        for done, ((file, _), result) in enumerate(zip(objects, results, strict=True), 1):
+            if isinstance(result, ObjectContents):
+                scan.add(file, result, bound)
+            elif result is None:
+                gone = True
+            else:
+                scan.damaged.add(file.path, result)
+            progress("objects", done, len(objects))
         if not gone:
             break
     else:
-        found.unstable = True
-    finder = Finder(storage, life, found.seen, found.repeated, progress, writer)
-    if life is None:
-        found.forked = Sequences()
+        scan.unstable = True
+    finder = CopyFinder(reader, scan.examined, scan.repeated, progress)
+    scan.copies = tuple(finder.find())
+    if reader.incarnation is None:
+        scan.forked = Sequences()
     else:
-        found.forked.update(finder.forked())
-    found.copies = tuple(finder.find())
-    return found
+        scan.forked.update(finder.forked)
+    return scan
 
 
-def _look(
-    storage: ArchiveFiles,
-    files: list[File],
-    life: Incarnation | None,
-    bound: int,
-    found: ArchiveScan,
-    writer: UserWriter | None,
-    *,
-    deep: bool,
-    progress: Progress,
-) -> bool:
-    """Examine these files and add their contents to `found`; return whether any of them was gone."""
-    for file in files:
-        if not _is_object(file.name, writer) and not _hidden(file.path):
-            found.foreign.add(file.path)
-    # in stream order, to keep the set of sequences dense
-    known = ((file, file.name) for file in files if file.name and _is_object(file.name, writer))
-    named = sorted(known, key=lambda pair: pair[1].first_seq)
-    gone = False
-    workers = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
-
-    def look(item: tuple[File, ObjectName]) -> _Outcome:
-        return _examined(storage, *item, life, writer, deep=deep)
-
-    for done, ((file, _), outcome) in enumerate(in_order("verify", workers, look, named), 1):
-        if outcome is None:
-            gone = True
-        elif isinstance(outcome, Held):
-            _add(found, file, outcome, bound)
-        else:
-            found.damaged.add(file.path, outcome)
-        progress("objects", done, len(named))
-    return gone
-
-
-def _is_object(name: ObjectName | None, writer: UserWriter | None) -> bool:
-    """Whether a file is an object of a format that is known: anything can be named like one of a user's format."""
-    if name is None or name.parquet or name.suffix in layout.TEXT_SUFFIXES:
-        return name is not None
-    return writer is not None and name.suffix == writer.suffix
-
-
-def _hidden(path: str) -> bool:
-    """Whether it is a temporary file of a killed process, which nobody reads."""
-    name = path.rpartition("/")[2]
-    return name.startswith(".") and name.endswith(".tmp")
-
-
-def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
-    found.objects += 1
-    if not held.signed:
-        found.unsigned.add(file.path)
-    found.size += held.size
-    found.by_name += held.by_name
-    found.messages += held.messages
-    found.older += held.older
-    if held.name.quarantine:
-        _join(found.quarantined, held)
-    else:
-        found.layouts[held.bundles if held.name.bundle else 0] += 1
-    if held.messages:
-        found.seen.append(Seen(file=file, name=held.name, whole=held.range is not None, bundles=held.bundles))
-        if held.range is None:
-            found.forked.add(held.seqs[1:][held.seqs[1:] == held.seqs[:-1]])
-        again = _join(found.sequences, held)
-        if len(again):
-            found.repeated.add(again)
-    if held.messages and held.name.last_seq <= bound:
-        found.newest = max(found.newest, held.newest)
-
-
-def _join(seqs: Sequences, held: Held) -> Any:
-    """Add an object's sequences to a set; return those that were in it before."""
-    return seqs.add_range(*held.range) if held.range is not None else seqs.add(held.seqs)
-
-
-_Outcome = Held | str | None
-
-
-def _examined(
-    storage: ArchiveFiles,
-    file: File,
-    name: ObjectName,
-    life: Incarnation | None,
-    writer: UserWriter | None,
-    *,
-    deep: bool,
-) -> _Outcome:
+def _examined(reader: ObjectExaminer, file: File, name: ObjectName, *, deep: bool) -> ObjectContents | str | None:
     """Return an object's contents, the reason why it is damaged, or None if it is gone. Damage is checked twice.
 
     Meanwhile a redelivery may have rewritten the object with the same messages in different bytes.
@@ -238,8 +322,7 @@ def _examined(
     reason = ""
     for attempt in range(_ATTEMPTS):
         try:
-            now = storage.again(file) if attempt else file
-            return examine(storage, now, name, life, deep=deep, writer=writer)
+            return reader.examine(reader.storage.again(file) if attempt else file, name, deep=deep)
         except VanishedError:
             return None
         except DamagedError as error:

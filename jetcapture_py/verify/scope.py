@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from jetcapture_py.archive import watermark
-from jetcapture_py.config.model import SourceConfig
+from jetcapture_py.archive.removed import Expired
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.ack_subject import ack_numbers
-from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
+from jetcapture_py.jetstream.acks import ack_numbers
+from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import REPLY, SUBJECT
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.text import plural
+from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, time_text
+from jetcapture_py.verify.ranges import Sequences
 
 GONE_ONCE_ACKED = ("workqueue", "interest")
 """Retention policies that delete acknowledged messages."""
@@ -30,18 +35,21 @@ _LATER = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incarnation:
-    """The stream's current incarnation: its creation time as sent by the server, and in microseconds since the epoch.
+    """The stream's current incarnation.
 
-    A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream. With
-    `mirror`, messages may be older than the stream. A stream that was restored from a backup may be newer than its
-    messages up to the sequence `restored`, of which the first is from `oldest`: they are those of the earlier stream.
+    A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream.
     """
 
     created: str
+    """Creation time as sent by the server."""
     since: int
+    """The same in microseconds since the epoch."""
     mirror: bool
+    """Whether the stream mirrors another one, so that messages may be older than it."""
     restored: int = 0
+    """The last sequence stored before the stream was created, because it was restored from a backup; 0 without any."""
     oldest: int = 0
+    """Timestamp of the stream's first message in microseconds."""
 
     @classmethod
     def of(cls, created: str, *, mirror: bool, restored: int = 0, oldest: int = 0) -> Incarnation:
@@ -76,37 +84,49 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """The server's state before the archive was scanned. `start` is the consumer's first sequence.
-
-    `aged` is the last sequence stored at or before the watermark's time, None if unknown. `restored` is the last one
-    stored before the stream was created: it was restored from a backup, or was a mirror. 0 without any.
-    """
+    """The server's state before the archive was scanned."""
 
     state: StreamState
     consumer: ConsumerState
+    incarnation: Incarnation
     start: int
+    """The consumer's first sequence."""
     note: str
+    """What cannot be proven about its first messages; "" if it is certain."""
     unsure: tuple[int, int]
     """Range of sequences in which the consumer may have started."""
+    mark: Watermark | None
+    """The watermark, if it is of the current incarnation."""
     aged: int | None
-    restored: int
+    """The last sequence stored at or before the watermark's time, None if unknown."""
 
 
-async def known_state(session: ReadSession, source: SourceConfig, mark: watermark.Watermark | None) -> ServerState:
+async def server_state(session: ReadSession, stream: str, consumer: str, mark: Watermark | None) -> ServerState:
     """Ask the server. Raises SourceError."""
-    consumer = consumer_state(await session.request(f"CONSUMER.INFO.{source.stream}.{source.consumer}"))
-    state = await session.state(source.stream)
-    start, moment, note = start_of(consumer)
+    known = consumer_state(await session.request(f"CONSUMER.INFO.{stream}.{consumer}"))
+    state = await session.state(stream)
+    start, moment, note = _start(known)
     unsure = (1, 0)
     if moment is not None and state.retention not in GONE_ONCE_ACKED:
-        start = await session.first_at(source.stream, moment)
+        start = await session.first_at(stream, moment)
         if note:
-            unsure = (start, await session.first_at(source.stream, moment + MARGIN) - 1)
-    aged = await _aged(session, source.stream, state, consumer, mark)
-    restored = await restored_to(session, source.stream, state)
+            unsure = (start, await session.first_at(stream, moment + MARGIN) - 1)
     return ServerState(
-        state=state, consumer=consumer, start=start, note=note, unsure=unsure, aged=aged, restored=restored
+        state=state,
+        consumer=known,
+        aged=await _aged(session, stream, state, known, mark),
+        incarnation=await current_incarnation(session, stream, state),
+        start=start,
+        note=note,
+        unsure=unsure,
+        mark=mark if mark is not None and mark.created == state.created else None,
     )
+
+
+async def current_incarnation(session: ReadSession, stream: str, state: StreamState) -> Incarnation:
+    """Return the incarnation of the stream with this state. Raises SourceError."""
+    restored, oldest = await restored_to(session, stream, state), microseconds_of(state.first_time)
+    return Incarnation.of(state.created, mirror=state.mirror, restored=restored, oldest=oldest)
 
 
 async def restored_to(session: ReadSession, stream: str, state: StreamState) -> int:
@@ -118,7 +138,7 @@ async def restored_to(session: ReadSession, stream: str, state: StreamState) -> 
 
 
 async def _aged(
-    session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: watermark.Watermark | None
+    session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: Watermark | None
 ) -> int | None:
     """Return the last sequence that the watermark covers by its time; 0 if it is of another incarnation."""
     if mark is None or mark.created not in ("", state.created):
@@ -133,42 +153,127 @@ async def _aged(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What to check: the incarnation's messages from `start` to the ack `floor`, and to the watermark's sequence `top`.
+    """Which messages to check."""
 
-    The watermark covers everything up to the sequence `promised_seq` and the time `promised_time` (microseconds).
-    """
-
-    life: Incarnation | None
-    start: int
-    floor: int
-    top: int
-    known: ServerState | None
+    server: ServerState | None
+    """None if the stream is unavailable."""
+    incarnation: Incarnation | None
+    """The stream's, or the watermark's if the stream is unavailable; None if unknown."""
+    start: int = 1
+    """The consumer's first sequence."""
+    floor: int = 0
+    """The consumer's ack floor."""
+    top: int = 1 << 62
+    """The last sequence of the stream that the ack floor or the watermark covers."""
     promised_seq: int = 0
+    """The watermark covers everything up to this sequence."""
     promised_time: int = 0
+    """The watermark covers everything up to this time, in microseconds."""
 
     @classmethod
-    def of(cls, known: ServerState | None, mark: watermark.Watermark | None) -> Scope:
-        """Return the scope of a proof; `known` is None if the stream is unavailable."""
-        life: Incarnation | None = None
-        if known is None:
+    def of(cls, server: ServerState | None, mark: Watermark | None) -> Scope:
+        """Return the scope of a proof; `server` is None if the stream is unavailable."""
+        incarnation: Incarnation | None = None
+        if server is None:
             with suppress(ValueError):
-                life = Incarnation.of(mark.created, mirror=False) if mark is not None else None
-            return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
-        state, floor = known.state, known.consumer.ack_floor
-        seq = mark.seq if mark is not None and mark.created == state.created else 0
-        time = microseconds_of(mark.time) if mark is not None and known.aged else 0
-        top = max(floor, min(max(seq, known.aged or 0), state.last))
-        oldest = microseconds_of(state.first_time)
-        life = Incarnation.of(state.created, mirror=state.mirror, restored=known.restored, oldest=oldest)
+                incarnation = Incarnation.of(mark.created, mirror=False) if mark is not None else None
+            return cls(server=None, incarnation=incarnation)
+        floor, seq = server.consumer.ack_floor, server.mark.seq if server.mark is not None else 0
         return cls(
-            life=life,
-            start=known.start,
+            server=server,
+            incarnation=server.incarnation,
+            start=server.start,
             floor=floor,
-            top=top,
-            known=known,
+            top=max(floor, min(max(seq, server.aged or 0), server.state.last)),
             promised_seq=seq,
-            promised_time=time,
+            promised_time=microseconds_of(mark.time) if mark is not None and server.aged else 0,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """Messages of the current incarnation that are gone from the archive on purpose, by its notes."""
+
+    expired: Sequences = field(default_factory=Sequences)
+    """Those in buckets older than `maintain.keep`."""
+    messages: int = 0
+    """Their number: the sequences may include some that no message had."""
+    until: datetime | None = None
+    """The latest end of such a bucket, UTC."""
+    erased: Sequences = field(default_factory=Sequences)
+    """Those that tombstones name."""
+
+    @classmethod
+    def read(cls, storage: ArchiveFiles, stream: str, incarnation: Incarnation | None) -> Removed:
+        """Read the notes; all incarnations count if the current one is unknown. Raises JetcaptureError.
+
+        What disappears while the archive is scanned is in the notes after that.
+        """
+        note, erased = storage.expired(stream), Sequences()
+        for span in storage.erased(stream).ranges:
+            if incarnation is None or incarnation.includes(np.array([span.last]), np.array([span.newest])).all():
+                erased.add_range(span.first, span.last)
+        if note is None:
+            return cls(erased=erased)
+        expired, messages = Sequences(), 0
+        for first, last, count in _expired(note, incarnation):
+            expired.add_range(first, last)
+            messages += count
+        return cls(expired=expired, messages=messages, until=note.until, erased=erased)
+
+    def with_archived(self, archived: Sequences) -> Sequences:
+        """Return the archived messages together with those that are gone on purpose."""
+        if not (len(self.expired) or len(self.erased)):
+            return archived
+        every = Sequences()
+        for part in (archived, self.expired, self.erased):
+            every.update(part)
+        return every
+
+    def findings(self, archived: Sequences, erased: int, unerased: FileList) -> Iterator[Finding]:
+        """Yield what was removed, if anything was.
+
+        `archived` are the messages that are still stored, and `erased` of them in the objects `unerased` should not be.
+        """
+        if self.messages:
+            count, last = plural(self.messages, "message", grouped=True), self.expired.last
+            left = sum(int(self.expired.contains(archived.within(*window)).sum()) for window in archived.windows())
+            kept = f"; {left:,} of them are stored: the next jetcapture maintain removes them" if left else ""
+            yield Finding(
+                kind=Kind.EXPIRED,
+                severity=Severity.NOTE,
+                count=self.messages,
+                summary=f"{count} up to sequence {last}, in buckets up to {time_text(self.until)}, were removed on "
+                f"purpose (maintain.keep){kept}",
+            )
+        count = plural(len(self.erased), "message", grouped=True)
+        if erased:
+            copies = plural(erased, "copy of them", "copies of them", grouped=True)
+            yield Finding(
+                kind=Kind.ERASED,
+                severity=Severity.FAILURE,
+                count=len(self.erased),
+                summary=f"{count}, but {copies} can still be read from {plural(unerased.count, 'object')}",
+                action="run jetcapture erase again, with the same selection",
+                paths=tuple(sorted(unerased.paths, key=lambda file: file.path)),
+            )
+        elif len(self.erased):
+            yield Finding(kind=Kind.ERASED, severity=Severity.NOTE, count=len(self.erased), summary=count)
+
+
+def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[int, int, int]]:
+    """Yield ranges of expired sequences of an incarnation, and of those that it continues: first, last, messages.
+
+    The number of messages is that of all ranges of one incarnation, with the first of them.
+    """
+    for part in note.incarnations:
+        whole = incarnation is None or incarnation.mirror or part.created in ("", incarnation.created)
+        end = None if incarnation is None or whole else incarnation.restored
+        messages = part.messages
+        for first, last in part.ranges:
+            if end is None or first <= end:
+                yield first, last if end is None else min(last, end), messages
+                messages = 0
 
 
 async def read(
@@ -180,22 +285,21 @@ async def read(
     """
     read_to = 0
     for first, last in stretches:
-        wanted = StreamRange(
-            stream=stream, first=max(first, read_to + 1), end=last + 1, subjects=filters, headers_only=True
-        )
+        begin = max(first, read_to + 1)
         begins = True
-        if wanted.first < wanted.end:
-            async with aclosing(RangeReader(session, wanted).messages()) as messages:
+        if begin <= last:
+            part = StreamRange(stream=stream, first=begin, end=last + 1, subjects=filters, headers_only=True)
+            async with aclosing(RangeReader(session, part).messages()) as messages:
                 async for consumer, received in messages:
                     subjects, replies = received.columns(SUBJECT, REPLY)
-                    (_, seqs, times), own = ack_numbers(replies, stream, consumer)
+                    (_, seqs, times), matching = ack_numbers(replies, stream, consumer)
                     if len(seqs):
-                        yield begins, seqs, times, subjects if own is None else subjects.take(pa.array(own))
+                        yield begins, seqs, times, subjects if matching is None else subjects.take(pa.array(matching))
                         begins, read_to = False, int(seqs[-1])
         read_to = max(read_to, last)
 
 
-def start_of(consumer: ConsumerState) -> tuple[int, datetime | None, str]:
+def _start(consumer: ConsumerState) -> tuple[int, datetime | None, str]:
     """Return the consumer's start, a sequence or a time, and a note about messages that cannot be proven."""
     config = consumer.config
     policy = config.get("deliver_policy", "all")

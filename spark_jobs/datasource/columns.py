@@ -15,26 +15,19 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.config.column_types import parse_type, rebuilt
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import BatchTooWideError, Decoder, Failure, MessageBatch, decode_checked
-from jetcapture_py.transform.decode import make_decoder, parse_type
+from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.envelope import assemble
 from jetcapture_py.transform.prepare import first_rows, rows_of
 from spark_jobs.datasource.offsets import StreamPartition
 from spark_jobs.datasource.options import ReadOptions
 
-_SPARK_TYPES = {
-    layout.STREAM: "string",
-    layout.SUBJECT: "string",
-    layout.SEQ: "bigint",
-    layout.TIMESTAMP: "timestamp_ltz",
-    layout.NANOS: "smallint",
-    layout.DELIVERED: "int",
-    layout.HEADERS: "map<string, array<string>>",
-    layout.PAYLOAD: "binary",
-    layout.ROW: "int",
-}
+_ENVELOPE = {layout.STREAM: pa.string(), **{field.name: field.type for field in ENVELOPE}, layout.ROW: pa.int32()}
+_SPARK_TYPES = {name: from_arrow_type(dtype).simpleString() for name, dtype in _ENVELOPE.items()}
+_SPARK_TYPES[layout.TIMESTAMP] = "timestamp_ltz"  # whatever spark.sql.timestampType is
 _SCALARS: dict[st.DataType, str] = {
     st.BooleanType(): "bool",
     st.ByteType(): "int8",
@@ -49,6 +42,13 @@ _SCALARS: dict[st.DataType, str] = {
     st.TimestampType(): "timestamp",
 }
 
+_SIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+"""What is read in place of unsigned integers, which Spark does not have."""
 _OF_SCHEMA = ("avro", "protobuf")
 """Formats whose schema says which columns there are."""
 
@@ -61,8 +61,8 @@ def schema_text(options: ReadOptions) -> str:
     names += [layout.ROW] if _several_rows(options) else []
     columns = [f"{name} {_SPARK_TYPES[name]}" for name in names]
     if options.format in _OF_SCHEMA and not options.columns:
-        found = _spark_types(_stored(_decoder(options, {})))
-        columns += [f"`{name}` {kind.simpleString()}" for name, kind in found.items()]
+        fields = _spark_types(_stored(_decoder(options, {})))
+        columns += [f"`{name}` {kind.simpleString()}" for name, kind in fields.items()]
     return ", ".join([*columns, *filter(None, [options.columns])])
 
 
@@ -83,31 +83,16 @@ def _decoder(options: ReadOptions, columns: Mapping[str, Mapping[str, str]]) -> 
 
 def _stored(decoder: Decoder) -> pa.Schema:
     """The columns that a decoder makes."""
-    nothing = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in ENVELOPE], schema=ENVELOPE)
+    nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ENVELOPE], schema=ENVELOPE)
     return decoder.decode(MessageBatch(stream="", rows=nothing)).fields.schema
 
 
 def _spark_types(schema: pa.Schema) -> dict[str, st.DataType]:
     """Spark's types of a decoder's columns. Raises ConfigError when it has none for one of them."""
     try:
-        return {field.name: from_arrow_type(_signed(field.type)) for field in schema}
+        return {field.name: from_arrow_type(rebuilt(field.type, lambda of: _SIGNED.get(of, of))) for field in schema}
     except PySparkTypeError as error:
         raise ConfigError(f"Spark does not have a type of the schema: {error}") from None
-
-
-def _signed(kind: pa.DataType) -> pa.DataType:
-    """The type with the next larger one in place of unsigned integers, which Spark does not have."""
-    types = pa.types
-    if types.is_unsigned_integer(kind):
-        wider = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20, 0)}
-        return wider[kind.bit_width]
-    if types.is_list(kind):
-        return pa.list_(_signed(kind.value_type))
-    if types.is_map(kind):
-        return pa.map_(_signed(kind.key_type), _signed(kind.item_type))
-    if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _signed(field.type)) for field in kind])
-    return kind
 
 
 class MessageColumns:
@@ -130,7 +115,7 @@ class MessageColumns:
         arrow: dict[str, pa.DataType] = {}
         for name, column in self._envelope.items():
             arrow[name] = _arrow_type(name, _type(name, types[name]))
-            if arrow[name] != _envelope_type(column):
+            if arrow[name] != _ENVELOPE[column]:
                 raise ConfigError(f"column {name}: its type is {_SPARK_TYPES[column]}")
         if not fields and options.format != "raw":
             raise ConfigError(_nothing_to_decode(options))
@@ -169,7 +154,7 @@ class MessageColumns:
             yield from self._batches(batch.slice(half, len(batch) - half))
 
     def _batch(self, batch: MessageBatch) -> pa.RecordBatch:
-        found: dict[str, pa.Array] = {layout.ROW: pa.array(np.zeros(len(batch)), pa.int32())}
+        columns: dict[str, pa.Array] = {layout.ROW: pa.array(np.zeros(len(batch)), pa.int32())}
         if self._decoder is not None:
             decoded = decode_checked(self._decoder, batch)
             places: pa.Int32Array | None = None
@@ -181,15 +166,15 @@ class MessageColumns:
                 first = first_rows(messages)
                 batch = rows_of(batch, messages, first)
                 numbers = np.arange(len(batch)) - first if first is not None else np.zeros(len(batch))
-                found[layout.ROW] = pa.array(numbers, pa.int32())
-            found |= {name: self._column(decoded.fields, name, len(batch), places) for name in self._fields}
+                columns[layout.ROW] = pa.array(numbers, pa.int32())
+            columns |= {name: self._column(decoded.fields, name, len(batch), places) for name in self._fields}
         arrays = []
         for name in self._names:
             column = self._envelope.get(name, name)
             if column == layout.STREAM:
                 arrays.append(pa.repeat(pa.scalar(self._options.stream, pa.string()), len(batch)))
             else:
-                arrays.append(found[column] if column in found else batch.column(column))
+                arrays.append(columns[column] if column in columns else batch.column(column))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _column(self, fields: pa.RecordBatch, name: str, rows: int, places: pa.Int32Array | None) -> pa.Array:
@@ -225,11 +210,6 @@ def _with_failures(messages: pa.Int32Array, failures: Sequence[Failure]) -> tupl
     return pa.array(origins[order], pa.int32()), places.take(pa.array(order))
 
 
-def _envelope_type(column: str) -> pa.DataType:
-    own = {layout.STREAM: pa.string(), layout.ROW: pa.int32()}
-    return own[column] if column in own else ENVELOPE.field(column).type
-
-
 def _choose_decoder(
     options: ReadOptions, fields: Mapping[str, st.DataType]
 ) -> tuple[Decoder | None, dict[str, pa.DataType]]:
@@ -250,12 +230,12 @@ def _choose_decoder(
 
 def _declared(fields: Mapping[str, str], *, paths: bool) -> dict[str, dict[str, str]]:
     """Return the decoder's columns. A name escaped by the archive, such as `date_`, is the field `date`."""
-    found = {}
+    declared = {}
     for name, text in fields.items():
         plain = name.removesuffix("_")
         escaped = name != plain and layout.field_name(plain) == name
-        found[name] = {"type": text} | ({"path": plain} if escaped and paths else {})
-    return found
+        declared[name] = {"type": text} | ({"path": plain} if escaped and paths else {})
+    return declared
 
 
 def _type(name: str, kind: st.DataType) -> str:

@@ -63,9 +63,8 @@ class Positions:
     def continues(self, offset: Mapping[str, Any], state: StreamState) -> bool:
         """Whether the stream is the one of the offset, or was restored with all messages before the offset.
 
-        As in an archive (`restoring.incarnations`), a restored stream's own messages begin after those that it
-        continues. Some of the latter must have been stored since the offset's stream was created: a stream restored
-        from an earlier incarnation has none.
+        As in an archive, a restored stream's own messages begin after those that it continues. Some of the latter must
+        have been stored since the offset's stream was created: a stream restored from an earlier incarnation has none.
         """
         if offset["created"] == state.created:
             return True
@@ -109,19 +108,19 @@ class Positions:
         """Return the sequence of the first matching message at or after `seq`; None without one."""
         return self._session.run(self._session.reads.next_match(self._stream, seq, self._options.subjects))
 
-    def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
-        """Return the end of a batch that starts at `first`: at most `end`, and at most `most` existing sequences later.
+    def limited(self, first: int, end: int, limit: int, state: StreamState) -> int:
+        """Return the end of a batch from `first` on: at most `end`, and at most `limit` existing sequences later.
 
         Gaps are found by requesting the next message after one sequence, then after two more, four more and so on until
-        there is a gap. After `GAP_SEARCH_TIME`, the rest of `most` counts as one run of sequences.
+        there is a gap. After `GAP_SEARCH_TIME`, the rest of `limit` counts as one run of sequences.
         """
-        if end - first <= most or not (state.gaps or self._options.subjects):
-            return min(end, first + most)
+        if end - first <= limit or not (state.gaps or self._options.subjects):
+            return min(end, first + limit)
         deadline = time.monotonic() + GAP_SEARCH_TIME
         at, step = self.next_match(first), 1
-        while at is not None and at < end and most > 0:
-            step = min(step, most) if time.monotonic() < deadline else most
-            most -= step
+        while at is not None and at < end and limit > 0:
+            step = min(step, limit) if time.monotonic() < deadline else limit
+            limit -= step
             after = at + step
             at = self.next_match(after)
             step = 2 * step if at == after else 1

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from jetcapture_py.config import values as types
 from jetcapture_py.config.decoding import DecodeConfig
-from jetcapture_py.config.messages import did_you_mean, problems, wrong
 from jetcapture_py.config.model import NatsConfig, Section
+from jetcapture_py.config.section import did_you_mean, validated, wrong
 from jetcapture_py.config.units import quoted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
@@ -109,11 +109,10 @@ class ReadOptions(_Options):
         given = {name: getattr(self, name) for name in _DECODING if getattr(self, name) is not None}
         if "schema_file" in given:
             given["schema"] = given.pop("schema_file")
-        try:
-            return DecodeConfig.model_validate({"format": self.format, "columns": columns, **given})
-        except ValidationError as error:
-            found = problems(error, DecodeConfig)
-        raise ConfigError(*(to_camel(line.partition(":")[0]) + line[line.index(":") :] for line in found))
+        data = {"format": self.format, "columns": columns, **given}
+        return validated(
+            DecodeConfig, data, rename=lambda line: to_camel(line.partition(":")[0]) + line[line.index(":") :]
+        )
 
     def for_batch(self) -> Self:
         """Return the options; raise ConfigError for those of streaming queries only."""
@@ -167,11 +166,7 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
     logins = {name: value for name, value in chosen.items() if name in login.OPTIONS}
     data: dict[str, Any] = {name: value for name, value in chosen.items() if name not in logins}
     data["nats"] = login.nats_config(logins)
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        found = problems(error, kind)
-    raise ConfigError(*found)
+    return validated(kind, data)
 
 
 def _fold(name: str) -> str:

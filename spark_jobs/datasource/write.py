@@ -36,13 +36,14 @@ from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.template import part_name
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, byte_strings, check_subject, header_blocks
+from jetcapture_py.reading.convert import encode_json
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey
 from spark_jobs.datasource.options import WriteOptions
 from spark_jobs.publishing.instructions import without_instructions
 from spark_jobs.publishing.publish import publish_batches
 from spark_jobs.reading.columns import find
-from spark_jobs.reading.row_json import encode_json, encode_rows, shorten
+from spark_jobs.reading.row_json import encode_rows, shorten
 
 SUBJECTS = ("subject", layout.SUBJECT)
 PAYLOADS = ("payload", "value", layout.PAYLOAD)
@@ -96,8 +97,8 @@ class Messages:
     def _first(self, names: Iterable[str]) -> str | None:
         """Return the first of these columns that exists; None without one."""
         try:
-            found = (find(name, self._names, case_sensitive=self._case_sensitive) for name in names)
-            return next(filter(None, found), None)
+            columns = (find(name, self._names, case_sensitive=self._case_sensitive) for name in names)
+            return next(filter(None, columns), None)
         except JetcaptureError as error:
             raise ConfigError(str(error)) from None
 

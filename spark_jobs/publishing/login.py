@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
-from pydantic import ValidationError
-
-from jetcapture_py.config.messages import problems
 from jetcapture_py.config.model import NatsConfig, TlsConfig
-from jetcapture_py.errors import ConfigError
+from jetcapture_py.config.nats import without_login
+from jetcapture_py.config.section import validated
 
 OPTIONS = (
     *(name for name in NatsConfig.model_fields if name != "tls"),
@@ -41,22 +38,13 @@ def nats_config(options: Mapping[str, str | None]) -> NatsConfig:
     tls = {name.removeprefix("tls_"): value for name, value in given.items() if name.startswith("tls_")}
     if tls or given.get("tls", "false").lower() == "true":
         data["tls"] = tls
-    try:
-        return NatsConfig.model_validate(data)
-    except ValidationError as error:
-        found = [line.replace("tls.", "tls_", 1) for line in problems(error, NatsConfig)]
-    raise ConfigError(*found)  # outside the handler: the validation error contains secrets
+    return validated(NatsConfig, data, rename=lambda line: line.replace("tls.", "tls_", 1))
 
 
 def login_at(servers: str | Sequence[str]) -> NatsConfig:
     """Parse addresses, which may contain `user:password@` or `token@`, into a login. Raises ConfigError."""
-    options: dict[str, str | None] = {}
-    addresses = []
-    for address in [servers] if isinstance(servers, str) else servers:
-        scheme, separator, rest = address.partition("://")
-        who, _, host = rest.rpartition("@")
-        user, colon, password = who.partition(":")
-        if who:
-            options |= {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
-        addresses.append(f"{scheme}{separator}{host}")
-    return nats_config(options | {"servers": ",".join(addresses)})
+    pairs = [without_login(address) for address in ([servers] if isinstance(servers, str) else servers)]
+    options: dict[str, str | None] = {"servers": ",".join(address for address, _ in pairs)}
+    for _, login in pairs:
+        options |= login
+    return nats_config(options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import pyarrow as pa
@@ -11,8 +11,6 @@ import pyarrow as pa
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.jetstream.connection import connect
 from jetcapture_py.jetstream.publish.publisher import WINDOW, Publisher
-from jetcapture_py.jetstream.wire.client import Connection
-from spark_jobs.publishing.login import nats_config
 
 EXTRA = "header:"
 """Prefix of columns with one header each: a string per row, null for none."""
@@ -21,8 +19,6 @@ LINES = "header_lines"
 DUE = "due"
 """Column of publishing times, in microseconds after the first row, ascending."""
 
-Login = NatsConfig | Mapping[str, str]
-
 _CONNECT_TIMEOUT = 20.0
 """Seconds to keep trying unreachable servers before the task fails. Once connected, the publisher's timeouts apply."""
 _PAUSE = 0.1
@@ -30,35 +26,26 @@ _PAUSE = 0.1
 
 
 def publish_batches(
-    batches: Iterable[pa.RecordBatch], login: Login, window: int = WINDOW, *, stored: bool = False
+    batches: Iterable[pa.RecordBatch], login: NatsConfig, window: int = WINDOW, *, stored: bool = False
 ) -> tuple[int, int]:
     """Publish all rows in order; return the number of acknowledged messages, and of duplicates among them.
 
     `batches` have the columns `subject` (string, or binary if some are not UTF-8) and `payload` (binary or string), and
     optionally `id` (string: the message id, which makes it safe to publish again after a lost connection or in a
     retried task), `headers` (map<string, list<string>>), `header:NAME`, `header_lines` and `due`. A thread reads them
-    while messages are in flight. `login` may be the options of `spark_jobs.publishing.login`, `window` counts messages.
-    `stored` as in `Publisher.publish_batch`. Raises SourceError; does not connect without batches.
+    while messages are in flight. `window` counts messages, `stored` as in `Publisher.publish_batch`. Raises
+    SourceError; does not connect without batches.
     """
     return asyncio.run(_publish(iter(batches), login, window, stored))
 
 
-async def open_connection(login: Login) -> Connection:
-    """Open a connection that survives server restarts; retry unreachable servers for `_CONNECT_TIMEOUT`.
-
-    Raises SourceError, or ConfigError for invalid options.
-    """
-    config = login if isinstance(login, NatsConfig) else nats_config(login)
-    return await connect(config, "jetcapture replay", timeout=_CONNECT_TIMEOUT)
-
-
-async def _publish(batches: Iterator[pa.RecordBatch], login: Login, window: int, stored: bool) -> tuple[int, int]:
+async def _publish(batches: Iterator[pa.RecordBatch], login: NatsConfig, window: int, stored: bool) -> tuple[int, int]:
     batch = await asyncio.to_thread(next, batches, None)
     if batch is None:
         return 0, 0
-    nc = await open_connection(login)
+    client = await connect(login, "jetcapture replay", timeout=_CONNECT_TIMEOUT)
     try:
-        async with Publisher(nc, window=window) as publisher:
+        async with Publisher(client, window=window) as publisher:
             began = asyncio.get_running_loop().time()
             while batch is not None:
                 following = asyncio.create_task(asyncio.to_thread(next, batches, None))
@@ -73,7 +60,7 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: Login, window: int,
             return publisher.published, publisher.duplicates
     finally:
         with suppress(OSError):  # nats-py raises socket errors of a dead server
-            await nc.close()
+            await client.close()
 
 
 async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float, stored: bool) -> None:

@@ -20,10 +20,8 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.store.remote import with_secrets
-from jetcapture_py.text import without_credentials
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles, open_archive
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
@@ -50,13 +48,7 @@ class ArchiveLocation:
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> ArchiveLocation:
         """Open `url` with `store.options`. Raises JetcaptureError."""
-        try:
-            files = ArchiveFiles(url, with_secrets(options))
-        except ConfigError as error:
-            reason = str(error).removeprefix("store.url: ")
-            raise JetcaptureError(f"cannot open {without_credentials(url)}: {reason}") from error
-        if files.divided:
-            raise JetcaptureError(f"{files.shown} is a separate archive per key: replace {{key}} with one key")
+        files = open_archive(url, options)
         spark_root, settings = in_spark(files.url, files.storage_options)
         return cls(files=files, spark_root=spark_root, settings=settings)
 
@@ -87,11 +79,6 @@ class ArchiveLocation:
     @property
     def _scheme(self) -> str:
         return self.spark_root.partition("://")[0]
-
-
-def no_watermark(files: ArchiveFiles, stream: str) -> JetcaptureError:
-    """Return the error for `--complete-only` in an archive without a watermark for the stream."""
-    return JetcaptureError(f"{files.shown} has no watermark for stream {stream}, which --complete-only needs: omit it")
 
 
 def _missing(scheme: str) -> str:

@@ -1,12 +1,7 @@
 """Encode rows and nested values as JSON, with the same result in every job and in the data source's writer.
 
-- Timestamps are RFC 3339 in UTC with six fractional digits, regardless of the session's time zone; timestamps without a
-  zone are written without one.
-- NaN and infinities are the strings "NaN", "Infinity" and "-Infinity", as in Spark and Protobuf, to distinguish them
-  from null.
-- Nulls are kept, in rows and in structs. Decimals are numbers with all digits, binary is base64, a Variant is its JSON,
-  and an interval is its SQL literal.
-- A map's key is the value's text without quotes: `{"2026-05-01T12:00:00.123456Z": 1}`.
+The rules are those of `jetcapture_py.reading.convert`; besides, a Variant is its JSON, and an interval is its SQL
+literal.
 
 `json_of` and `row_of` return Spark columns. A data source's writer gets Arrow batches and cannot use Spark's
 expressions: `encode_rows` does the same there.
@@ -14,21 +9,19 @@ expressions: `encode_rows` does the same there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from decimal import localcontext
-from itertools import pairwise
 from math import isfinite, isnan
 from typing import Any
 
-import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, VariantVal
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.convert import encode_json, plain_values
+from jetcapture_py.reading.output import check_names
 
 _OPTIONS = {
     "ignoreNullFields": "false",
@@ -42,8 +35,6 @@ _LONGEST_SHOWN = 300
 _VARIANT_DIGITS = 60
 """More digits than a Variant's decimal has."""
 _INTERVAL = (("DAY", 86_400_000_000), ("HOUR", 3_600_000_000), ("MINUTE", 60_000_000), ("SECOND", 1_000_000))
-
-encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def is_nested(kind: st.DataType) -> bool:
@@ -76,15 +67,6 @@ def text_of(value: Column, kind: st.DataType) -> Column:
         return json_of(value, kind)
     text = sf.to_json(sf.array(value), _OPTIONS)
     return sf.when(value.isNotNull(), sf.regexp_replace(text, r'^\["?|"?\]$', ""))
-
-
-def check_names(names: Iterable[str], what: str) -> None:
-    """Raise JetcaptureError if a name occurs twice: a JSON object must not repeat a key."""
-    known: set[str] = set()
-    for name in names:
-        if name in known:
-            raise JetcaptureError(f"two {what} are called {name}: names in JSON must be unique; rename one with AS")
-        known.add(name)
 
 
 def _check_fields(name: str, kind: st.DataType) -> None:
@@ -132,7 +114,8 @@ def encode_rows(
     `columns` are Spark's Arrow columns of `schema`, all of the same length.
     """
     names = schema.fieldNames()
-    values = [_values(column, field.dataType) for column, field in zip(columns, schema, strict=True)]
+    java = encode is encode_json
+    values = [_values(column, field.dataType, java=java) for column, field in zip(columns, schema, strict=True)]
     return pa.array([encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
 
 
@@ -142,46 +125,16 @@ def shorten(row: str | bytes) -> str:
     return f"{text[:_LONGEST_SHOWN]}{'…' if len(text) > _LONGEST_SHOWN else ''}"
 
 
-def _values(array: pa.Array, kind: st.DataType) -> list[Any]:
-    """Convert to Python values that msgspec encodes."""
-    found: list[Any]
+def _values(array: pa.Array, kind: st.DataType, *, java: bool) -> list[Any]:
+    """Convert to Python values that `encode_json` encodes, also Spark's own types."""
     if isinstance(kind, st.VariantType):
         parts = (array.field(name).to_pylist() for name in ("value", "metadata"))
         return [None if value is None else _variant(value, metadata) for value, metadata in zip(*parts, strict=True)]
-    if isinstance(kind, st.StructType):
-        names = kind.fieldNames()
-        columns = [_values(array.field(number), field.dataType) for number, field in enumerate(kind)]
-        rows = zip(*columns, strict=True) if names else iter([()] * len(array))
-        return _unless_null(array, (dict(zip(names, row, strict=True)) for row in rows))
-    if isinstance(kind, st.ArrayType):
-        found = _values(array.values, kind.elementType)
-        return _unless_null(array, (found[start:stop] for start, stop in pairwise(array.offsets.to_pylist())))
-    if isinstance(kind, st.MapType):
-        found = list(zip(_texts(array.keys, kind.keyType), _values(array.items, kind.valueType), strict=True))
-        return _unless_null(array, (dict(found[start:stop]) for start, stop in pairwise(array.offsets.to_pylist())))
-    found = _scalars(array, kind).to_pylist()
     if isinstance(kind, st.DayTimeIntervalType):
-        return [None if value is None else _interval(value, kind) for value in found]
-    if isinstance(kind, st.FloatType):
-        found = [None if value is None else float(value) for value in found]
-    if isinstance(kind, (st.FloatType, st.DoubleType)) and not pc.all(pc.is_finite(array)).as_py():
-        return list(map(_finite, found))
-    return found
-
-
-def _scalars(array: pa.Array, kind: st.DataType) -> pa.Array:
-    """Convert scalars to types that JSON has, as far as Arrow can."""
-    if isinstance(kind, st.TimestampType):
-        return rfc3339(array)
-    if isinstance(kind, st.TimestampNTZType):
-        return _iso(array)
-    if isinstance(kind, st.DayTimeIntervalType):
-        return array.cast(pa.int64())
-    if isinstance(kind, (st.DateType, st.FloatType)):  # the shortest text of a float, not that of its double
-        return array.cast(pa.string())
-    if isinstance(kind, st.TimeType):
-        return pc.replace_substring_regex(array.cast(pa.time64("ns")).cast(pa.string()), r"\.?0+$", "")
-    return array
+        micros = array.cast(pa.int64()).to_pylist()
+        return [None if value is None else _interval(value, kind) for value in micros]
+    kinds = inner_types(kind)
+    return plain_values(array, java=java, inner=lambda child, number: _values(child, kinds[number], java=java))
 
 
 def _variant(value: bytes, metadata: bytes) -> Any:
@@ -196,41 +149,11 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list):
         return [_printable(each) for each in value]
     if isinstance(value, float):
-        return _finite(value)
+        return value if isfinite(value) else "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, datetime):
         text = value.replace(tzinfo=None).isoformat(" ")
         return f"{text.rstrip('0') if value.microsecond else text}{'+00:00' if value.tzinfo else ''}"
     return value
-
-
-def _finite(value: float | None) -> float | str | None:
-    """Return the number, or text for a value that JSON numbers cannot have."""
-    if value is None or isfinite(value):
-        return value
-    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _texts(keys: pa.Array, kind: st.DataType) -> list[str]:
-    """Return maps' keys as text."""
-    values = _values(keys, kind)
-    if isinstance(kind, _TEXT):
-        return values
-    encoded = (encode_json(value).decode() for value in values)
-    return list(encoded) if is_nested(kind) else [text.strip('"') for text in encoded]
-
-
-def rfc3339(timestamps: pa.Array) -> pa.StringArray:
-    """Format timestamps with a zone, or microseconds since the epoch, as RFC 3339 in UTC with microseconds."""
-    return pc.binary_join_element_wise(_iso(timestamps), "Z", "")
-
-
-def _iso(timestamps: pa.Array) -> pa.StringArray:
-    micros = timestamps if pa.types.is_integer(timestamps.type) else _micros(timestamps)
-    return pc.replace_substring(micros.cast(pa.timestamp("us")).cast(pa.string()), " ", "T", max_replacements=1)
-
-
-def _micros(timestamps: pa.Array) -> pa.Array:
-    return timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
 
 
 def _interval(micros: int, kind: st.DayTimeIntervalType) -> str:
@@ -245,9 +168,3 @@ def _interval(micros: int, kind: st.DayTimeIntervalType) -> str:
         text += f".{rest:06}".rstrip("0")
     first, last = _INTERVAL[kind.startField][0], _INTERVAL[kind.endField][0]
     return f"INTERVAL '{'-' if micros < 0 else ''}{text}' {first if first == last else f'{first} TO {last}'}"
-
-
-def _unless_null(array: pa.Array, values: Iterable[Any]) -> list[Any]:
-    if not array.null_count:
-        return list(values)
-    return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]

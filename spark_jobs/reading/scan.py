@@ -37,8 +37,8 @@ from pyspark.sql.utils import is_remote
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
+from jetcapture_py.reading.plan import ReadPlan
 from spark_jobs.reading.location import ArchiveLocation
-from spark_jobs.reading.objects import Listing
 
 TRUSTED = timedelta(seconds=10)
 """Age of a plan from which a scan of a list counts its objects."""
@@ -58,13 +58,11 @@ _UNRESERVED = "_-!.~'()*,;:$&+=/@"
 
 @dataclass(frozen=True)
 class Scans:
-    """Scans of a plan's objects, `names`: those of `listing` in `directory` of `location` that the plan reads."""
+    """Scans of the objects of `plan`, at `location`."""
 
     spark: SparkSession
     location: ArchiveLocation
-    directory: str
-    listing: Listing
-    names: Sequence[ObjectName]
+    plan: ReadPlan
 
     def frame(
         self, names: Sequence[ObjectName], schema: st.StructType, parts: Mapping[ObjectName, Sequence[Range]] | None
@@ -82,14 +80,14 @@ class Scans:
     def _list(self) -> DataFrame | None:
         """The plan's objects as Spark's list of files, for the count. None where Spark cannot be given such a list."""
         # in the path of a stream with "=", a list of files would show one more partition column
-        if is_remote() or "=" in self.directory:
+        if is_remote() or "=" in self.plan.directory:
             return None
         try:
-            with self._log(self.names) as url:
+            with self._log(self._names) as url:
                 found = self._status_reader.load(url)
             taken: Any = found
             # fewer or more if Spark is configured to ignore such logs
-            return found if len(taken._jdf.inputFiles()) == len(self.names) else None
+            return found if len(taken._jdf.inputFiles()) == len(self._names) else None
         except Exception:  # or to read them in a way that fails here; py4j raises errors of its own
             return None
 
@@ -101,10 +99,10 @@ class Scans:
         """
         planned = datetime.now(UTC)
         listed = self._list
-        found = self._load_directories(self._status_reader, self.names) if listed is None else listed
+        found = self._load_directories(self._status_reader, self._names) if listed is None else listed
         if self.location.files.local:
-            found = found.coalesce(1 + len(self.names) // _COUNTED_BY_A_TASK)
-        paths = [path[len(self.directory) + 1 :] for path in self._paths]
+            found = found.coalesce(1 + len(self._names) // _COUNTED_BY_A_TASK)
+        paths = [path[len(self.plan.directory) + 1 :] for path in self._paths]
         total = sum(crc32(path.encode()) for path in paths)
         found = found.select(sf.crc32(sf.substring_index("path", "/", -1 - paths[0].count("/"))).alias("crc"))
         present = sf.count(sf.lit(1))
@@ -128,7 +126,7 @@ class Scans:
 
     def _load_directories(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
         planned = pattern(name.digest for name in names)
-        reader = reader.options(pathGlobFilter=planned, basePath=self._in_spark(self.directory))
+        reader = reader.options(pathGlobFilter=planned, basePath=self._in_spark(self.plan.directory))
         with self.location.explained():
             frame = reader.load(self._directories(names))
             if is_remote():
@@ -149,9 +147,9 @@ class Scans:
         """The line of each of the plan's objects in such a log."""
         as_uri = cache(_as_uri)
         entries = {}
-        for name, path in zip(self.names, self._paths, strict=True):
+        for name, path in zip(self._names, self._paths, strict=True):
             directory, _, base = path.rpartition("/")
-            file = self.listing.files[name]
+            file = self.plan.listing.files[name]
             entries[name] = (
                 f'{{"path":"{as_uri(self._in_spark(directory))}/{base}","size":{file.size},'
                 f'"isDir":false,"modificationTime":{int(1000 * (file.modified or 0))},"blockReplication":1,'
@@ -160,8 +158,19 @@ class Scans:
         return entries
 
     @cached_property
+    def _names(self) -> Sequence[ObjectName]:
+        return self.plan.names
+
+    @cached_property
     def _paths(self) -> Sequence[str]:
-        return [name.path for name in self.names]
+        return [name.path for name in self._names]
+
+    @cached_property
+    def _repeated(self) -> Collection[ObjectName]:
+        """Objects with the same file name as an object under another key."""
+        objects = self.plan.listing.objects
+        count = Counter((name.digest, name.bucket) for name in objects)
+        return [name for name in objects if count[name.digest, name.bucket] > 1] if len(count) < len(objects) else []
 
     @property
     def _status_reader(self) -> DataFrameReader:
@@ -173,11 +182,10 @@ class Scans:
 
     def _directories(self, names: Sequence[ObjectName]) -> list[str]:
         """Return the paths to list to find these objects, and no others of their files' names."""
-        repeated = set(self.listing.repeated)
-        shared = {name.directory for name in repeated.difference(names)} if repeated else set()
+        shared = {name.directory for name in set(self._repeated).difference(names)} if self._repeated else set()
         wanted = dict.fromkeys(name.directory for name in names if name.directory not in shared)
         files = [name.path for name in names if name.directory in shared]
-        covered = cover(wanted, self.listing.directories, self.listing.tops)
+        covered = cover(wanted, self.plan.listing.directories, self.plan.listing.tops)
         return [self._in_spark(path) for path in (*covered, *files)]
 
     def _in_spark(self, path: str) -> str:

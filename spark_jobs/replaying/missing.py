@@ -20,23 +20,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.removed import Erased, ErasedRange
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.config.units import microseconds_of, moment_of
+from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
-from jetcapture_py.jetstream.ack_subject import positions
+from jetcapture_py.jetstream.acks import positions
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import HEADERS, REPLY
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
+from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.lost import StreamContents, contents
 from jetcapture_py.verify.scan import survey
-from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Incarnation, restored_to
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Incarnation, current_incarnation
 from spark_jobs.publishing.instructions import instructs
+from spark_jobs.reading.columns import header
 from spark_jobs.replaying.target import replayed_identities
 from spark_jobs.replaying.task import FROM_SEQ, FROM_TIME, REPLAY, SEQ, TIMESTAMP
 
@@ -99,8 +102,7 @@ async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, firs
         if state.mirror or state.retention in GONE_ONCE_ACKED:
             kind = "is a mirror" if state.mirror else f"has retention {state.retention}"
             raise SourceError(f"stream {stream} {kind}: replay --missing cannot tell what it should have")
-        restored, oldest = await restored_to(session, stream, state), microseconds_of(state.first_time)
-        incarnation = Incarnation.of(state.created, mirror=False, restored=restored, oldest=oldest)
+        incarnation = await current_incarnation(session, stream, state)
         suspected = await _first(session, stream, storage, incarnation, now)
         return await _tail(session, stream, incarnation, first or suspected, state, now)
 
@@ -109,22 +111,16 @@ async def _first(
     session: ReadSession, stream: str, storage: ArchiveFiles, incarnation: Incarnation, now: StreamContents
 ) -> int:
     """Return the first sequence that may be lost."""
-    found = await asyncio.to_thread(survey, storage, stream, incarnation, _MAX_SEQ, deep=False, progress=_ignore)
-    if found.sequences.last is None:
+    scan = await asyncio.to_thread(survey, ObjectExaminer(storage, incarnation), stream, _MAX_SEQ)
+    if scan.sequences.last is None:
         raise JetcaptureError(
             f"the archive has no message of the stream {stream} that was created {incarnation.created}: jetcapture "
             "spark restore --as NAME creates an earlier one under another name"
         )
-    places = [now.last + 1, *now.lost[:1].tolist()]
-    if found.forked.first is not None:
-        places.append(found.forked.first)
     # messages that are not captured yet may have sequences of archived ones
-    places.append(await session.first_at(stream, moment_of(found.newest) + timedelta(microseconds=1)))
-    return int(min(places))
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Show no progress."""
+    uncaptured = await session.first_at(stream, moment_of(scan.newest) + timedelta(microseconds=1))
+    forked = [] if scan.forked.first is None else [scan.forked.first]
+    return int(min(now.last + 1, uncaptured, *now.lost[:1].tolist(), *forked))
 
 
 async def _tail(
@@ -175,17 +171,32 @@ def whole_messages(frames: Iterable[DataFrame], tail: StreamTail) -> DataFrame:
     return first
 
 
+def without_erased(frame: DataFrame, erased: Erased) -> DataFrame:
+    """Return rows without those of erased messages; all rows if they do not have their sequences and timestamps."""
+    types = dict(frame.dtypes)
+    if not erased or (types.get(layout.SEQ), types.get(layout.TIMESTAMP)) != ("bigint", "timestamp"):
+        return frame
+    columns = zip(*erased.ranges, strict=True)
+    spans = pa.table(dict(zip(ErasedRange._fields, map(list, columns), strict=True)))
+    known = frame.sparkSession.createDataFrame(spans).select(
+        sf.explode(sf.sequence("first", "last")).alias("_erased"), "oldest", "newest"
+    )
+    at = sf.unix_micros(frame[layout.TIMESTAMP])
+    same = (frame[layout.SEQ] == known["_erased"]) & (at >= known["oldest"]) & (at <= known["newest"])
+    return frame.join(known, same, "left_anti")
+
+
 def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> pa.Table:
     """Return which of the `messages` up to `to_seq` the stream has lost: sequence, timestamp in microseconds, and
     whether it is a rollup."""
-    ours = _header(REPLAY) == REPLAY_ID
+    ours = header(REPLAY) == REPLAY_ID
     raw = sf.contains(sf.col(layout.RAW_HEADERS), sf.lit(_ROLLUP.encode()))
     found = messages.select(
         sf.col(layout.SEQ).alias(SEQ),
         sf.unix_micros(layout.TIMESTAMP).alias(TIMESTAMP),
-        sf.when(ours, _header(FROM_SEQ).try_cast("long")).alias("from_seq"),
-        sf.when(ours, sf.unix_micros(sf.try_to_timestamp(_header(FROM_TIME)))).alias("from_time"),
-        (_header(_ROLLUP).isNotNull() | sf.coalesce(raw, sf.lit(False))).alias(ROLLUP),  # noqa: FBT003
+        sf.when(ours, header(FROM_SEQ).try_cast("long")).alias("from_seq"),
+        sf.when(ours, sf.unix_micros(sf.try_to_timestamp(header(FROM_TIME)))).alias("from_time"),
+        (header(_ROLLUP).isNotNull() | sf.coalesce(raw, sf.lit(False))).alias(ROLLUP),  # noqa: FBT003
     ).toArrow()
     seqs, times = found[SEQ].to_numpy(), found[TIMESTAMP].to_numpy()
     own = tail.incarnation.includes(seqs, times)
@@ -223,10 +234,6 @@ def _among(messages: Any, others: Any) -> Any:
 
 def _pairs(table: pa.Table) -> Any:
     return np.stack([column.cast(pa.int64()).to_numpy() for column in table.columns], axis=1)
-
-
-def _header(name: str) -> Column:
-    return sf.get(sf.col(layout.HEADERS)[name], sf.lit(0))
 
 
 def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collection[str]) -> None:

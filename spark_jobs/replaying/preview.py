@@ -17,9 +17,8 @@ from jetcapture_py.jetstream.publish.frames import check_subject
 from jetcapture_py.text import plural
 from spark_jobs.publishing.instructions import describe_removed
 from spark_jobs.publishing.subjects import matching
-from spark_jobs.replaying.limits import MESSAGE_OVERHEAD, Incoming
 from spark_jobs.replaying.rows import ODD, ReplayRows
-from spark_jobs.replaying.target import Stream
+from spark_jobs.replaying.target import MESSAGE_OVERHEAD, Incoming, Stream
 from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
 
 SAFE_WINDOW = 120.0
@@ -87,7 +86,8 @@ def take_preview(
     """
     subject = sf.col("subject")
     nowhere = ~matching(subject, [each for stream in streams for each in stream.subjects])
-    back = reduce(or_, (_captured(subject, stream, ingested.get(stream.name, ())) for stream in streams), sf.lit(False))  # noqa: FBT003
+    captured = (matching(subject, each.subjects) & matching(subject, ingested.get(each.name, ())) for each in streams)
+    back = reduce(or_, captured, sf.lit(False))  # noqa: FBT003
     timed = TIMESTAMP in rows.examined.columns
     limited = [stream for stream in streams if stream.limits.any]
     (found,) = rows.examined.agg(
@@ -159,10 +159,6 @@ def _taken(rows: ReplayRows, stream: Stream, found: Row) -> Incoming:
 def _first(condition: Column) -> Column:
     """Return any subject that meets the condition, else null."""
     return sf.min(sf.when(condition, sf.col("subject")))
-
-
-def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column:
-    return matching(subject, stream.subjects) & matching(subject, filters)
 
 
 def is_recreated(rows: ReplayRows) -> bool:

@@ -15,10 +15,11 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.template import TemplatePart, parse_template, part_name
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import check_subject
+from jetcapture_py.reading.output import check_names
 from spark_jobs.publishing.instructions import names_of
 from spark_jobs.publishing.subjects import is_odd
 from spark_jobs.reading.columns import find, quoted
-from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of
+from spark_jobs.reading.row_json import is_nested, json_of, row_of
 from spark_jobs.replaying.task import ESCAPED, MISSING, RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
 
 _MAX_TASKS = 8

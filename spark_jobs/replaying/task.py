@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
+from jetcapture_py.reading.convert import rfc3339
+from jetcapture_py.transform.frames import unescaped
 from spark_jobs.publishing.instructions import instructs, without_instructions
 from spark_jobs.publishing.publish import DUE, EXTRA, LINES, publish_batches
-from spark_jobs.reading.row_json import rfc3339
 
 STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
 """Optional columns besides `subject`, `payload` and `headers`; timestamps in microseconds."""
@@ -100,10 +100,14 @@ class _Preparation:
             batch = self._first_rows(batch)
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
         if self._task.stored and ROW in given:
-            _check_payloads(given)
+            without = pc.and_(given["payload"].is_null(), pc.greater(given[ROW], 0))
+            if (row := pc.index(without, True).as_py()) >= 0:
+                text = "its payload is in its first row, which is not among the rows to publish"
+                raise SourceError(f"message {given[SEQ][row].as_py()}: {text}")
         if MISSING in given and given[MISSING].null_count < batch.num_rows:
             raise SourceError(f"a row has no subject: {given[MISSING].drop_null()[0]}")
-        columns = {"subject": _subjects(given), "payload": given["payload"]}
+        subjects = unescaped(given["subject"], given[ESCAPED]) if ESCAPED in given else given["subject"]
+        columns = {"subject": subjects, "payload": given["payload"]}
         if "headers" in given:
             columns["headers"] = without_instructions(given["subject"], given["headers"], self._task.kept)
         if RAW_HEADERS in given:
@@ -163,23 +167,6 @@ class _Preparation:
         dues = self._due + np.cumsum(gaps)
         self._timestamp, self._due = times[-1], float(dues[-1])
         return pa.array(dues)
-
-
-def _subjects(given: dict[str, pa.Array]) -> pa.Array:
-    """Return the subjects, as bytes if some are not UTF-8."""
-    if ESCAPED not in given or not pc.any(given[ESCAPED]).as_py():
-        return given["subject"]
-    subjects = given["subject"].cast(pa.binary())
-    unescaped = [None if text is None else layout.unescape_subject(text) for text in subjects.to_pylist()]
-    return pc.if_else(given[ESCAPED], pa.array(unescaped, pa.binary()), subjects)
-
-
-def _check_payloads(given: dict[str, pa.Array]) -> None:
-    """Raise SourceError for a row without its message's payload, which the archive has in the message's first row."""
-    without = pc.and_(given["payload"].is_null(), pc.greater(given[ROW], 0))
-    if (row := pc.index(without, True).as_py()) >= 0:
-        seq = given[SEQ][row].as_py()
-        raise SourceError(f"message {seq}: its payload is in its first row, which is not among the rows to publish")
 
 
 def _lines(raw: bytes, kept: tuple[str, ...]) -> bytes:

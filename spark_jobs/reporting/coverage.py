@@ -16,10 +16,11 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from spark_jobs.reporting.source import ReportSource, Stored
@@ -86,14 +87,16 @@ class IncarnationCoverage:
     cell: int
     """Sequences per cell."""
     cells: Sequence[float]
-    """Stored share of each range of `cell` sequences; the last may be shorter."""
+    """Share of each range of `cell` sequences that is not missing; the last may be shorter."""
     forked: int = 0
     """Sequences with several messages: the server lost the earlier ones."""
+    removed: int = 0
+    """Sequences that are not stored because they have expired or were erased."""
 
     @property
     def missing(self) -> int:
-        """Sequences that are not stored."""
-        return self.last - self.first + 1 - self.present
+        """Other sequences that are not stored."""
+        return self.last - self.first + 1 - self.present - self.removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +111,16 @@ class _Segment:
     holes: int = 0
     open: bool = False
     forked: int = 0
+    removed: int = 0
 
     @property
     def missing(self) -> int:
-        """Sequences inside that are not stored."""
-        return self.last - self.first + 1 - self.present
+        """Sequences inside that are not stored, and were not removed on purpose."""
+        return self.last - self.first + 1 - self.present - self.removed
+
+
+Ranges = Sequence[tuple[int, int]]
+"""First and last sequences, inclusive, in order, without overlaps."""
 
 
 def coverage(
@@ -121,11 +129,13 @@ def coverage(
     copies: Mapping[ObjectName, int],
     doubtful: Collection[ObjectName],
     mark: Watermark | None,
+    expired: Expired | None = None,
+    erased: Erased | None = None,
 ) -> tuple[list[IncarnationCoverage], int]:
     """Return the newest incarnations of the stream, newest first, and the number of older ones not examined.
 
     `objects` are all objects of the stream, by first sequence. `copies` is the number of messages of an object that
-    other objects have as well, unknown for `doubtful` ones.
+    other objects have as well, unknown for `doubtful` ones. What has `expired` or was `erased` is not missing.
     """
     incarnations: dict[str, list[Stored]] = defaultdict(list)
     for stored in objects:
@@ -142,7 +152,8 @@ def coverage(
                 unclear.append(run)
             else:
                 whole.append(segment)
-        found.append(_incarnation(source, created, (begin, end), whole, unclear, _settled(created, mark)))
+        removed = _removed(created, (begin, end), expired, erased)
+        found.append(_incarnation(source, created, (begin, end), whole, unclear, _settled(created, mark), removed))
     return [incarnation for incarnation in found if incarnation is not None], len(newest[MAX_INCARNATIONS:])
 
 
@@ -209,6 +220,7 @@ def _incarnation(
     whole: Sequence[_Segment],
     unclear: Sequence[Sequence[Stored]],
     settled: int | None,
+    removed: Ranges,
 ) -> IncarnationCoverage | None:
     """Return the incarnation whose messages came at `times`, in microseconds, the end excluded.
 
@@ -219,10 +231,11 @@ def _incarnation(
     width = max(lasts) - min(firsts) + 1
     chunks = -(-width // (CELLS * _LONGEST_CHUNK))
     chunk = -(-width // (CELLS * chunks))
-    read, inner = _read(source, unclear, times, min(firsts), chunk, settled) if unclear else ([], [])
+    read, inner = _read(source, unclear, times, min(firsts), chunk, settled, removed) if unclear else ([], [])
     segments = sorted([*whole, *read], key=lambda segment: segment.first)
     if not segments:
         return None
+    segments = list(_with_removed(segments, removed))
     outer = list(_between(segments, settled))
     open_segments = [segment for segment in segments if segment.open]
     open_holes = [hole for hole in outer if hole.open]
@@ -242,6 +255,7 @@ def _incarnation(
         cell=chunk * chunks,
         cells=_cells(segments, chunk * chunks),
         forked=sum(segment.forked for segment in segments),
+        removed=sum(segment.removed for segment in segments),
     )
 
 
@@ -252,22 +266,24 @@ def _read(
     origin: int,
     chunk: int,
     settled: int | None,
+    removed: Ranges,
 ) -> tuple[list[_Segment], list[Hole]]:
     """Read the runs' sequences; return a segment per chunk and run, and the largest holes.
 
     Chunks also end at the watermark, so that no hole spans it.
     """
     step, at = sf.col("step"), sf.col("at")
-    rows = source.rows(dict(enumerate(runs)), ["seq", "at"]).withColumns(
+    stored_rows = source.rows(dict(enumerate(runs)), ["seq", "at"]).withColumn("gone", sf.lit(False))  # noqa: FBT003
+    rows = _with_removed_rows(stored_rows, runs, removed).withColumns(
         {
             "chunk": sf.expr(f"(seq - {origin}) div {chunk}"),
             "open": sf.col("seq") > sf.lit(_EVERY if settled is None else settled),
         }
     )
     if any(_AND in stored.created for run in runs for stored in run):
-        rows = rows.where((at >= times[0]) & (at < times[1]))
+        rows = rows.where((at >= times[0]) & (at < times[1]) | sf.col("gone"))
     place = ("part", "chunk", "open")
-    order = Window.partitionBy(*place).orderBy("seq", "at")
+    order = Window.partitionBy(*place).orderBy("seq", "gone", "at")
     rows = rows.repartition(max(1, sum(stored.messages for run in runs for stored in run) // _LONGEST_CHUNK), *place)
     steps = rows.withColumns({"step": sf.col("seq") - sf.lag("seq").over(order), "after": sf.lag("at").over(order)})
     hole = sf.struct((step - 1).alias("missing"), (-sf.col("seq")).alias("order"), "after", at.alias("before"), "open")
@@ -276,7 +292,8 @@ def _read(
         sf.max("seq").alias("last"),
         sf.min("at").alias("oldest"),
         sf.max("at").alias("newest"),
-        sf.count_if(step.isNull() | (step > 0)).alias("present"),
+        sf.count_if((step.isNull() | (step > 0)) & ~sf.col("gone")).alias("present"),
+        sf.count_if((step.isNull() | (step > 0)) & sf.col("gone")).alias("removed"),
         sf.count_if(step > 1).alias("holes"),
         sf.count_if((step == 0) & (at != sf.col("after"))).alias("forked"),
         sf.slice(sf.sort_array(sf.collect_list(sf.when(step > 1, hole)), asc=False), 1, MAX_HOLES).alias("largest"),
@@ -295,6 +312,53 @@ def _read(
         )
         for row in ordered.slice(0, MAX_HOLES).to_pylist()
     ]
+
+
+def _removed(
+    created: str, times: tuple[int, int], expired: Expired | None, erased: Erased | None
+) -> list[tuple[int, int]]:
+    """Return what of an incarnation, whose messages came at `times`, is gone on purpose."""
+    ranges = [] if expired is None else expired.ranges([created])
+    ranges += [span[:2] for span in (erased.ranges if erased else ()) if times[0] <= span.newest < times[1]]
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _with_removed_rows(rows: DataFrame, runs: Sequence[Sequence[Stored]], removed: Ranges) -> DataFrame:
+    """Add a row for each removed sequence of the runs."""
+    inside = []
+    for part, run in enumerate(runs):
+        first, last = run[0].name.first_seq, max(stored.name.last_seq for stored in run)
+        inside += [(part, max(low, first), min(high, last)) for low, high in removed if low <= last and high >= first]
+    if not inside:
+        return rows
+    spans = rows.sparkSession.createDataFrame(inside, "part long, first long, last long")
+    gone = spans.select(
+        "part",
+        sf.explode(sf.sequence("first", "last")).alias("seq"),
+        sf.lit(None).cast("long").alias("at"),
+        sf.lit(True).alias("gone"),  # noqa: FBT003
+    )
+    return rows.unionByName(gone)
+
+
+def _with_removed(segments: Sequence[_Segment], removed: Ranges) -> Iterator[_Segment]:
+    """Yield segments, and between them what was removed on purpose."""
+    for left, right in pairwise([*segments, None]):
+        if left is not None:
+            yield left
+        if left is None or right is None:
+            continue
+        low, high = left.last + 1, right.first - 1
+        for first, last in removed:
+            if (begin := max(first, low)) <= (end := min(last, high)):
+                width = end - begin + 1
+                yield _Segment(first=begin, last=end, oldest=None, newest=None, present=0, removed=width)
 
 
 def _between(segments: Sequence[_Segment], settled: int | None) -> Iterator[Hole]:
@@ -316,5 +380,6 @@ def _cells(segments: Sequence[_Segment], cell: int) -> list[float]:
         for index in range((segment.first - origin) // cell, (segment.last - origin) // cell + 1):
             low, high = origin + index * cell, origin + (index + 1) * cell - 1
             within = min(segment.last, high) - max(segment.first, low) + 1
-            present[index] += segment.present if within == width else segment.present * within / width
+            accounted = segment.present + segment.removed
+            present[index] += accounted if within == width else accounted * within / width
     return [count / min(cell, last - origin + 1 - index * cell) for index, count in enumerate(present)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
+from itertools import accumulate
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,9 +16,11 @@ from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.removed import Expired
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.reading.location import no_watermark
+from jetcapture_py.reading.reasons import NUMBERS, QUOTED
+from jetcapture_py.reading.selection import no_watermark
 from spark_jobs.reporting.coverage import IncarnationCoverage, coverage
 from spark_jobs.reporting.source import ReportSource, Stored
 
@@ -24,7 +28,6 @@ Dedupe = Literal["auto", "full", "none"]
 
 MAX_REASONS = 15
 LONGEST_ERROR, LONGEST_SUBJECT = 300, 120
-_QUOTED = r"\"[^\"]*\"|'[^']*'"
 _SECOND = 1_000_000
 
 
@@ -107,7 +110,8 @@ class Facts:
     quarantine: Sequence[Stored]
     """The objects of the quarantine that `choice` selects."""
     copies: Mapping[ObjectName, int]
-    """Number of an object's messages that other objects have as well."""
+    """Number of an object's messages that other objects have as well: for one of the quarantine, also those of the
+    archive."""
     mark: Watermark | None
     """The stream's watermark; None without one."""
     incarnations: Sequence[IncarnationCoverage]
@@ -119,6 +123,10 @@ class Facts:
     """The most frequent reasons of the quarantine."""
     others: int = 0
     """Number of objects in other formats than Parquet, which are not examined."""
+    expired: Expired | None = None
+    """What has expired of the stream; None if nothing has."""
+    erased: int = 0
+    """Number of erased messages."""
 
     def messages(self, objects: Iterable[Stored]) -> int:
         """Return the number of distinct messages in these objects."""
@@ -147,7 +155,13 @@ def collect(
     if dedupe == "auto":  # copies in a set were not counted per incarnation
         mixed = (group for group in shared if len({stored.created for stored in group}) > 1)
         doubtful = {stored.name for group in mixed for stored in group}
-    incarnations, older = coverage(source, every, copies, doubtful, source.mark)
+    expired, erased = source.files.expired(stream), source.files.erased(stream)
+    incarnations, older = coverage(source, every, copies, doubtful, source.mark, expired, erased)
+    known = sum(part.present + part.forked for part in incarnations)
+    both: dict[ObjectName, int] = {}
+    if dedupe != "none" and sum(stored.messages - copies.get(stored.name, 0) for stored in every) > known:
+        both = _in_both(source, every)
+        copies |= {name: copies.get(name, 0) + count for name, count in both.items()}
     chosen = [stored for stored in every if choice.has(stored, source.mark)]
     objects = [stored for stored in chosen if not stored.name.quarantine]
     quarantine = [stored for stored in chosen if stored.name.quarantine]
@@ -164,8 +178,10 @@ def collect(
         incarnations=incarnations,
         older_incarnations=older,
         delivery=_delivery(source, objects),
-        reasons=_reasons(source, quarantine) if quarantine else (),
+        reasons=_reasons(source, quarantine, _beside(every, both)) if quarantine else (),
         others=source.others,
+        expired=expired,
+        erased=erased.messages,
     )
 
 
@@ -194,6 +210,35 @@ def _copies(source: ReportSource, shared: Sequence[Sequence[Stored]], dedupe: De
     found = {row["part"]: row["messages"] for row in counted}
     stored = [sum(each.messages for each in group) for group in shared]
     return {group[0].name: stored[part] - found.get(part, 0) for part, group in enumerate(shared)}
+
+
+def _in_both(source: ReportSource, every: Sequence[Stored]) -> dict[ObjectName, int]:
+    """Return the number of messages of each object of the quarantine that the archive has as well.
+
+    One that several objects of the quarantine have counts in the first of them.
+    """
+    quarantine = [stored for stored in every if stored.name.quarantine]
+    beside = _beside(every, [stored.name for stored in quarantine])
+    if not beside:
+        return {}
+    rows = source.rows({number: [stored] for number, stored in enumerate(quarantine)}, ["seq", "at"])
+    first = rows.groupBy("seq", "at").agg(sf.min("part").alias("part"))
+    shared = first.join(source.rows({0: beside}, ["seq", "at"]), ["seq", "at"], "left_semi")
+    counted = shared.groupBy("part").agg(sf.count("*").alias("messages")).collect()
+    return {quarantine[row["part"]].name: row["messages"] for row in counted}
+
+
+def _beside(every: Iterable[Stored], quarantine: Iterable[ObjectName]) -> list[Stored]:
+    """Return the objects of the archive that may share messages with these of its quarantine."""
+    names = sorted(quarantine, key=lambda name: name.first_seq)
+    firsts = [name.first_seq for name in names]
+    lasts = list(accumulate((name.last_seq for name in names), max))
+    beside = []
+    for stored in every:
+        at = bisect_right(firsts, stored.name.last_seq) - 1  # the last one that begins before its end
+        if not stored.name.quarantine and at >= 0 and lasts[at] >= stored.name.first_seq:
+            beside.append(stored)
+    return beside
 
 
 def _delivery(source: ReportSource, objects: Sequence[Stored]) -> Delivery:
@@ -225,52 +270,40 @@ def _delivery(source: ReportSource, objects: Sequence[Stored]) -> Delivery:
         sf.count_if(sf.col("delivered") > 1).alias("redelivered"),
         sf.count_if(sf.col("after") < -sf.col("interval")).alias("early"),
         sf.count(late).alias("late"),
-        sf.percentile_approx(late, [0.5, 0.95], 10_000).alias("shares"),
+        *(sf.percentile_approx(late, part, 10_000).alias(name) for name, part in (("median", 0.5), ("most", 0.95))),
         sf.max(late).alias("worst"),
     ).collect()[0]
-    median, most = row["shares"] or (0.0, 0.0)
-    return Delivery(
-        redelivered=row["redelivered"],
-        early=row["early"],
-        late=row["late"],
-        median=median,
-        most=most,
-        worst=row["worst"] or 0.0,
-    )
+    return Delivery(**{name: value or 0 for name, value in row.asDict().items()})
 
 
-def _reasons(source: ReportSource, quarantine: Sequence[Stored]) -> list[Reason]:
-    """Return the most frequent reasons. Errors that differ only in numbers or quoted text count as one."""
+def _reasons(source: ReportSource, quarantine: Sequence[Stored], archived: Sequence[Stored]) -> list[Reason]:
+    """Return the most frequent reasons. Errors that differ only in numbers or quoted text count as one.
+
+    Messages that the objects `archived` have do not count.
+    """
     texts = ("stage", "error", "subject")
-    once = source.rows({0: quarantine}, ["seq", "at", *texts]).groupBy("seq", "at")
-    alike = sf.regexp_replace(sf.regexp_replace("error", _QUOTED, '"…"'), "[0-9]+", "N")
+    rows = source.rows({0: quarantine}, ["seq", "at", *texts])
+    if archived:
+        rows = rows.join(source.rows({0: archived}, ["seq", "at"]), ["seq", "at"], "left_anti")
+    once = rows.groupBy("seq", "at")
+    alike = sf.regexp_replace(sf.regexp_replace("error", QUOTED, '"…"'), NUMBERS, "N")
     example = sf.struct(
         "seq",
         "at",
         sf.substring("subject", 1, LONGEST_SUBJECT).alias("subject"),
-        sf.substring("error", 1, LONGEST_ERROR),
+        sf.substring("error", 1, LONGEST_ERROR).alias("example"),
     )
-    found = (
+    reasons = (
         once.agg(*(sf.coalesce(sf.min(name), sf.lit("")).alias(name) for name in texts))
-        .groupBy("stage", sf.substring(alike, 1, LONGEST_ERROR).alias("alike"))
+        .groupBy("stage", sf.substring(alike, 1, LONGEST_ERROR).alias("reason"))
         .agg(
             sf.count("*").alias("messages"),
             sf.min("at").alias("first"),
             sf.max("at").alias("last"),
-            sf.min(example).alias("example"),
+            sf.min(example).alias("lowest"),
         )
+        .orderBy(sf.desc("messages"), "stage", "reason")
+        .limit(MAX_REASONS)
+        .select("stage", sf.col("reason").alias("error"), "messages", "first", "last", "lowest.*")
     )
-    return [
-        Reason(
-            stage=row["stage"],
-            error=row["alike"],
-            messages=row["messages"],
-            first=row["first"],
-            last=row["last"],
-            seq=row["example"][0],
-            at=row["example"][1],
-            subject=row["example"][2],
-            example=row["example"][3],
-        )
-        for row in found.orderBy(sf.desc("messages"), "stage", "alike").limit(MAX_REASONS).collect()
-    ]
+    return [Reason(**row.asDict()) for row in reasons.collect()]

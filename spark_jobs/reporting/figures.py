@@ -110,15 +110,14 @@ def waits(objects: Iterable[Stored], by: Callable[[Stored], K | None]) -> dict[K
         timed = stored.oldest is not None and stored.modified is not None and stored.sealed_by != SEALED_BY
         if group is not None and timed:
             known[group].append(stored)
-    return {group: _wait(own) for group, own in known.items()}
-
-
-def _wait(objects: Sequence[Stored]) -> Wait:
-    waited = sorted((max((each.modified or 0) - (each.oldest or 0) / 1e6, 0), each.messages) for each in objects)
-    upto = list(accumulate(messages for _, messages in waited))
-    half, most = (waited[bisect_left(upto, upto[-1] * part)][0] for part in (0.5, 0.95))
-    closed = max((each.modified or 0) - each.end for each in objects)
-    return Wait(objects=len(objects), half=half, most=most, all=waited[-1][0], closed=closed)
+    found = {}
+    for group, own in known.items():
+        waited = sorted((max((each.modified or 0) - (each.oldest or 0) / 1e6, 0), each.messages) for each in own)
+        upto = list(accumulate(messages for _, messages in waited))
+        half, most = (waited[bisect_left(upto, upto[-1] * part)][0] for part in (0.5, 0.95))
+        closed = max((each.modified or 0) - each.end for each in own)
+        found[group] = Wait(objects=len(own), half=half, most=most, all=waited[-1][0], closed=closed)
+    return found
 
 
 def size_classes(objects: Iterable[Stored]) -> list[tuple[int, int, int]]:

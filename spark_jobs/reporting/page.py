@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jetcapture_py.compaction.unit import SEALED_BY
+from jetcapture_py.config.units import format_time
 from jetcapture_py.pages.charts import Axis
 from jetcapture_py.pages.environment import environment
 from jetcapture_py.pages.words import clipped, duration, moment, plural, share, size
@@ -126,7 +127,8 @@ def verdict(facts: Facts) -> PageVerdict:
     if bad:
         return PageVerdict(action=True, sentence=f"No sequence is missing, but {kept}.", more=more)
     whole = "no sequence is missing"
-    if not coming and len(facts.incarnations) == 1:
+    removed = sum(incarnation.removed for incarnation in facts.incarnations)
+    if not coming and not removed and len(facts.incarnations) == 1:
         whole = f"every sequence from {facts.incarnations[0].first:,} to {facts.incarnations[0].last:,} is stored"
     return PageVerdict(action=False, sentence=f"Complete: {whole}, and nothing is in quarantine.", more=more)
 
@@ -137,6 +139,13 @@ def findings(facts: Facts) -> Iterator[PageFinding]:
     if facts.others:
         said = f"{plural(facts.others, 'object')} in other formats than Parquet {'is' if facts.others == 1 else 'are'} "
         said += "not in this report. Sequences that they hold count as not stored."
+        yield PageFinding(action=False, text=said, chapter="coverage")
+    if facts.expired is not None:
+        said = f"{plural(facts.expired.messages, 'message')} expired, in buckets up to "
+        said += f"{format_time(facts.expired.until)}: they were removed on purpose."
+        yield PageFinding(action=False, text=said, chapter="coverage")
+    if facts.erased:
+        said = f"{plural(facts.erased, 'message')} {'was' if facts.erased == 1 else 'were'} erased."
         yield PageFinding(action=False, text=said, chapter="coverage")
     closed = [hole for incarnation in facts.incarnations for hole in incarnation.largest if not hole.open]
     if closed:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.jetstream.restore import CHUNK
+from jetcapture_py.jetstream.wire.inbox import joined
 from jetcapture_py.transform.decode.compression import masked_crc
 
 MAGIC = b"NATSARC1"
@@ -73,7 +74,7 @@ def messages(
     ]
     columns = [subjects, payloads] if headers is None else [subjects, headers, payloads]
     whole = pc.binary_join_element_wise(_joined(numbers), *columns, pa.scalar(b"", pa.binary()))
-    return _bytes(whole)
+    return memoryview(joined(whole))
 
 
 def framed(data: bytes | memoryview) -> list[bytes]:
@@ -136,10 +137,3 @@ def _joined(numbers: list[Any]) -> pa.BinaryArray:
 def _width(value: Any) -> int:
     """Return the number of bytes of a varint."""
     return max(1, -(-int(value).bit_length() // _DIGIT))
-
-
-def _bytes(array: pa.BinaryArray) -> memoryview:
-    if not len(array):
-        return memoryview(b"")
-    offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
-    return memoryview(array.buffers()[2])[int(offsets[0]) : int(offsets[-1])]

@@ -4,70 +4,73 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from jetcapture_py.config.units import format_duration, format_size, format_time, moment_of
 from jetcapture_py.text import plural
+from jetcapture_py.verify.findings import span_text
 from spark_jobs.restoring.config import limits_of
-from spark_jobs.restoring.part import MAX_SHOWN, PartSurvey
+from spark_jobs.restoring.part import MAX_SHOWN, PartSurvey, gaps_in
 
 _SURE = 0.9
 """Share of the estimated bytes from which on `max_bytes` is certainly exceeded."""
 
 
-@dataclass(slots=True)
-class RestoreSurvey:
-    """The ranges' surveys added up. Attributes without a description are those of `PartSurvey`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSurvey(PartSurvey):
+    """The ranges' surveys added up."""
 
-    messages: int = 0
-    quarantined: int = 0
-    copies: int = 0
-    first: int = 0
-    last: int = 0
     missing: int = 0
     """Number of sequences in the gaps."""
-    gaps: int = 0
     before: int = 0
-    """Requested sequences before the first stored one."""
+    """Requested sequences before the first stored one that are missing."""
     after: int = 0
     """Requested sequences after the last stored one."""
-    shown: list[tuple[int, int]] = field(default_factory=list)
-    oldest: int = 0
-    newest: int = 0
-    most_of_a_subject: int = 0
-    """Messages of the subject with the most."""
-    largest: int = 0
+    removed_before: int = 0
+    """Requested sequences before the first stored one that have expired or were erased."""
 
     @classmethod
-    def of(cls, parts: Iterable[PartSurvey], begins: int, ends: int) -> RestoreSurvey:
-        """Add up the ranges, which are in order; sequences from `begins` to `ends` are wanted."""
-        found = cls()
+    def of(
+        cls, parts: Iterable[PartSurvey], begins: int, ends: int, removed: Sequence[tuple[int, int]] = ()
+    ) -> RestoreSurvey:
+        """Add up the ranges, which are in order; sequences from `begins` to `ends` are wanted.
+
+        The sequences `removed` have expired or were erased.
+        """
+        stored = [part for part in parts if part.messages]
+        if not stored:
+            return cls()
+        first, last, messages = stored[0].first, stored[-1].last, sum(part.messages for part in stored)
+        edges = [gaps_in(np.array([left.last, right.first]), removed) for left, right in pairwise(stored)]
+        between = [pair for starts, ends, _ in edges for pair in zip(starts.tolist(), ends.tolist(), strict=True)]
+        gone = sum(part.removed for part in stored) + sum(count for *_, count in edges)
+        before = gaps_in(np.array([min(begins, first) - 1, first]), removed)
         subjects: Counter[str] = Counter()
-        for part in parts:
-            if not part.messages:
-                continue
-            if found.messages and part.first > found.last + 1:
-                found.gaps += 1
-                found.shown.append((found.last + 1, part.first - 1))
-            found.first = found.first or part.first
-            found.oldest = min(found.oldest or part.oldest, part.oldest)
-            found.newest = max(found.newest, part.newest)
-            found.messages += part.messages
-            found.quarantined += part.quarantined
-            found.copies += part.copies
-            found.gaps += part.gaps
-            found.shown += part.shown
-            found.last = part.last
-            found.largest = max(found.largest, part.largest)
+        for part in stored:
             subjects.update(part.subjects)
-        found.shown = found.shown[:MAX_SHOWN]
-        found.missing = found.last + 1 - found.first - found.messages
-        found.before = max(0, found.first - begins)
-        found.after = max(0, ends - found.last)
-        found.most_of_a_subject = max(subjects.values(), default=0)
-        return found
+        return cls(
+            messages=messages,
+            quarantined=sum(part.quarantined for part in stored),
+            copies=sum(part.copies for part in stored),
+            first=first,
+            last=last,
+            gaps=len(between) + sum(part.gaps for part in stored),
+            shown=tuple(sorted([*between, *(gap for part in stored for gap in part.shown)])[:MAX_SHOWN]),
+            oldest=min(part.oldest for part in stored),
+            newest=max(part.newest for part in stored),
+            subjects=subjects,
+            largest=max(part.largest for part in stored),
+            missing=last + 1 - first - messages - gone,
+            removed=gone,
+            before=max(0, first - begins) - before[2],
+            removed_before=before[2],
+            after=max(0, ends - last),
+        )
 
 
 def holes(found: RestoreSurvey, stream: str) -> str | None:
@@ -95,8 +98,9 @@ def drops(found: RestoreSurvey, config: Mapping[str, Any], size: int, *, consume
         yield f"it keeps {plural(most, 'message', grouped=True)} (max_msgs), not {found.messages:,}"
     if (most := limits.get("max_bytes")) and size * _SURE > most:
         yield f"it keeps {format_size(most)} (max_bytes), not about {format_size(size)}"
-    if (most := limits.get("max_msgs_per_subject")) and found.most_of_a_subject > most:
-        yield f"it keeps {most:,} messages per subject (max_msgs_per_subject), not {found.most_of_a_subject:,}"
+    frequent = max(found.subjects.values(), default=0)
+    if (most := limits.get("max_msgs_per_subject")) and frequent > most:
+        yield f"it keeps {most:,} messages per subject (max_msgs_per_subject), not {frequent:,}"
     if config.get("retention") == "interest" and not consumers:
         yield "it keeps only messages that a consumer waits for (retention: interest); name one with --consumer"
 
@@ -107,6 +111,9 @@ def describe(found: RestoreSurvey) -> Iterator[str]:
         f"{plural(found.messages, 'message', grouped=True)}, sequences {found.first} to {found.last}, "
         f"from {_time(found.oldest)} to {_time(found.newest)}"
     )
+    if gone := found.removed_before + found.removed:
+        effect = "the stream begins later" if found.removed_before else "they become deleted messages"
+        yield f"{plural(gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
     for text, effect in _absent(found):
         yield f"missing: {text}; {effect}"
     if found.quarantined:
@@ -118,21 +125,18 @@ def describe(found: RestoreSurvey) -> Iterator[str]:
 def _absent(found: RestoreSurvey) -> Iterator[tuple[str, str]]:
     """Yield which sequences are missing, and with which effect."""
     if found.missing:
-        shown = ", ".join(_text(first, last) for first, last in found.shown)
+        shown = ", ".join(span_text(first, last) for first, last in found.shown)
         more = ", …" if found.gaps > len(found.shown) else ""
         count = plural(found.missing, "sequence", grouped=True)
         yield f"{count} between {found.first} and {found.last}: {shown}{more}", "they become deleted messages"
     if found.before:
-        before = _text(found.first - found.before, found.first - 1)
-        yield f"{plural(found.before, 'sequence', grouped=True)} at the beginning: {before}", "the stream begins later"
+        count, end = plural(found.before, "sequence", grouped=True), found.first - 1
+        where = "" if found.removed_before else f": {span_text(end + 1 - found.before, end)}"
+        yield f"{count} at the beginning{where}", "the stream begins later"
     if found.after:
-        after = _text(found.last + 1, found.last + found.after)
+        after = span_text(found.last + 1, found.last + found.after)
         count = plural(found.after, "sequence", grouped=True)
         yield f"{count} at the end: {after}", f"the next message gets sequence {found.last + 1}"
-
-
-def _text(first: int, last: int) -> str:
-    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _time(nanoseconds: int) -> str:

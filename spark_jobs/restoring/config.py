@@ -45,8 +45,11 @@ def target_config(
     config: dict[str, Any] = {} if kept is None else dict(kept.config)
     if name != source or prefix:
         config = {setting: value for setting, value in config.items() if setting not in _FEEDS}
-    given = {} if changes is None else _settings(changes)
-    config |= given
+    if changes is not None:
+        section = load_managed(changes).stream
+        if section is None:
+            raise ConfigError(f"{changes}: stream: required, but not set")
+        config |= api_values(section)
     config = {setting: value for setting, value in config.items() if value is not None} | {"name": name}
     if without_limits:
         config = {setting: value for setting, value in config.items() if setting not in LIMITS}
@@ -69,10 +72,3 @@ def beginning_at(config: Mapping[str, Any], first: int) -> Mapping[str, Any]:
 def limits_of(config: Mapping[str, Any]) -> dict[str, int]:
     """Return the limits that are set."""
     return {name: int(config[name]) for name in LIMITS if int(config.get(name) or 0) > 0}
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    section = load_managed(path).stream
-    if section is None:
-        raise ConfigError(f"{path}: stream: required, but not set")
-    return api_values(section)

@@ -6,7 +6,7 @@ Runs wherever the archive can be read. A range is read as a whole: the planner k
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.transform.envelope import stored_blocks
+from jetcapture_py.transform.frames import header_blocks_of, subjects_of
+from jetcapture_py.verify.ranges import Sequences
 from spark_jobs.restoring import backup
 
 MAX_SHOWN = 5
@@ -65,35 +66,41 @@ class Reading:
     """Prefix of the subjects; ends in a dot."""
     until: int | None = None
     """Latest timestamp, in nanoseconds, where a sequence has two messages because the server rewound the stream."""
+    erased: Erased = field(default_factory=Erased)
+    """Messages to leave out."""
+    removed: tuple[tuple[int, int], ...] = ()
+    """Ranges of sequences of messages that have expired or were erased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSurvey:
     """The contents of a range of sequences."""
 
-    messages: int
+    messages: int = 0
     """Number of distinct messages."""
-    quarantined: int
+    quarantined: int = 0
     """Messages that are only in the quarantine."""
-    copies: int
+    copies: int = 0
     """Rows left out because another one has the same message."""
-    first: int
+    first: int = 0
     """First stored sequence."""
-    last: int
+    last: int = 0
     """Last stored sequence."""
-    gaps: int
-    """Number of gaps between them."""
-    shown: tuple[tuple[int, int], ...]
+    removed: int = 0
+    """Sequences between them that are not stored, and have expired or were erased."""
+    gaps: int = 0
+    """Number of other gaps between them."""
+    shown: tuple[tuple[int, int], ...] = ()
     """First and last sequence of up to `MAX_SHOWN` gaps."""
-    oldest: int
+    oldest: int = 0
     """Earliest timestamp in nanoseconds."""
-    newest: int
+    newest: int = 0
     """Latest timestamp in nanoseconds."""
-    until: int
+    until: int = 0
     """Last sequence with a timestamp not after the requested time; 0 without one."""
-    subjects: Mapping[str, int]
+    subjects: Mapping[str, int] = field(default_factory=dict)
     """Number of messages by subject, if requested."""
-    largest: int
+    largest: int = 0
     """Bytes of the largest message with its headers, if requested."""
 
 
@@ -114,30 +121,28 @@ def make_part(reading: Reading, spec: PartSpec) -> tuple[int, list[bytes]]:
     return len(rows.seqs), [chunk for data in _entries(rows, reading.prefix) for chunk in backup.framed(data)]
 
 
-def survey_part(
-    reading: Reading, spec: PartSpec, until: int | None, *, by_subject: bool, by_size: bool = False
-) -> PartSurvey:
+def survey_part(reading: Reading, spec: PartSpec, *, by_subject: bool, by_size: bool = False) -> PartSurvey:
     """Count what a range has; `by_size` reads everything. Raises JetcaptureError."""
     columns = (*_SURVEYED, layout.SUBJECT) if by_subject else _SURVEYED
     rows = _read(reading, spec, _RESTORED if by_size else columns)
     seqs, times = rows.seqs, rows.nanoseconds
     if not len(seqs):
-        return _NOTHING
-    breaks = np.flatnonzero(np.diff(seqs) != 1)
-    shown = breaks[:MAX_SHOWN]
+        return PartSurvey()
+    starts, ends, removed = gaps_in(seqs, reading.removed)
     subjects = {}
     if by_subject:
-        counted = pc.value_counts(_array(rows.table, layout.SUBJECT))
+        counted = pc.value_counts(rows.table[layout.SUBJECT])
         subjects = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
-    before = seqs if until is None else seqs[times <= until]
+    before = seqs if reading.until is None else seqs[times <= reading.until]
     return PartSurvey(
         messages=len(seqs),
         quarantined=int(np.count_nonzero(rows.quarantined)),
         copies=rows.copies,
         first=int(seqs[0]),
         last=int(seqs[-1]),
-        gaps=len(breaks),
-        shown=tuple(zip((seqs[shown] + 1).tolist(), (seqs[shown + 1] - 1).tolist(), strict=True)),
+        removed=removed,
+        gaps=len(starts),
+        shown=tuple(zip(starts[:MAX_SHOWN].tolist(), ends[:MAX_SHOWN].tolist(), strict=True)),
         oldest=int(times.min()),
         newest=int(times.max()),
         until=int(before[-1]) if len(before) else 0,
@@ -146,27 +151,11 @@ def survey_part(
     )
 
 
-_NOTHING = PartSurvey(
-    messages=0,
-    quarantined=0,
-    copies=0,
-    first=0,
-    last=0,
-    gaps=0,
-    shown=(),
-    oldest=0,
-    newest=0,
-    until=0,
-    subjects={},
-    largest=0,
-)
-
-
 def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
     """Read the rows of a range. Raises JetcaptureError, also if a sequence belongs to two messages."""
     tables, quarantined = [], []
     for piece in spec.pieces:
-        found = [_within(table, spec, piece) for table in _fetch(reading.files, piece, columns)]
+        found = [_within(table, spec, piece, reading.erased) for table in _fetch(reading.files, piece, columns)]
         tables += found
         quarantined += [np.full(table.num_rows, piece.quarantine) for table in found]
     others = np.concatenate(quarantined) if quarantined else np.zeros(0, bool)
@@ -216,16 +205,37 @@ def _fetch(files: ArchiveFiles, piece: Piece, columns: Sequence[str]) -> Iterato
             yield table
 
 
-def _within(table: pa.Table, spec: PartSpec, piece: Piece) -> pa.Table:
-    """Return the rows of a range, each message's first row only."""
+def gaps_in(seqs: Any, removed: Sequence[tuple[int, int]]) -> tuple[Any, Any, int]:
+    """Return the first and last sequences of the gaps between sorted sequences that are not `removed`, and how many
+    sequences between them are."""
+    breaks = np.flatnonzero(np.diff(seqs) > 1)
+    starts, ends = seqs[breaks] + 1, seqs[breaks + 1] - 1
+    if not len(starts) or not any(first <= ends[-1] and last >= starts[0] for first, last in removed):
+        return starts, ends, 0
+    known = Sequences()
+    known.add(seqs)
+    low, high = int(seqs[0]), int(seqs[-1])
+    for first, last in removed:
+        if first <= high and last >= low:
+            known.add_range(max(first, low), min(last, high))
+    left = list(known.gaps(low, high))
+    none = np.zeros(0, np.int64)
+    starts, ends = (np.concatenate([none, *(gap[side] for gap in left)]) for side in (0, 1))
+    return starts, ends, len(known) - len(seqs)
+
+
+def _within(table: pa.Table, spec: PartSpec, piece: Piece, erased: Erased) -> pa.Table:
+    """Return the rows of a range, each message's first row only, without erased messages."""
     seqs = table[layout.SEQ].to_numpy()
     mask = (seqs >= spec.first) & (seqs <= spec.last)
     if layout.ROW in table.schema.names:
         mask &= pc.fill_null(table[layout.ROW], 0).to_numpy() == 0
         table = table.drop_columns([layout.ROW])
-    if piece.span is not None:
+    if piece.span is not None or erased:
         times = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
-        mask &= (times >= piece.span[0]) & (times < piece.span[1])
+        mask &= ~erased.contains(seqs, times)
+        if piece.span is not None:
+            mask &= (times >= piece.span[0]) & (times < piece.span[1])
     if mask.all():
         return table
     places = np.flatnonzero(mask)
@@ -234,62 +244,29 @@ def _within(table: pa.Table, spec: PartSpec, piece: Piece) -> pa.Table:
     return table.take(pa.array(places))
 
 
-def _slices(rows: _Rows) -> Iterator[pa.Table]:
+def _slices(rows: _Rows) -> Iterator[pa.RecordBatch]:
     """Yield the rows, some at a time."""
     count = len(rows.seqs)
     size = max(1, min(_ROWS, count * _BYTES // max(1, rows.table.nbytes)))
     for start in range(0, count, size):
-        yield rows.table.slice(start, size).combine_chunks()
+        yield from rows.table.slice(start, size).combine_chunks().to_batches()
 
 
-def _largest(some: pa.Table) -> int:
+def _largest(some: pa.RecordBatch) -> int:
     """Return the bytes of the largest message with its headers."""
-    sizes = pc.fill_null(pc.binary_length(_array(some, layout.PAYLOAD)), 0)
-    blocks = _blocks(some)
+    sizes = pc.fill_null(pc.binary_length(some.column(layout.PAYLOAD)), 0)
+    blocks = header_blocks_of(some)
     return int(pc.max(sizes if blocks is None else pc.add(sizes, pc.binary_length(blocks))).as_py())
-
-
-def _blocks(some: pa.Table) -> pa.BinaryArray | None:
-    """Return the header blocks as the stream had them, also those that could not be read."""
-    blocks = header_blocks(_array(some, layout.HEADERS), {}, len(some), stored=True)
-    if layout.STAGE in some.schema.names:
-        blocks = _with_raw(blocks, _array(some, layout.RAW_HEADERS), len(some))
-    return blocks if blocks is None else stored_blocks(blocks)
 
 
 def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:
     """Yield the entries of messages, some at a time."""
     start = 0
     for some in _slices(rows):
-        subjects = _array(some, layout.SUBJECT).cast(pa.binary())
-        if layout.STAGE in some.schema.names:
-            subjects = _unescaped(subjects, _array(some, layout.STAGE))
+        subjects, blocks = subjects_of(some), header_blocks_of(some)
         if prefix:
             subjects = pc.binary_join_element_wise(pa.scalar(prefix.encode()), subjects, pa.scalar(b""))
-        payloads = pc.fill_null(_array(some, layout.PAYLOAD), b"")
+        payloads = pc.fill_null(some.column(layout.PAYLOAD), b"")
         end = start + len(some)
-        yield backup.messages(subjects, rows.nanoseconds[start:end], rows.seqs[start:end], _blocks(some), payloads)
+        yield backup.messages(subjects, rows.nanoseconds[start:end], rows.seqs[start:end], blocks, payloads)
         start = end
-
-
-def _array(table: pa.Table, name: str) -> pa.Array:
-    column = table[name]
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _unescaped(subjects: pa.BinaryArray, stages: pa.StringArray) -> pa.BinaryArray:
-    """Return the bytes of subjects that are not UTF-8."""
-    odd = pc.fill_null(pc.equal(stages, layout.NOT_UTF8), False)  # noqa: FBT003
-    if not pc.any(odd).as_py():
-        return subjects
-    values = subjects.to_pylist()
-    for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
-        values[index] = layout.unescape_subject(values[index])
-    return pa.array(values, pa.binary())
-
-
-def _with_raw(blocks: pa.BinaryArray | None, raw: pa.BinaryArray, rows: int) -> pa.BinaryArray | None:
-    """Use the header blocks that could not be read, as they are."""
-    if raw.null_count == rows:
-        return blocks
-    return pc.coalesce(raw, pa.scalar(b"", pa.binary()) if blocks is None else blocks)

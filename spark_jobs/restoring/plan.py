@@ -1,14 +1,19 @@
 """Plan a restore: which objects belong to the stream, and into which ranges of sequences they are divided.
 
+A stream that was restored, and a mirror that was created again, have another creation time than before, but continue
+the sequences. A stream that was created again starts them again: its incarnations are told apart.
+
 Ranges are chosen from the row groups' statistics, such that each has about `PART_BYTES`. A row group is read for every
 range that it reaches into; where that would be read too often, because many keys are interleaved, ranges are larger.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -17,10 +22,11 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.removed import Erased, Expired
+from jetcapture_py.config.units import format_time, microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File, retried
 from jetcapture_py.text import plural
-from spark_jobs.restoring.incarnations import Bounds, choose, divide, moment, span, unite
 from spark_jobs.restoring.part import PartSpec, Piece
 
 PART_BYTES = 24 << 20
@@ -28,6 +34,9 @@ PART_BYTES = 24 << 20
 LARGEST_PART_BYTES = 128 << 20
 READ_AGAIN = 3.0
 """How often the archive may be read before ranges become larger."""
+
+Bounds = Mapping[str, tuple[int, int]]
+"""The first and the last sequence of each incarnation, by its creation time."""
 
 _ROW_BYTES = 32
 """Bytes of memory that a message takes beside its payload, subject and headers."""
@@ -92,10 +101,12 @@ class RestorePlan:
 def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
     the beginning of its creation time; default: the last one. Raises JetcaptureError."""
-    footers = retried(lambda: _footers(files, _objects(files, stream, first, last)))
-    incarnations = sorted({each for footer in footers for each in footer.created}, key=moment)
-    chosen = choose(incarnations, created, stream)
-    united, begins = unite((footer.bounds for footer in footers), chosen)
+    footers = retried(
+        lambda: list(files.each(lambda pair: _footer(files, *pair), _objects(files, stream, first, last)))
+    )
+    incarnations = sorted({each for footer in footers for each in footer.created}, key=_moment)
+    chosen = _choose(incarnations, created, stream)
+    united, begins = _unite((footer.bounds for footer in footers), chosen)
     own = [footer for footer in footers if not footer.created or not set(united).isdisjoint(footer.created)]
     for column, text in _REQUIRED.items():
         if lacking := [footer for footer in own if column in footer.missing]:
@@ -110,7 +121,7 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
         if high >= first and (last is None or low <= last)
     ]
     if not groups:
-        raise JetcaptureError(f"the archive of stream {stream} has no messages in this range")
+        raise JetcaptureError(f"the archive of stream {stream} has no messages in this range{_gone(files, stream)}")
     cuts = _cuts(groups)
     parts, read = _parts(groups, cuts, own, united)
     return RestorePlan(
@@ -126,10 +137,32 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
     )
 
 
+def removed_ranges(plan: RestorePlan, expired: Expired | None, erased: Erased) -> list[tuple[int, int]]:
+    """Return the sequences of the restored incarnation, and those that it continues, that are gone on purpose."""
+    own = (*plan.continued, plan.created)
+    ranges = [] if expired is None else expired.ranges(own)
+    creations = sorted(filter(None, (*own, *plan.others)), key=_moment)
+    begins = [microseconds_of(_moment(created)) for created in creations]
+    for span in erased.ranges:
+        owner = max(bisect_right(begins, span.newest) - 1, 0)
+        if not creations or creations[owner] in own:
+            ranges.append((span.first, span.last))
+    return ranges
+
+
+def _gone(files: ArchiveFiles, stream: str) -> str:
+    """Describe what has expired, for an error about a range without messages; "" if nothing has."""
+    expired = files.expired(stream)
+    if expired is None:
+        return ""
+    return f"; {plural(expired.messages, 'message', grouped=True)} up to {format_time(expired.until)} expired"
+
+
 def _objects(files: ArchiveFiles, stream: str, first: int, last: int | None) -> list[tuple[ObjectName, File]]:
     objects = [(file.name, file) for file in files.files(stream) if file.name is not None]
     if not objects:
-        raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{files.known_streams()}")
+        known = _gone(files, stream) or files.known_streams()
+        raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{known}")
     chosen = [pair for pair in objects if pair[0].last_seq >= first and (last is None or pair[0].first_seq <= last)]
     if others := [name for name, _ in chosen if not name.parquet]:
         kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
@@ -138,10 +171,6 @@ def _objects(files: ArchiveFiles, stream: str, first: int, last: int | None) -> 
             "only messages that are stored in Parquet can be restored"
         )
     return sorted(chosen, key=lambda pair: pair[1].path)
-
-
-def _footers(files: ArchiveFiles, objects: Sequence[tuple[ObjectName, File]]) -> list[_Footer]:
-    return list(files.each(lambda pair: _footer(files, *pair), objects))
 
 
 def _footer(files: ArchiveFiles, name: ObjectName, file: File) -> _Footer:
@@ -155,7 +184,7 @@ def _footer(files: ArchiveFiles, name: ObjectName, file: File) -> _Footer:
     groups = [_measured(metadata.row_group(index), name) for index in range(metadata.num_row_groups)]
     if times is not None:
         moments = times[layout.TIMESTAMP].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        bounds = divide(created, times[layout.SEQ].to_numpy(), moments.to_numpy())
+        bounds = _divide(created, times[layout.SEQ].to_numpy(), moments.to_numpy())
     else:
         bounds = {each: (min(group[0] for group in groups), max(group[1] for group in groups)) for each in created}
     return _Footer(
@@ -214,21 +243,74 @@ def _parts(
             found[part][group.source].append(group.number)
             read += group.weight
     end = max(group.last for group in groups)
-    spans = {number: span(footer.created, united) for number, footer in enumerate(own)}
-    parts = tuple(
-        PartSpec(
-            first=int(cuts[part]),
-            last=int(cuts[part + 1]) - 1 if part + 1 < len(cuts) else end,
-            pieces=tuple(_pieces(found[part], own, spans)),
+    spans = {number: _span(footer.created, united) for number, footer in enumerate(own)}
+    parts = []
+    for part in sorted(found):
+        last = int(cuts[part + 1]) - 1 if part + 1 < len(cuts) else end
+        pieces = tuple(
+            Piece(path=name.path, groups=tuple(groups), quarantine=name.quarantine, span=spans[number])
+            for name, number, groups in sorted(
+                ((own[number].name, number, groups) for number, groups in found[part].items()),
+                key=lambda piece: piece[0].first_seq,
+            )
         )
-        for part in sorted(found)
-    )
-    return parts, read
+        parts.append(PartSpec(first=int(cuts[part]), last=last, pieces=pieces))
+    return tuple(parts), read
 
 
-def _pieces(
-    members: Mapping[int, Sequence[int]], own: Sequence[_Footer], spans: Mapping[int, tuple[int, int] | None]
-) -> Iterator[Piece]:
-    for number, groups in sorted(members.items(), key=lambda member: own[member[0]].name.first_seq):
-        name = own[number].name
-        yield Piece(path=name.path, groups=tuple(groups), quarantine=name.quarantine, span=spans[number])
+def _moment(created: str) -> datetime:
+    """Parse a creation time."""
+    return datetime.fromisoformat(created)
+
+
+def _choose(incarnations: Sequence[str], prefix: str | None, stream: str) -> str:
+    """Return the only incarnation whose creation time begins with `prefix`; the last one for None, "" without any.
+
+    Raises JetcaptureError.
+    """
+    if prefix is None:
+        return incarnations[-1] if incarnations else ""
+    matching = [created for created in incarnations if created.startswith(prefix)]
+    if len(matching) != 1:
+        known = ", ".join(incarnations) or "none is known"
+        raise JetcaptureError(
+            f"--created {prefix}: {len(matching)} incarnations of stream {stream} were created then; there are: {known}"
+        )
+    return matching[0]
+
+
+def _divide(created: Sequence[str], seqs: Any, times: Any) -> Bounds:
+    """Return the bounds in an object with messages of several incarnations; `times` in microseconds."""
+    found, until = {}, 1 << 62
+    for each in sorted(created, key=_moment, reverse=True):
+        since = microseconds_of(_moment(each))
+        if len(own := seqs[(times >= since) & (times < until)]):
+            found[each] = int(np.min(own)), int(np.max(own))
+        until = since
+    return found
+
+
+def _unite(objects: Iterable[Bounds], chosen: str) -> tuple[tuple[str, ...], int]:
+    """Return the incarnation `chosen` and those that it continues, oldest first, and the first sequence of all older
+    ones: one that begins after all sequences of the previous one continues it."""
+    known: dict[str, tuple[int, int]] = {}
+    for bounds in objects:
+        for each, (low, high) in bounds.items():
+            lowest, highest = known.get(each, (low, high))
+            known[each] = min(low, lowest), max(high, highest)
+    if chosen not in known:
+        return (chosen,), 1 << 62
+    ordered = sorted((each for each in known if _moment(each) <= _moment(chosen)), key=_moment)
+    start = len(ordered) - 1
+    while start and known[ordered[start - 1]][1] < known[ordered[start]][0]:
+        start -= 1
+    return tuple(ordered[start:]), min(known[each][0] for each in ordered)
+
+
+def _span(created: Sequence[str], own: Sequence[str]) -> tuple[int, int] | None:
+    """Return the time of the incarnations `own` in microseconds, for an object that also has messages of others."""
+    if set(created) <= set(own):
+        return None
+    began, ended = _moment(own[0]), _moment(own[-1])
+    later = [each for each in map(_moment, created) if each > ended]
+    return microseconds_of(began), microseconds_of(min(later)) if later else 1 << 62

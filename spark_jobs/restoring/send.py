@@ -1,28 +1,95 @@
-"""Send the ranges of a restore to the server, in order, as they are made."""
+"""Compute the ranges of a restore, in threads or as Spark jobs, and send them to the server in order."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.restore import KEEP_ALIVE, StreamRestore
 from spark_jobs.restoring import backup
+from spark_jobs.restoring.part import PartSpec
+
+T = TypeVar("T")
+
+Work = Callable[[PartSpec], T]
+Made = Iterator[Future[tuple[int, list[bytes]]]]
 
 _NAME = "jetcapture restore"
 _TIMEOUT = 20.0
+_AHEAD = 1
+"""Ranges that wait, computed, beside those being computed."""
+_MAX_JOBS = 8
+_MAX_THREADS = 4
+"""More do not help: what is not in Arrow or NumPy runs in one thread at a time."""
 
-Made = Iterator[Future[tuple[int, list[bytes]]]]
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Computes ranges, `parallel` at a time: in this process, or as one job each of `spark`."""
+
+    parallel: int
+    spark: SparkSession | None = None
+
+    @classmethod
+    def here(cls) -> Maker:
+        """Compute in threads of this process."""
+        return cls(min(_MAX_THREADS, os.cpu_count() or 1))
+
+    @classmethod
+    def on(cls, spark: SparkSession) -> Maker:
+        """Compute on Spark's executors."""
+        known = _MAX_JOBS if is_remote() else spark.sparkContext.defaultParallelism
+        return cls(min(_MAX_JOBS, known), spark)
+
+    def futures(self, work: Work[T], specs: Sequence[PartSpec]) -> Generator[Future[T]]:
+        """Yield the futures of all results, in order. No more than a few results are computed ahead."""
+        do: Work[T] = work if self.spark is None else partial(_on_spark, self.spark, work)
+        waiting: deque[Future[T]] = deque()
+        threads = ThreadPoolExecutor(self.parallel, "restore")
+        try:
+            for spec in specs:
+                waiting.append(threads.submit(do, spec))
+                if len(waiting) > self.parallel + _AHEAD:
+                    yield waiting.popleft()
+            while waiting:
+                yield waiting.popleft()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def results(self, work: Work[T], specs: Sequence[PartSpec]) -> Iterator[T]:
+        """Yield all results, in order."""
+        for future in self.futures(work, specs):
+            yield future.result()
+
+
+def _on_spark(spark: SparkSession, work: Work[Any], spec: PartSpec) -> Any:
+    """Compute a range in a Spark job of one task."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for pickled in batch.column(0):
+                result = pickle.dumps(work(pickle.loads(pickled.as_buffer())), protocol=5)  # noqa: S301
+                yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
+
+    frame = spark.createDataFrame(pa.table({"spec": [pickle.dumps(spec)]})).coalesce(1)
+    found = frame.mapInArrow(run, "result binary").toArrow()
+    return pickle.loads(found.column(0)[0].as_buffer())  # noqa: S301  what our own worker made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +118,9 @@ async def check_target(login: NatsConfig, stream: str) -> None:
 async def send(order: RestoreOrder, made: Made, sent: Callable[[int], None]) -> dict[str, Any]:
     """Restore the stream from the numbers of messages and pieces in `made`; return the server's STREAM.INFO.
 
-    `sent` is called with the number of messages of each piece. If anything fails, the incomplete stream is deleted.
+    `sent` is called with the number of messages sent so far. If anything fails, the incomplete stream is deleted.
     """
+    total = 0
     async with ReadSession(order.login, _NAME, timeout=_TIMEOUT) as session:
         restore = _restore(session, order.stream)
         await restore.check()
@@ -67,7 +135,8 @@ async def send(order: RestoreOrder, made: Made, sent: Callable[[int], None]) -> 
                         await restore.send(chunk)
                         if (task := asyncio.current_task()) is not None and task.cancelling():
                             raise asyncio.CancelledError  # nats-py swallows a cancellation during a flush
-                    sent(count)
+                    total += count
+                    sent(total)
                 await restore.send(b"".join(backup.framed(backup.END)))
                 return await restore.finish()
             except BaseException as error:
@@ -109,15 +178,3 @@ def _terminated() -> Iterator[Callable[[], None]]:
     finally:
         with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.remove_signal_handler(signal.SIGTERM)
-
-
-@contextmanager
-def progress(total: int, console: Console) -> Iterator[Callable[[int], None]]:
-    """Show how many of `total` messages have been sent; only on a terminal. Yields what counts them."""
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = TextColumn("restoring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,17 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
+from jetcapture_py import read_bucket
+from jetcapture_py.config.buckets import AsOf
 from jetcapture_py.config.units import moment_of
-from spark_jobs.archive import read_bucket
+from spark_jobs import archive as spark_archive
 from tests.integration.manage.api import ask
 from tests.support.kv import Entry, held
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, connection, settings, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -159,15 +161,33 @@ async def use(url: str, seed: int) -> Use:
     return found
 
 
-def values(frame: DataFrame) -> dict[str, tuple[int, bytes]]:
-    rows = frame.select("key_name", "revision", "_nats_payload").collect()
-    found = {row[0]: (row[1], bytes(row[2] or b"")) for row in rows}
-    assert len(found) == len(rows)
+NEEDED = ["key_name", "revision", "_nats_payload"]
+
+
+def rows(archive: Path, columns: Sequence[str], **how: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = read_bucket(str(archive), BUCKET, columns=columns, **how).read_all().to_pylist()
     return found
 
 
-@pytest.mark.timeout(2400)  # of sixty queries, each with a plan of its own, or of a tenth of them
-@pytest.mark.parametrize("one_in", [10, pytest.param(1, marks=pytest.mark.exhaustive)])
+def values(archive: Path, as_of: AsOf | None = None) -> dict[str, tuple[int, bytes]]:
+    return by_key(
+        row.values() for row in read_bucket(str(archive), BUCKET, as_of=as_of, columns=NEEDED).read_all().to_pylist()
+    )
+
+
+def in_spark(spark: SparkSession, archive: Path, as_of: AsOf | None = None) -> dict[str, tuple[int, bytes]]:
+    return by_key(spark_archive.read_bucket(spark, str(archive), BUCKET, as_of=as_of, columns=NEEDED).collect())
+
+
+def by_key(rows: Iterable[Iterable[Any]]) -> dict[str, tuple[int, bytes]]:
+    found = [(key, (revision, bytes(value or b""))) for key, revision, value in rows]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+@pytest.mark.timeout(2400)  # of sixty queries, each with a plan of its own, or of a few of them
+@pytest.mark.parametrize("one_in", [30, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
 def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
     nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession, one_in: int
 ) -> None:
@@ -182,27 +202,34 @@ def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
     assert len(entries) >= REVISIONS
     assert len(use_of.snapshots) == SNAPSHOTS
 
-    history = read_bucket(spark, str(archive), BUCKET, history=True, as_of=entries[-1].seq)  # later ones are markers
+    history = spark_archive.read_bucket(
+        spark, str(archive), BUCKET, history=True, as_of=entries[-1].seq
+    )  # later ones are markers
     kinds = {row["revision"]: row["operation"] for row in history.select("revision", "operation").collect()}
     assert set(kinds.values()) == {"put", "delete", "purge", "expire"}
     assert kinds.keys() == times.keys()
 
     compared = 0
-    snapshots = use_of.snapshots[::one_in]
-    for index, each in enumerate(snapshots):
-        by_revision = values(read_bucket(spark, str(archive), BUCKET, as_of=each.seq))
+    for index, each in enumerate(use_of.snapshots):
+        by_revision = values(archive, each.seq)
         assert by_revision == held((e for e in entries if e.seq <= each.seq), times[each.seq], HISTORY)
         if index % 5 == 0:
-            by_time = values(read_bucket(spark, str(archive), BUCKET, as_of=moment_of(each.before)))
+            by_time = values(archive, moment_of(each.before))
             assert by_time == held(entries, each.before, HISTORY)
+        if index % one_in == 0:
+            assert in_spark(spark, archive, each.seq) == by_revision
+        if index % (5 * one_in) == 0:
+            assert in_spark(spark, archive, moment_of(each.before)) == by_time
         unsure = {e.key for e in entries if e.ends is not None and times[each.seq] - LAG < e.ends < each.after + SECOND}
         sure = {key for key in (by_revision | each.values) if key not in unsure}
         assert {key: by_revision.get(key) for key in sure} == {key: each.values.get(key) for key in sure}
         compared += len(sure)
-    assert compared > len(snapshots) * KEYS // 4
-    last = values(read_bucket(spark, str(archive), BUCKET))
+    assert compared > SNAPSHOTS * KEYS // 4
+    last = in_spark(spark, archive)
     assert last == held(entries, now(), HISTORY)
     newest = {e.key: e.seq for e in entries}
     assert any(newest[key] != revision for key, (revision, _) in last.items())  # older ones show when newer ones expire
-    decoded = read_bucket(spark, str(archive), BUCKET, columns=["key_name", "n", "_nats_payload"]).collect()
+    decoded = spark_archive.read_bucket(
+        spark, str(archive), BUCKET, columns=["key_name", "n", "_nats_payload"]
+    ).collect()
     assert all((row["n"] is None) == bytes(row["_nats_payload"]).startswith(b"not JSON") for row in decoded)

@@ -10,20 +10,23 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from jetcapture_py.archive import layout
 from jetcapture_py.config.model import load
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.manage.cases import run as run_cases
 from tests.support.commands import check_jetcapture
 from tests.support.documents import ARCHIVE, PAGES, REPOSITORY, SERVER, Block, blocks, commands, every, read, section
 from tests.support.nats_server import NatsServer
-from tests.support.running import Command, capture_all, config, connection, publish, rows, settings
+from tests.support.running import Command, capture_all, config, connection, objects, publish, rows, settings
 from tests.support.streams import read_stream
 
 if TYPE_CHECKING:
@@ -32,11 +35,13 @@ if TYPE_CHECKING:
 PYTHON = {
     "docs/archive-format.md": 1,
     "docs/buckets.md": 2,
+    "docs/query-from.md": 4,
     "docs/recipes.md": 5,
     "docs/spark.md": 3,
-    "docs/tutorial.md": 2,
+    "docs/table.md": 1,
+    "docs/tutorial.md": 1,
 }
-"""Blocks of Python by page; a test below, or in test_tutorial.py, runs each of them."""
+"""Blocks of Python by page; a test below, or in test_tutorial.py or maintain/test_table.py, runs each of them."""
 OTHERS = {".", "chromium", "docker", "find", "helm", "kubectl", "nats-server", "promtool", "python", "python3"}
 """Programs of others that commands may call."""
 
@@ -110,6 +115,7 @@ def test_the_page_on_spark_reads_the_archive(
 
 
 @pytest.mark.spark
+@pytest.mark.exhaustive
 def test_the_page_on_spark_reads_and_writes_a_stream_live(
     server: NatsServer, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -191,6 +197,25 @@ def test_the_recipes_read_the_archive_with_other_engines(archive: Path, capsys: 
     assert all(re.search(rf"{key}\s*┆ 10 ", polars) for key in ("asia", "eu", "us"))
     exec(python("docs/recipes.md", 1, archive), {})
     assert capsys.readouterr().out == "10\n"
+
+
+def test_the_page_of_queries_reads_each_message_once_with_other_engines(
+    archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = next(name for name in objects(archive) if name.key == "eu")
+    half = pq.ParquetFile(archive / whole.path).read().slice(0, 5)
+    last = half.column(layout.SEQ)[-1].as_py()
+    pq.write_table(half, archive / replace(whole, rows=5, last_seq=last, digest="0" * 16).path)
+    for index, expected in enumerate(
+        (
+            r"asia\W+10\W+eu\W+10\W+us\W+10\b",
+            r"eu\W+10\W+us\W+10\b",
+            r"asia +10\neu +10\nus +10\b",
+            r"^10\n$",
+        )
+    ):
+        exec(python("docs/query-from.md", index, archive).replace("2026-05-01", "2000-01-01"), {})
+        assert re.search(expected, capsys.readouterr().out), index
 
 
 @pytest.mark.spark
@@ -299,6 +324,7 @@ def test_the_commands_of_the_table_are_those_there_are() -> None:
         assert all(job in read(page) for job in ("query", "compact", "replay", "restore", "report"))
 
 
+@pytest.mark.exhaustive
 def test_every_benchmark_and_every_fault_has_the_options_that_the_documents_name() -> None:
     text = "\n".join(map(read, PAGES))
     asked: dict[str, set[str]] = {"benchmarks.compare": set(), "tests.chaos": set()}

@@ -17,7 +17,14 @@ from tests.support.running import Command, publish, rows, settings
 Start = Callable[..., NatsServer]
 
 
-@pytest.mark.parametrize(("servers", "slow", "count"), [("single", False, 1), ("single", True, 2), ("far", False, 3)])
+@pytest.mark.parametrize(
+    ("servers", "slow", "count"),
+    [
+        ("single", False, 1),
+        pytest.param("single", True, 2, marks=pytest.mark.exhaustive),
+        pytest.param("far", False, 3, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_drain_under_a_backlog_leaves_nothing_unacknowledged(
     tmp_path: Path, servers: str, slow: bool, count: int
 ) -> None:

@@ -35,9 +35,10 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config import model
 from jetcapture_py.config.units import parse_size
+from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import TIMEOUT
-from jetcapture_py.monitoring.metrics import Metrics
-from tests.support.commands import check_job
+from jetcapture_py.monitoring.metrics import MaintenanceMetrics, Metrics
+from tests.support.commands import check_jetcapture, check_job
 from tests.support.documents import blocks
 from tests.support.nats_server import NatsServer
 from tests.support.running import connection, consumer, publish, rows, settings, until
@@ -403,15 +404,15 @@ def test_the_crontab_runs_jobs_with_arguments_that_they_understand(
         assert "%" not in command  # cron would take it for the end of the line
         words = shlex.split(command.replace("$CONFIG", str(path)))
         assert words[0] == "$JETCAPTURE"
-        check_job(words[1:], monkeypatch)
+        check_jetcapture(words[1:], monkeypatch)
 
 
 def test_an_image_has_the_extras_that_there_are_and_every_pod_uses_one() -> None:
     text = (REPOSITORY / "Dockerfile").read_text()
     known = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     installed = [set(extras.split(",")) for extras in re.findall(r"'\.\[(.+?)\]'", text)]
-    formats = {"avro", "protobuf"}
-    assert installed == [{"s3", "azure", *formats}, {"s3", "azure", "spark", *formats}]
+    common = {"s3", "azure", "fast", "avro", "protobuf", "query", "table"}
+    assert installed == [common, {"spark", *common}]
     assert all(extras <= known.keys() for extras in installed)
     assert "\nFROM base AS spark\n" in text
     for name in WORKLOADS:
@@ -447,7 +448,9 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         found["jetcapture_captures_failed"] = set()  # with several captures
         found["jetcapture_consumer_max_ack_pending"] = set()  # these once the consumer is known
         found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
-        for metric in Metrics(observed.state).collect():
+        table = TableState(name="nats.orders", snapshot=None, files=0, waiting=0, renamed=0, complete_to=None)
+        maintained = MaintenanceMetrics({"orders": MaintenanceState(stream="ORDERS", tables=(table,))})
+        for metric in (*Metrics(observed.state).collect(), *maintained.collect()):
             for sample in metric.samples:
                 found.setdefault(sample.name, set()).update(sample.labels.values())
         return found

@@ -76,6 +76,7 @@ def archived(root: Path, *, quarantine: bool = False) -> pa.Table:
 
 
 @pytest.mark.spark
+@pytest.mark.exhaustive
 def test_100_000_mixed_messages_come_back_byte_for_byte_and_every_engine_counts_them(
     nats_server: Start, tmp_path: Path, spark: SparkSession
 ) -> None:

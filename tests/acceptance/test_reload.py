@@ -133,9 +133,11 @@ def test_a_file_may_ask_for_another_address_websockets_and_user_code_without_a_r
         then = settings(f"ws://127.0.0.1:{websocket}", tmp_path / "archive", key="key_of:key")
         write(tmp_path, "replica", {**then, "http": {"listen": f"127.0.0.1:{taken}"}})
         refused = hang_up(running, "config.refused")["error"]
-        assert refused == f"http.listen: cannot listen on 127.0.0.1:{taken}: Address already in use"
-        awaited(lambda: list(running.events("config.reloaded")), "the rest of it is used")
-        assert get(port, "/livez") == (200, "alive\n")
+        taken_by_another = f"http.listen: cannot listen on 127.0.0.1:{taken}: Address already in use"
+        assert refused == f"{running.path}: {taken_by_another}"
+        awaited(lambda: list(running.events("config.reloaded")), "the file is read")
+        assert len(list(running.events("capture.started"))) == 1, "nothing of it is used"
+        assert get(port, "/readyz") == (200, "ready\n")
         write(tmp_path, "replica", {**then, "http": {"listen": f"127.0.0.1:{free}"}})
         assert outcome(hang_up(running)) == ([], ["replica"], [], 0)
         assert accepts(free)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
 from spark_jobs.replay import replay
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Headers, Publisher
 from tests.support.running import STREAM, Command, connection, objects, remove_unfinished, settings, until
 from tests.support.streams import Stored, read_stream
 
@@ -64,7 +64,8 @@ def started(replica: Command) -> int:
 async def capture_through_crashes(url: str, messages: int, kills: int, directory: Path, root: Path) -> None:
     """Publish, and meanwhile capture with two replicas that are killed again and again."""
     source = random.Random(3)
-    sections = {"source": {"ack_wait": "5s"}, "key": "{subject[2]}", "block": {"interval": "2s", "max_age": "1s"}}
+    block = {"interval": "2s", "max_age": "1s", "max_messages": 500}
+    sections = {"source": {"ack_wait": "5s"}, "key": "{subject[2]}", "block": block}
     configuration = settings(url, root, **sections)
     done = asyncio.Event()
     publishing = asyncio.create_task(publish_slowly(url, messages, done))

@@ -349,6 +349,7 @@ def test_the_schema_is_json_and_knows_the_settings() -> None:
         "store",
         "on_stored",
         "limits",
+        "maintain",
         "http",
         "log",
         "drain_timeout",

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from spark_jobs.archive import read_archive
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher
 from tests.support.running import CONSUMER, STREAM, Command, connection, objects, remove_unfinished, settings
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ async def capture_through_kills(url: str, directory: Path, root: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.exhaustive
 def test_every_row_of_messages_with_many_rows_is_read_once_after_kills(
     nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -250,6 +250,7 @@ def test_rows_of_text_are_read_alike_by_spark(
 @pytest.mark.parametrize(
     ("kind", "compression"), [("csv", "gzip"), pytest.param("ndjson", "zstd", marks=pytest.mark.exhaustive)]
 )
+@pytest.mark.exhaustive
 def test_nothing_is_lost_and_nothing_is_half_there_after_a_kill_at_any_moment(
     nats_server: Start, tmp_path: Path, kind: str, compression: str
 ) -> None:
@@ -302,31 +303,6 @@ def whole(path: Path) -> list[dict[str, Any]]:
         table = pl.read_ndjson(path, schema={"id": pl.Int64, "text": pl.String})
     assert len(table) == int(name.split("-")[3])
     return table.select("id", "text").to_dicts()
-
-
-def test_verify_finds_what_is_missing_or_damaged_in_text(nats_server: Start, tmp_path: Path) -> None:
-    root = tmp_path / "a"
-    settings = captured(
-        nats_server, root, "csv", "none", 300, block={"format": "csv", "compression": "none", "max_messages": 100}
-    )
-    first, second, third = sorted(objects(root), key=lambda name: name.first_seq)
-    (root / second.path).unlink()
-    text = (root / third.path).read_bytes()
-    (root / third.path).write_bytes(text[: text.rindex(b"\n", 0, -1) + 1])  # without its last row
-    report = asyncio.run(verify(settings))
-    assert not report.complete
-    assert report.missing == 200
-    assert [each.path for each in report.paths(Kind.DAMAGED)] == [third.path]
-    assert "99 rows, and its name says 100" in report.paths(Kind.DAMAGED)[0].reason
-
-    assert text.count(b"orders.new,300,") == 1
-    (root / third.path).write_bytes(text.replace(b"orders.new,300,", b"orders.new,299,"))
-    (damage,) = asyncio.run(verify(settings)).paths(Kind.DAMAGED)
-    assert damage.path == third.path
-    (root / third.path).write_bytes(text)
-    (root / first.path).write_bytes(text)  # another object's content
-    (damage,) = asyncio.run(verify(settings)).paths(Kind.DAMAGED)
-    assert damage.path == first.path
 
 
 def test_text_keeps_payloads_only_on_request(nats_server: Start, tmp_path: Path) -> None:

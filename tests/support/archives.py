@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,75 @@ from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
 
 Identity = tuple[int, int]  # sequence, timestamp in microseconds
+HOUR = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive on disk that a test fills object by object; with `bundles`, in so many bundles."""
+
+    root: Path
+    bundles: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.root}"
+
+    def write(
+        self,
+        seqs: Sequence[int],
+        key: str | None = "a",
+        *,
+        bucket: int = HOUR,
+        first_last: tuple[int, int] | None = None,
+        timestamps: Sequence[int] | None = None,
+        stream: str = "ORDERS",
+        subject: str = "orders.new",
+        quarantine: bool = False,
+        headers: Sequence[object] | None = None,
+        payloads: Sequence[bytes | None] | None = None,
+        columns: Mapping[str, pa.Array | list[object]] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        **fields: pa.Array | list[object],
+    ) -> layout.ObjectName:
+        """Store one object with these messages; a timestamp, unless given, is the bucket's start plus its sequence."""
+        times = timestamps or [(bucket * 1_000_000) + seq for seq in seqs]
+        table = pa.table(
+            {
+                layout.STREAM: pa.array([stream] * len(seqs), pa.string()),
+                layout.SUBJECT: pa.array([subject] * len(seqs), pa.string()).dictionary_encode(),
+                layout.SEQ: pa.array(seqs, pa.int64()),
+                layout.TIMESTAMP: pa.array(times, pa.timestamp("us", "UTC")),
+                layout.DELIVERED: pa.array([1] * len(seqs), pa.int32()),
+                layout.HEADERS: pa.array(headers or [None] * len(seqs), pa.map_(pa.string(), pa.list_(pa.string()))),
+                layout.PAYLOAD: pa.array(payloads or [b"{}"] * len(seqs), pa.binary()),
+                **fields,
+                **(columns or {}),
+            }
+        )
+        bundle = bundle_of(key, self.bundles) if self.bundles and not quarantine else ""
+        if bundle:
+            keys = pa.array([key or None] * len(seqs), pa.string())
+            table = table.append_column(layout.KEY, keys)
+            metadata = {layout.BUNDLES: str(self.bundles), **(metadata or {})}
+        first, last = first_last or (min(seqs), max(seqs))
+        digest = layout.digest(pa.array(seqs).buffers()[1].to_pybytes(), pa.array(times).buffers()[1].to_pybytes())
+        name = layout.ObjectName(
+            stream=stream,
+            key=None if quarantine or bundle else key,
+            bundle=bundle,
+            bucket=bucket,
+            first_seq=first,
+            last_seq=last,
+            rows=len(seqs),
+            digest=digest,
+            quarantine=quarantine,
+        )
+        path = self.root / name.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        footer = {f"{layout.METADATA_PREFIX}{entry}": value for entry, value in (metadata or {}).items()}
+        pq.write_table(table.replace_schema_metadata(footer), path)
+        return name
 
 
 def encoded(
@@ -63,7 +133,7 @@ def lay_out(
     names = []
     for (key, bundle), found in placed.items():
         table = encoded(found).data
-        rows = pq.ParquetFile(pa.BufferReader(table)).read().drop_columns([layout.STREAM])
+        rows = pq.ParquetFile(pa.BufferReader(table)).read().drop_columns([layout.STREAM, layout.KEY])
         rows = rows.append_column(REPLY, pa.nulls(len(found), pa.binary())).combine_chunks()
         if bundle:
             rows = rows.append_column(layout.KEY, pa.array([messages[each] for each in sorted(found)], pa.string()))
@@ -100,7 +170,7 @@ def merge(root: Path, names: Sequence[ObjectName], *, keep: bool = False) -> Pat
     joined = "" if "" in created else ",".join(sorted(created))
     encoder = Encoder(stream=first.stream, interval=900, compression="zstd", stream_created=joined, bundles=bundles)
     with ObjectWriter(encoder, block, table.schema) as writer:
-        for piece in ordered(table)[0] if first.bundle else [table]:
+        for piece in ordered(table, by_key=True)[0] if first.bundle else [table]:
             writer.write(piece)
         path = put(root, writer.finish("compact"))
     for name in () if keep else names:
@@ -123,7 +193,11 @@ def copy_to(root: Path, name: ObjectName, **changes: Any) -> ObjectName:
     created = table.schema.metadata[b"jetcapture.stream_created"].decode()
     encoder = Encoder(stream=target.stream, interval=900, compression="zstd", stream_created=created)
     block = BlockId(key=target.key, bucket=target.bucket, quarantine=target.quarantine)
-    with ObjectWriter(encoder, block, table.schema.remove_metadata()) as writer:
+    table = table.replace_schema_metadata()
+    if layout.KEY in table.schema.names:
+        keys = pa.repeat(pa.scalar(target.key, pa.string()), table.num_rows)
+        table = table.set_column(table.schema.get_field_index(layout.KEY), layout.KEY, keys)
+    with ObjectWriter(encoder, block, table.schema) as writer:
         writer.write(table)
         copy = writer.finish("compact")
     put(root, copy)

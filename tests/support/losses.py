@@ -21,8 +21,8 @@ from nats.aio.client import Client
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_text
 from jetcapture_py.config.model import Config
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher
 from tests.support.running import capture_all, config, connection, objects, rows, running
 
 MESSAGES = 400

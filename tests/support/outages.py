@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
+from tests.support.publishing import Publisher
 from tests.support.running import CONSUMER, STREAM, Command, connection, settings, until
 from tests.support.versity import Versity, options
 
@@ -137,6 +137,7 @@ async def _publish(seen: Seen, client: Any, plan: Plan, enough: asyncio.Event) -
             for _ in range(int(due) - seen.published):
                 await publisher.publish(f"orders.{seen.published % 10}", source.randbytes(plan.size))
                 seen.published += 1
+            await publisher.flush()
             await asyncio.sleep(TURN)
 
 

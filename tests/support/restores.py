@@ -249,7 +249,7 @@ def main() -> None:
     """Do the whole round once."""
     from jetcapture_py.config.model import NatsConfig
     from spark_jobs.job import session
-    from spark_jobs.restore import RestoreRequest, prepare, restore
+    from spark_jobs.restore import RestoreCommand, prepare, restore
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
@@ -273,7 +273,7 @@ def main() -> None:
         for _ in timed("compact"):
             for quarantine in (False, True):
                 print(compact_all(session("compact"), root, quarantine=quarantine))
-        prepared = prepare(RestoreRequest(url=f"file://{root}", stream=STREAM, name=STREAM))
+        prepared = prepare(RestoreCommand(url=f"file://{root}", stream=STREAM, target=STREAM))
         print(prepared.survey, prepared.hole, prepared.drops)
         print(restore(prepared, NatsConfig(servers=(two.url,))))
         assert asyncio.run(state_of(one.url, STREAM)) == asyncio.run(state_of(two.url, STREAM))

@@ -13,8 +13,8 @@ import yaml
 from nats.js.errors import NotFoundError
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher
 from tests.support.replays import Kept, ask, stored
 from tests.support.running import STREAM, Message, capture_all, config, connection, settings
 

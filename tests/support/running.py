@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from pathlib import Path
 from typing import Any, Self
 
-import nats
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -25,7 +24,9 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.jetstream import pulls
-from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
+from jetcapture_py.monitoring.http import Site
+from jetcapture_py.monitoring.http_server import HttpServer
+from tests.support.publishing import Headers, Publisher, connect
 
 STREAM = "ORDERS"
 CONSUMER = "archive"
@@ -60,7 +61,7 @@ async def connection(url: str) -> AsyncIterator[Client]:
     async def quiet(error: Exception) -> None:
         """Restarts are the tests' own doing."""
 
-    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=quiet)
+    client = await connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=quiet)
     try:
         yield client
     finally:
@@ -101,6 +102,21 @@ async def running(configuration: Config, **parts: Any) -> AsyncIterator[CaptureS
         await task
 
 
+@contextlib.contextmanager
+def serve(state: CaptureState, listen: str) -> Iterator[int]:
+    """Serve a capture's page, probes and metrics on `listen` inside the block; the port."""
+    site = Site(single=True)
+    site.show({"capture": state}, {})
+    try:
+        server = HttpServer(listen, site)
+        try:
+            yield server.port
+        finally:
+            server.stop()
+    finally:
+        site.show({}, {})
+
+
 async def capture_all(configuration: Config, **parts: Any) -> CaptureState:
     """Capture until caught up; the state at the end."""
     capture = Capture(configuration, **parts)
@@ -138,7 +154,7 @@ def objects(root: Path) -> list[layout.ObjectName]:
         relative = path.relative_to(root).as_posix()
         if (
             path.is_file()
-            and not relative.startswith(("_probe/", "_watermark/", "_streams/"))
+            and not relative.startswith(("_probe/", "_watermark/", "_streams/", "_erased/", "_expired/", "_table/"))
             and relative != layout.MARKER
         ):
             name = layout.parse_path(relative)
@@ -173,6 +189,7 @@ def rows(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
             assert table.num_rows == name.rows
             for row in table.to_pylist():
                 identity = (row[layout.SEQ], row[layout.TIMESTAMP], row.get(layout.ROW) or 0, row[layout.STREAM])
+                assert quarantine or name.bundle or row[layout.KEY] == name.key
                 found[identity] = {**row, "key": name.key}
     return [found[identity] for identity in sorted(found)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from jetcapture_py.jetstream.publish.publisher import Publisher
+from tests.support.publishing import Publisher
 from tests.support.running import Command, connection, settings
 
 

@@ -63,6 +63,7 @@ def checked(tmp_path: Path, program: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=root).stdout
 
 
+@pytest.mark.exhaustive
 def test_type_checkers_see_the_public_names(tmp_path: Path) -> None:
     (tmp_path / "use.py").write_text(USE)
     assert "Success" in checked(tmp_path, USE)

@@ -1,9 +1,9 @@
-"""Validate messages and encode them in NATS's protocol, singly or as columns."""
+"""Validate messages and encode them in NATS's protocol, as columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -18,14 +18,12 @@ MAX_SUBJECT_BYTES = 3840
 """Maximum length of a subject: servers close the connection after a command line of more than 4096 bytes."""
 PLAIN_SUBJECT = r"^[\w-]+(\.[\w-]+)*\z"
 """Matches most subjects: ASCII words. Arrow and Java interpret it alike."""
-Headers = Sequence[tuple[str, str]]
 
 _SLICE_ROWS = 4096
 _SLICE_BYTES = 8 * 1024 * 1024
 _VERSION = "NATS/1.0\r\n"
 _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
-_HEADER_VALUE = re.compile(r"[^\r\n\x00]*")
 _STORED_NAME = re.compile(r"(?:(?!\r\n)[^:])+")
 _BREAKS, _STORED_BREAKS = r"[\r\n\x00]", r"\r\n"
 
@@ -53,18 +51,6 @@ def unusual_subjects(subjects: pa.Array) -> list[str]:
     )
     unusual = pc.unique(subjects.filter(pc.invert(plain))).cast(pa.binary()).to_pylist()
     return [subject.decode(errors="surrogateescape") for subject in unusual]
-
-
-def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Encode headers in the given order, repeated names included."""
-    lines = [_VERSION]
-    for name, value in headers:
-        _check_name(name, _HEADER_NAME)
-        if not _HEADER_VALUE.fullmatch(value):
-            raise SourceError(f"invalid value of header {name}: it contains a line break or NUL")
-        lines.append(f"{name}: {value}\r\n")
-    lines.append("\r\n")
-    return "".join(lines).encode()
 
 
 def _check_name(name: str, allowed: re.Pattern[str]) -> None:
@@ -177,16 +163,11 @@ def without(headers: pa.MapArray, refused: Callable[[str], bool]) -> pa.MapArray
     )
 
 
-def frame(subject: str, reply: bytes, block: bytes, payload: bytes) -> bytes:
-    """Encode the command that publishes one message; an empty `block` means no headers."""
-    if block:
-        sizes = b"%d %d" % (len(block), len(block) + len(payload))
-        return b"HPUB %b %b %b\r\n%b%b\r\n" % (subject.encode(), reply, sizes, block, payload)
-    return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(payload), payload)
-
-
 def frames(subjects: pa.Array, replies: pa.Array, blocks: pa.Array | None, payloads: pa.Array) -> list[bytes]:
-    """Like `frame`, for binary columns without nulls and less than 2 GiB in total."""
+    """Encode the commands that publish messages: binary columns without nulls, less than 2 GiB in total.
+
+    An empty block means no headers.
+    """
     sizes = pc.binary_length(payloads)
     space, end = _text(" "), _text("\r\n")
     plain: list[Any] = [_text("PUB "), subjects, space, replies, space, _digits(sizes), end, payloads, end]

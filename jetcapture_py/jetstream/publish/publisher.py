@@ -2,8 +2,7 @@
 
 A publish without a reply subject can be dropped silently, so every message requests an acknowledgement. Messages are
 pipelined: up to a window of them is in flight, commands are combined into few writes, and one wildcard subscription
-receives the acknowledgements, in bulk on a `wire.Connection`. `flush` returns when every message is acknowledged, or
-raises.
+receives the acknowledgements in bulk. `flush` returns when every message is acknowledged, or raises.
 
 Messages of one publisher are stored in the order of the calls, even across a reconnect: nothing is written while
 disconnected, and afterwards all unacknowledged messages are written again, in order, before new ones. There are two
@@ -14,8 +13,10 @@ already in flight; or it stores a message without acknowledging it, and loses it
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import NamedTuple, Self
 
 import nats.errors
 import numpy as np
@@ -25,70 +26,154 @@ import pyarrow.compute as pc
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.publish.frames import (
     MESSAGE_ID,
-    Headers,
     byte_strings,
     check_subject,
     fitting,
-    frame,
     frames,
-    header_block,
+    has_id,
     header_blocks,
     slices,
     unusual_subjects,
 )
-from jetcapture_py.jetstream.publish.in_flight import InFlight
-from jetcapture_py.jetstream.wire.client import Connection
+from jetcapture_py.jetstream.wire.client import Connection, Denial
 from jetcapture_py.jetstream.wire.inbox import PAYLOAD, SUBJECT, Inbox
 from jetcapture_py.text import plural
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
+class Refusal(NamedTuple):
+    """A refused message: number of refusals, whether the error is temporary, and its text."""
 
-    from jetcapture_py.jetstream.permissions import Denial
+    times: int
+    temporary: bool
+    text: str
+
+
+class InFlight:
+    """Unacknowledged messages, written or waiting, by the subject of their acknowledgement; `size` is their bytes.
+
+    `acknowledged` and `duplicates` count accepted messages. A temporarily refused message is held back until `release`,
+    together with everything not written yet, which must not overtake it.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.acknowledged = 0
+        self.duplicates = 0
+        self._frames: dict[bytes, bytes] = {}
+        self._waiting: list[bytes] = []  # frames to write, for the first time or again
+        self._held: set[bytes] = set()
+        self._refused: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing may be written for now."""
+        return bool(self._held)
+
+    def add(self, replies: list[bytes], frames: list[bytes]) -> None:
+        """Append messages."""
+        size = sum(map(len, frames))
+        self._frames.update(zip(replies, frames, strict=True))
+        self._waiting += frames
+        self.size += size
+
+    def take(self) -> bytes:
+        """Take the bytes to write now."""
+        if self._held or not self._waiting:
+            return b""
+        data = b"".join(self._waiting)
+        self._waiting.clear()
+        return data
+
+    def again(self) -> int:
+        """Queue all messages to be written again, because none will be acknowledged any more.
+
+        Returns the number of messages that this could store twice: written before, and without an id. If it is not 0,
+        the caller must not write.
+        """
+        messages = list(self._frames.items())
+        written = messages[: len(messages) - len(self._waiting)]
+        unsafe = sum(not has_id(frame) for reply, frame in written if reply not in self._held)
+        self._held.clear()
+        self._waiting = [frame for _, frame in messages]
+        return unsafe
+
+    def release(self) -> None:
+        """Queue held messages to be written again, before those that follow them."""
+        self._waiting[:0] = [frame for reply, frame in self._frames.items() if reply in self._held]
+        self._held.clear()
+
+    def acknowledge(self, subjects: list[bytes], answers: list[bytes]) -> Iterator[tuple[str, Refusal]]:
+        """Process the server's answers; yield refusals with the subjects of their messages."""
+        frames = self._frames
+        for subject, answer in zip(subjects, answers, strict=True):
+            frame = frames.get(subject)
+            if frame is None:  # a second acknowledgement, of a message published again
+                continue
+            if (not answer or b'"error"' in answer) and (problem := _problem(answer)) is not None:
+                times = self._refused[subject] = self._refused.get(subject, 0) + 1
+                if problem[0]:
+                    self._held.add(subject)
+                yield frame.split(b" ", 2)[1].decode(errors="replace"), Refusal(times, *problem)
+                continue
+            del frames[subject]
+            self.size -= len(frame)
+            self.acknowledged += 1
+            if b'"duplicate"' in answer:
+                self.duplicates += 1
+
+
+def _problem(data: bytes) -> tuple[bool, str] | None:
+    """Return whether a refusal is temporary, and its text; None for an acknowledgement."""
+    if not data:
+        return True, "no stream listens on it"
+    try:
+        error = json.loads(data).get("error")
+        if error is None:
+            return None
+        text = f"{error.get('description', 'no reason given')} ({error.get('err_code', 0)})"
+        return error.get("code") in (429, 503), text
+    except (ValueError, AttributeError):
+        return False, f"unexpected answer {data[:100]!r}"
+
 
 WINDOW = 1000
 
-_CHUNK_BYTES = 128 * 1024
 _RETRIES = 4
 _RETRY_AFTER = 0.25  # doubled every time
 _TICK = 0.1
-_KNOWN_SUBJECTS = 10_000
 
 
 class Publisher:
     """Acknowledged publishing over a connection.
 
-    For a single task: calls must not overlap. At most `window` messages and `window_bytes` bytes are in flight.
-    Messages are buffered until a chunk or the window is full, or `flush` is called. A message that is not acknowledged
-    within `ack_timeout` seconds, or before the connection breaks, is published again if it has a `Nats-Msg-Id`, which
-    makes that safe; otherwise it may have been stored already, and that is an error. A message that no stream accepted
-    is always published again. Gives up after `patience` seconds without any acknowledgement.
+    For a single task: calls must not overlap. At most `window` messages and `window_bytes` bytes are in flight. A
+    message that is not acknowledged within `ack_timeout` seconds, or before the connection breaks, is published again
+    if it has a `Nats-Msg-Id`, which makes that safe; otherwise it may have been stored already, and that is an error. A
+    message that no stream accepted is always published again. Gives up after `patience` seconds without any
+    acknowledgement.
     """
 
     def __init__(
         self,
-        nc: Client,
+        connection: Connection,
         *,
         window: int = WINDOW,
         window_bytes: int = 16 * 1024 * 1024,
         ack_timeout: float = 5.0,
         patience: float = 60.0,
     ) -> None:
-        self._nc = nc
+        self._nc = connection
         self._window = window
         self._window_bytes = window_bytes
         self._ack_timeout = ack_timeout
         self._patience = patience
-        self._subscription: Subscription | None = None
         self._acks = Inbox(self._on_acks, statuses=False)
         self._prefix = b""
         self._next = 0
         self._pending = InFlight()
-        self._subjects: set[str] = set()
         self._error: SourceError | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -111,13 +196,8 @@ class Publisher:
         prefix = f"{self._nc.new_inbox()}."
         self._prefix = prefix.encode()
         self._connections = self._nc.stats["reconnects"]
-        if isinstance(self._nc, Connection):
-            self._sid = await self._nc.receive_into(self._acks, f"{prefix}*")
-            self._nc.denials.listeners.append(self._on_denial)
-        else:
-            self._subscription = await self._nc.subscribe(
-                f"{prefix}*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
-            )
+        self._sid = await self._nc.receive_into(self._acks, f"{prefix}*")
+        self._nc.denial_listeners.append(self._on_denial)
         try:
             await self._nc.flush()  # messages overtake other commands: the subscription must exist first
         except (nats.errors.Error, TimeoutError) as error:
@@ -131,31 +211,10 @@ class Publisher:
         finally:
             if self._retry is not None:
                 self._retry.cancel()
-            if isinstance(self._nc, Connection):
-                self._nc.denials.listeners.remove(self._on_denial)
-                self._nc.forget(self._sid)
-                if not self._nc.is_closed:
-                    await self._nc.stop_receiving(self._sid)
-            elif self._subscription is not None and not self._nc.is_closed:
-                await self._subscription.unsubscribe()
-
-    async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None:
-        """Publish one message; wait only while the window is full. Also raises errors of earlier messages."""
-        if self._error is not None:
-            raise self._error
-        if subject not in self._subjects:
-            self._learn(subject)
-        block = b"" if headers is None else header_block(headers)
-        if len(block) + len(payload) > self._nc.max_payload:
-            self._refuse_size(len(block) + len(payload), subject)
-        reply = b"%b%d" % (self._prefix, self._next)
-        self._next += 1
-        self._pending.add([reply], [frame(subject, reply, block, payload)])
-        if len(self._pending) >= self._window or self._pending.size >= self._window_bytes:
-            await self._drain_to(self._window // 2, self._window_bytes // 2)
-        elif self._pending.waiting_size >= _CHUNK_BYTES:
-            await self._write()
-            await asyncio.sleep(0)  # let acknowledgements be read even if the caller never waits
+            self._nc.denial_listeners.remove(self._on_denial)
+            self._nc.forget(self._sid)
+            if not self._nc.is_closed:
+                await self._nc.stop_receiving(self._sid)
 
     async def publish_batch(
         self,
@@ -168,21 +227,20 @@ class Publisher:
         lines: pa.BinaryArray | None = None,
         stored: bool = False,
     ) -> None:
-        """Publish columns of messages, much faster than `publish`.
+        """Publish columns of messages. Also raises errors of earlier messages.
 
         `subjects` are strings, or binary if some are not UTF-8, without nulls; `payloads` binary or strings, null is
         empty; `headers` map<string, list<string>>, null for none. `ids` and the columns of `extra`, by header name, are
         strings, null for none; they replace headers of that name. `lines` are further raw header lines with their line
-        ends, null for none. `stored` allows header names and values that `publish` would reject but NATS has accepted
-        before. Nothing is published if any subject is invalid.
+        ends, null for none. `stored` allows header names and values that NATS has accepted before. Nothing is published
+        if any subject is invalid.
         """
         if self._error is not None:
             raise self._error
         if subjects.null_count:
             raise SourceError("a message has no subject: it is null")
         for subject in unusual_subjects(subjects):
-            if subject not in self._subjects:
-                self._learn(subject)
+            check_subject(subject)
         added = dict(extra or {}) | ({} if ids is None else {MESSAGE_ID: ids})
         for start, rows in slices(payloads):
             part = subjects.slice(start, rows).cast(pa.binary())
@@ -198,9 +256,9 @@ class Publisher:
             sizes = sizes if blocks is None else pc.add(sizes, pc.binary_length(blocks))
             largest = pc.max(sizes).as_py()
             if largest > self._nc.max_payload:
-                self._refuse_size(
-                    largest, part[pc.index(sizes, largest).as_py()].as_py().decode(errors="backslashreplace")
-                )
+                subject = part[pc.index(sizes, largest).as_py()].as_py().decode(errors="backslashreplace")
+                allowed = self._nc.max_payload
+                raise SourceError(f"a message for {subject} has {largest} bytes, the server allows {allowed}")
             numbers = pa.array(np.arange(self._next, self._next + rows)).cast(pa.string()).cast(pa.binary())
             replies = pc.binary_join_element_wise(pa.scalar(self._prefix), numbers, b"")
             self._next += rows
@@ -211,15 +269,6 @@ class Publisher:
         await self._drain_to(0, 0)
         if self._error is not None:
             raise self._error
-
-    def _learn(self, subject: str) -> None:
-        check_subject(subject)
-        if len(self._subjects) >= _KNOWN_SUBJECTS:
-            self._subjects.clear()
-        self._subjects.add(subject)
-
-    def _refuse_size(self, size: int, subject: str) -> None:
-        raise SourceError(f"a message for {subject} has {size} bytes, the server allows {self._nc.max_payload}")
 
     async def _send(self, replies: list[bytes], messages: list[bytes]) -> None:
         """Add and write messages as the window allows."""
@@ -235,7 +284,7 @@ class Publisher:
             self._pending.add(replies[position:stop], messages[position:stop])
             position = stop
             await self._write()
-        await asyncio.sleep(0)  # as in `publish`
+        await asyncio.sleep(0)  # let acknowledgements be read even if the caller never waits
 
     async def _write(self) -> None:
         """Write waiting messages; while disconnected, keep them.
@@ -294,15 +343,9 @@ class Publisher:
                 "publishing them again could store them twice"
             )
 
-    async def _on_message(self, msg: Msg) -> None:
-        self._acknowledge([msg.subject.encode()], [msg.data])
-
     def _on_acks(self) -> None:
-        subjects, answers = self._acks.take(1 << 40).columns(SUBJECT, PAYLOAD)
-        self._acknowledge(subjects.to_pylist(), answers.to_pylist())
-
-    def _acknowledge(self, subjects: list[bytes], answers: list[bytes]) -> None:
         """Process answers. Must not raise: the connection's reader calls it."""
+        subjects, answers = (column.to_pylist() for column in self._acks.take(1 << 40).columns(SUBJECT, PAYLOAD))
         loop = asyncio.get_running_loop()
         before = self.published
         for subject, refusal in self._pending.acknowledge(subjects, answers):

@@ -14,8 +14,10 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.client import Client, Srv
@@ -24,7 +26,6 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error
 from nats.protocol.parser import Parser
 
-from jetcapture_py.jetstream.permissions import Denials
 from jetcapture_py.jetstream.wire import transport
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.jetstream.wire.parser import FrameParser, receive_failed
@@ -37,6 +38,42 @@ CLOSING = 5.0
 logging.getLogger("nats").addHandler(logging.NullHandler())
 """Keeps nats-py's log lines from standard error in commands; `log.setup` makes events of them."""
 _LOGIN = ("authorization violation", "authentication expired", "authentication revoked")
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+_DOMAIN = re.compile(r"^\$JS\.[^.]+\.API\.")
+"""Prefix with a domain. In the domain itself, the server maps it to the prefix without one and checks that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denial:
+    """A refused subscription or publish. nats-py converts the subject to lower case."""
+
+    subject: str
+    subscription: bool
+
+    def __str__(self) -> str:
+        return refusal(self.subject, subscription=self.subscription)
+
+    def about(self, subject: str) -> str | None:
+        """Return `subject` as checked by the server, if this refusal is about publishing to it."""
+        for checked in (subject, _DOMAIN.sub("$JS.API.", subject)):
+            if not self.subscription and checked.lower() == self.subject:
+                return checked
+        return None
+
+
+def refusal(subject: str, *, subscription: bool = False) -> str:
+    """Describe the missing permission."""
+    return f"this user may not {'subscribe' if subscription else 'publish'} to {subject}"
+
+
+def denial_in(error: Exception | str) -> Denial | None:
+    """Parse an error of the server; return None if it is not a refusal."""
+    match = _VIOLATION.search(str(error))
+    return Denial(subject=match[2].lower(), subscription=match[1].lower() == "subscription") if match else None
+
+
+class DeniedError(Error):
+    """The server refuses a request, or the subscription to its reply. The text names the missing permission."""
 
 
 class Connection(Client):
@@ -44,6 +81,9 @@ class Connection(Client):
 
     Before each attempt to reconnect, the options that the functions `renew` return replace the ones before. They run in
     a thread. What they raise goes to the error callback, and these options stay as they are.
+
+    The server does not answer a request that is denied, or whose reply subject is denied; it only sends an error that
+    names the subject. That fails the waiting request immediately, and `denial_listeners` are called with it.
     """
 
     def __init__(
@@ -54,7 +94,8 @@ class Connection(Client):
         self._renew = tuple(renew)
         self.inboxes: dict[int, Inbox] = {}
         self._filling: dict[int, Subscription] = {}
-        self.denials = Denials()
+        self.denial_listeners: list[Callable[[Denial], None]] = []
+        self._requests: dict[asyncio.Future[Msg], str] = {}
         self.fast = fast and supported()
         if self.fast:
             self._ps = FrameParser(self, self.inboxes)
@@ -108,13 +149,27 @@ class Connection(Client):
         return super()._connect_command()
 
     async def _process_err(self, err_msg: str) -> None:
-        self.denials.record(err_msg, self._inbox_prefix.decode())
+        if denial := denial_in(err_msg):
+            self._record_denial(denial)
         if self.options["allow_reconnect"] and any(word in err_msg.lower() for word in _LOGIN):
             error = Error(f"nats: {err_msg}")
             await self._error_cb(error)
             await self._process_op_err(error)  # the server reads other logins now, or this one has expired
         else:
             await super()._process_err(err_msg)
+
+    def _record_denial(self, denial: Denial) -> None:
+        """Call the listeners, and fail the requests that the server refuses."""
+        for listener in self.denial_listeners:
+            listener(denial)
+        inboxes = self._inbox_prefix.decode()
+        for refused, subject in self._requests.items():
+            if refused.done():
+                continue
+            if checked := denial.about(subject):
+                refused.set_exception(DeniedError(refusal(checked)))
+            elif denial.subscription and denial.subject.startswith(f"{inboxes}.".lower()):
+                refused.set_exception(DeniedError(refusal(f"{inboxes}.>", subscription=True)))
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():  # a flush gave up on it; nats-py would stop reading
@@ -156,7 +211,16 @@ class Connection(Client):
 
     async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
         """Send a request; return its answer. Raises what nats-py's `request` raises, and `DeniedError` immediately."""
-        return await self.denials.request(self, subject, payload, timeout)
+        refused: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._requests[refused] = subject
+        answered = asyncio.ensure_future(self.request(subject, payload, timeout=timeout))
+        try:
+            await asyncio.wait({answered, refused}, return_when=asyncio.FIRST_COMPLETED)
+            return refused.result() if refused.done() else answered.result()
+        finally:
+            del self._requests[refused]
+            answered.cancel()
+            await asyncio.gather(answered, return_exceptions=True)
 
     async def write(self, commands: bytes) -> None:
         """Send protocol commands, in order with all others; buffered while reconnecting.

@@ -53,7 +53,7 @@ class Segment:
     def columns(self, which: Sequence[int]) -> list[pa.BinaryArray]:
         """See `Received.columns`; copies."""
         rows = self.ordered()
-        return [between(self.memory, rows[:, place], rows[:, place + 1]) for place in which]
+        return [between(self.memory, rows[:, column], rows[:, column + 1]) for column in which]
 
 
 def text_of(array: pa.BinaryArray) -> tuple[Any, Any]:
@@ -63,10 +63,12 @@ def text_of(array: pa.BinaryArray) -> tuple[Any, Any]:
     return edges, np.frombuffer(data or b"", np.uint8)
 
 
-def contents(array: pa.BinaryArray) -> bytes:
-    """Return all values concatenated."""
+def joined(array: pa.BinaryArray) -> Any:
+    """Return all values one after another, as an array of bytes without a copy."""
+    if not len(array):
+        return np.zeros(0, np.uint8)
     edges, text = text_of(array)
-    return bytes(text[edges[0] : edges[-1]])
+    return text[edges[0] : edges[-1]]
 
 
 def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
@@ -77,7 +79,7 @@ def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
     """
     count, sizes = len(starts), ends - starts
     if count and sizes.min() > _INLINE:
-        views = np.zeros((count, 4), np.int32)  # size, prefix, number of the buffer, place; the prefix is not read
+        views = np.zeros((count, 4), np.int32)  # size, prefix, number of the buffer, offset; the prefix is not read
         views[:, 0], views[:, 3] = sizes, starts
         buffers = [None, pa.py_buffer(views), pa.py_buffer(text)]
         return pa.Array.from_buffers(pa.binary_view(), count, buffers).cast(pa.binary())
@@ -126,14 +128,21 @@ class Received:
         which = which or (SUBJECT, REPLY, HEADERS, PAYLOAD)
         if not self.parts:
             return [pa.array([], pa.binary())] * len(which)
-        found = [part.columns(which) for part in self.parts]
-        return found[0] if len(found) == 1 else [pa.concat_arrays(each) for each in zip(*found, strict=True)]
+        parts = [part.columns(which) for part in self.parts]
+        return parts[0] if len(parts) == 1 else [pa.concat_arrays(chunks) for chunks in zip(*parts, strict=True)]
 
     def last_reply(self) -> bytes:
         """Return the reply subject of the last message received; there must be one."""
+        return self._last(REPLY)
+
+    def last_headers(self) -> bytes:
+        """Return the header block of the last message received; there must be one."""
+        return self._last(HEADERS)
+
+    def _last(self, column: int) -> bytes:
         part = self.parts[-1]
         row = part.rows[-1][-1]
-        return bytes(part.memory[row[REPLY] : row[REPLY + 1]])
+        return bytes(part.memory[row[column] : row[column + 1]])
 
     def add(self, memory: Any, rows: Any, size: int) -> None:
         """Append messages at the offsets `rows` in `memory`."""
@@ -166,12 +175,12 @@ class Received:
 
     def where(self, mask: Any) -> Received:
         """Select messages by a mask in the order of `columns`."""
-        found, start = Received(), 0
+        selected, start = Received(), 0
         for part in self.parts:
             rows = part.ordered()
-            found._add_rows(part.memory, rows[mask[start : start + len(rows)]])
+            selected._add_rows(part.memory, rows[mask[start : start + len(rows)]])
             start += len(rows)
-        return found
+        return selected
 
     def _add_rows(self, memory: Any, rows: Any) -> None:
         if len(rows):
@@ -190,10 +199,6 @@ class Received:
 def _bare(rows: Any) -> Any:
     """Return a mask of messages with headers but no payload."""
     return (rows[:, PAYLOAD] == rows[:, -1]) & (rows[:, HEADERS] < rows[:, PAYLOAD])
-
-
-def _ignore(subject: bytes, headers: bytes) -> None:
-    """Ignore a status."""
 
 
 class Inbox:
@@ -223,7 +228,7 @@ class Inbox:
     def __init__(self, on_data: Callable[[], None], *, statuses: bool = True) -> None:
         self.on_data = on_data
         self.statuses = statuses
-        self.on_status: Callable[[bytes, bytes], None] = _ignore
+        self.on_status: Callable[[bytes, bytes], None] = lambda _subject, _headers: None
         self.rows = Received()
         self._memory = ReceiveBuffer()
         self.total = self.total_bytes = self.largest = 0

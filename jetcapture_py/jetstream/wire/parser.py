@@ -102,7 +102,7 @@ class FrameParser(Parser):
         """Parse up to `MANY` frames one by one, up to one that is not ours; return their number, and that frame if it
         is complete."""
         segment, position, stop = memory.segment, memory.start, memory.stop
-        found: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
+        rows_by_inbox: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
         taken, frame = 0, b""
         while position < stop and taken < MANY:
             eol = segment.find(b"\r\n", position, stop)
@@ -137,13 +137,13 @@ class FrameParser(Parser):
             reply = subject_end + len(args[2]) + 2
             reply_end = reply if bare else reply + len(args[3])
             row = (subject, subject_end, reply, reply_end, start, start + headers_size, end)
-            found[self._inboxes[sid]].append((*row, sid))
+            rows_by_inbox[self._inboxes[sid]].append((*row, sid))
             position = end + 2
             taken += 1
         if taken:
             self._typical = (position - len(frame) - memory.start) // taken
         memory.start = position
-        for inbox, rows_of_it in found.items():
+        for inbox, rows_of_it in rows_by_inbox.items():
             rows = np.array(rows_of_it, np.int64)
             inbox.add(segment, rows[:, :-1].astype(np.int32), rows[:, -1])
         return taken, frame
@@ -198,9 +198,9 @@ class FrameParser(Parser):
         right &= (subject < subject_end) & (bare | (reply < reply_end))
         headers_sizes = np.zeros(len(starts), np.int64)
         if headers.any():
-            found, headers_right = _decimals(lines, space(beyond - 2) + 1, last)
-            headers_sizes[headers] = found[headers]
-            right &= ~headers | (headers_right & (found <= sizes))
+            numbers_of_headers, headers_right = _decimals(lines, space(beyond - 2) + 1, last)
+            headers_sizes[headers] = numbers_of_headers[headers]
+            right &= ~headers | (headers_right & (numbers_of_headers <= sizes))
         contents = eols + 2
         ends = contents + sizes
         right &= (ends + 2 <= len(region)) & (region.take(eols + 1, mode="clip") == _NEWLINE)
@@ -208,7 +208,7 @@ class FrameParser(Parser):
         count = len(right) if right.all() else int(right.argmin())
         to_segment = starts - edges[:-1] + base
         rows = np.empty((count, PLACES), np.int32)
-        for place, column in enumerate(
+        for index, column in enumerate(
             (
                 subject + to_segment,
                 subject_end + to_segment,
@@ -219,7 +219,7 @@ class FrameParser(Parser):
                 ends + base,
             )
         ):
-            rows[:, place] = column[:count]
+            rows[:, index] = column[:count]
         self._give(memory, sids[:count], bare[:count], rows)
 
     def _give(self, memory: ReceiveBuffer, sids: Any, bare: Any, rows: Any) -> None:
@@ -229,10 +229,10 @@ class FrameParser(Parser):
         for sid, inbox in self._inboxes.items():
             numbers[sid] = inboxes.index(inbox)
         owners = numbers.take(sids, mode="clip")
-        wanted = owners >= 0
+        ours = owners >= 0
         if bare.any():
-            wanted &= ~bare | ~np.array([inbox.statuses for inbox in inboxes])[owners]
-        count = len(sids) if wanted.all() else int(wanted.argmin())
+            ours &= ~bare | ~np.array([inbox.statuses for inbox in inboxes])[owners]
+        count = len(sids) if ours.all() else int(ours.argmin())
         if not count:
             return
         memory.start, before = int(rows[count - 1, -1]) + 2, memory.start
@@ -254,8 +254,8 @@ def _places(where: Any) -> Any:
     """Return the indexes of True values, which must be rare."""
     bits = np.packbits(where)
     some = np.flatnonzero(bits != 0)  # numpy scans booleans eight at a time, but integers one by one
-    found = np.flatnonzero(np.unpackbits(bits[some]).view(bool))
-    return some[found >> 3] * 8 + (found & 7)
+    bit_offsets = np.flatnonzero(np.unpackbits(bits[some]).view(bool))
+    return some[bit_offsets >> 3] * 8 + (bit_offsets & 7)
 
 
 def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
@@ -264,11 +264,11 @@ def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
     width = int(min(widths.max(initial=1), _MAX_DIGITS_TOGETHER))
     right = (widths > 0) & (widths <= width) & ((widths == 1) | (text.take(starts, mode="clip") != ord("0")))
     values = np.zeros(len(starts), np.int64)
-    for place in range(width):  # from the last digit
-        digits = text.take(ends - 1 - place, mode="clip") - np.uint8(ord("0"))
-        digits *= widths > place
+    for power in range(width):  # from the last digit
+        digits = text.take(ends - 1 - power, mode="clip") - np.uint8(ord("0"))
+        digits *= widths > power
         right &= digits < 10
-        values += digits * np.int64(10**place)
+        values += digits * np.int64(10**power)
     return values, right
 
 

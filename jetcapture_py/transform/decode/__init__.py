@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
 from jetcapture_py import plugins
-from jetcapture_py.archive.schema import conform, unify
-from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
-from jetcapture_py.transform.decode.json_declared import JsonDecoder
-from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import DecodeConfig
     from jetcapture_py.transform.decode.unpack import Unpacker
 
-__all__ = [
-    "InferringJsonDecoder",
-    "JsonDecoder",
-    "RawDecoder",
-    "conform",
-    "make_decoder",
-    "make_unpacker",
-    "parse_type",
-    "unify",
-]
+_MODULES = {
+    "json": "json_declared",
+    "msgpack": "msgpack",
+    "csv": "delimited",
+    "tsv": "delimited",
+    "avro": "avro",
+    "protobuf": "protobuf",
+}
+"""Modules with a function `make`, by format. They are imported where they are needed."""
+_SPLITS = {
+    ("json", "lines"): "split_lines",
+    ("json", "array"): "split_json_array",
+    ("msgpack", "array"): "split_msgpack_array",
+    ("protobuf", "delimited"): "split_delimited",
+}
+"""Functions of `unpack` by format and rows; other formats split their payloads themselves."""
 
 
 class RawDecoder:
@@ -44,72 +46,17 @@ class RawDecoder:
 
 def make_decoder(config: DecodeConfig) -> Decoder:
     """Return the configured decoder. Raises ValueError with one line."""
-    decoder = _user_decoder(config) if config.format not in _FORMATS else _FORMATS[config.format](config)
+    if config.format == "raw":
+        decoder: Decoder = RawDecoder()
+    elif config.format in _MODULES:
+        decoder = import_module(f"{__name__}.{_MODULES[config.format]}").make(config)
+    else:
+        decoder = cast("Decoder", plugins.make(config.format, "decoder", "decode"))
     if (unpack := make_unpacker(config)) is None:
         return decoder
     from jetcapture_py.transform.decode.unpack import UnpackingDecoder
 
     return UnpackingDecoder(decoder, unpack)
-
-
-def _raw(config: DecodeConfig) -> Decoder:
-    if config.columns:
-        raise ValueError(_NO_COLUMNS.format(config.format))
-    return RawDecoder()
-
-
-def _json(config: DecodeConfig) -> Decoder:
-    return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
-
-
-def _msgpack(config: DecodeConfig) -> Decoder:
-    from jetcapture_py.transform.decode import msgpack
-
-    return msgpack.MsgpackDecoder(config.columns) if config.columns else msgpack.InferringMsgpackDecoder()
-
-
-def _delimited(config: DecodeConfig) -> Decoder:
-    from jetcapture_py.transform.decode.delimited import DelimitedDecoder
-
-    return DelimitedDecoder(
-        config.columns,
-        delimiter="\t" if config.format == "tsv" else config.delimiter,
-        header=config.header,
-        null_text=config.null_text,
-        lines=config.rows == "lines",
-    )
-
-
-def _avro(config: DecodeConfig) -> Decoder:
-    from jetcapture_py.transform.decode.avro import make
-
-    return make(config)
-
-
-def _protobuf(config: DecodeConfig) -> Decoder:
-    from jetcapture_py.transform.decode.protobuf import make
-
-    return make(config)
-
-
-_FORMATS: Mapping[str, Callable[[DecodeConfig], Decoder]] = {
-    "raw": _raw,
-    "json": _json,
-    "msgpack": _msgpack,
-    "csv": _delimited,
-    "tsv": _delimited,
-    "avro": _avro,
-    "protobuf": _protobuf,
-}
-_NO_COLUMNS = "columns can be declared for json, msgpack, csv, tsv, avro and protobuf, not for {0!a}"
-
-
-def _user_decoder(config: DecodeConfig) -> Decoder:
-    if config.columns:
-        raise ValueError(_NO_COLUMNS.format(config.format))
-    if not plugins.is_reference(config.format):
-        raise ValueError(f"unknown format {config.format!a}: {', '.join(_FORMATS)} or package.module:object")
-    return cast("Decoder", plugins.make(config.format, "decoder", "decode"))
 
 
 def make_unpacker(config: DecodeConfig) -> Unpacker | None:
@@ -124,12 +71,3 @@ def make_unpacker(config: DecodeConfig) -> Unpacker | None:
         inflate=None if config.compression == "none" else inflater(config.compression, config.max_inflated),
         split=None if split is None else getattr(unpack, split),
     )
-
-
-_SPLITS = {
-    ("json", "lines"): "split_lines",
-    ("json", "array"): "split_json_array",
-    ("msgpack", "array"): "split_msgpack_array",
-    ("protobuf", "delimited"): "split_delimited",
-}
-"""Functions of `unpack` by format and rows; other formats split their payloads themselves."""

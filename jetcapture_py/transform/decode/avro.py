@@ -1,16 +1,20 @@
 """Decode Avro (specification 1.12) with a reader's schema: single datums and object container files.
 
 A datum names its writer's schema by single-object encoding, or by Confluent's wire format with a registry. Otherwise it
-must have been written with the reader's schema.
+must have been written with the reader's schema. A registry is a directory of `<id>.avsc` files, or a server with
+Confluent's HTTP API.
 """
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,27 +22,137 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jetcapture_py.backoff import delays
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
 from jetcapture_py.transform.decode.avro_schema import (
     NESTED,
     Costs,
     Header,
+    changed,
     check_size,
-    counted,
     shape_of,
-    strict_enums,
-    survey,
+    with_strict_enum,
     without_logical,
 )
 from jetcapture_py.transform.decode.bounds import MAX_VALUES, RECORD, TOO_MANY, max_values, width
-from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, payloads_of
+from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, json_texts, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS, of_messages, rows_error
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import Column, DecodeConfig
+
+_TIMEOUT = 5.0
+_PATIENCE = 20.0
+"""Seconds to retry an unresponsive registry before messages go to the quarantine."""
+_FORGET = 30.0
+"""Seconds after which a missing schema is looked up again."""
+_MAX_MISSING = 10_000
+_LARGEST = 16 << 20
+"""Maximum bytes of a registry's answer."""
+
+
+class _SilentError(Exception):
+    """The registry does not answer."""
+
+
+class Registry:
+    """Looks up schemas at an address or in a directory. Raises ValueError for a directory that does not exist."""
+
+    def __init__(self, location: str) -> None:
+        self._url = location.rstrip("/") if "://" in location else None
+        self._directory = Path(location)
+        self._missing: dict[int | bytes, tuple[float, str]] = {}
+        self._marks: dict[bytes, Path] = {}
+        self._scanned, self._scan_again = 0, 0.0
+        self._silent_until = 0.0
+        if self._url is None and not self._directory.is_dir():
+            raise ValueError("registry: the directory does not exist")
+
+    def with_id(self, number: int) -> Any:
+        """Return the parsed JSON of the schema with that id. Raises ValueError if it is not available."""
+        self._check_missing(number)
+        try:
+            return self._fetch(number) if self._url is not None else _read(self._directory / f"{number}.avsc")
+        except _SilentError as error:
+            self._silent_until = time.monotonic() + _FORGET
+            raise ValueError(f"the registry does not answer: {one_line(str(error))}") from None
+        except FileNotFoundError:
+            raise self.missed(number, f"schema {number} is not in the registry") from None
+        except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
+            raise self.missed(number, f"schema {number} cannot be read: {one_line(error)}") from None
+
+    def with_fingerprint(self, mark: bytes, fingerprint: Callable[[Any], bytes]) -> Any | None:
+        """Return the directory's schema with that `fingerprint`; None without one. Raises ValueError."""
+        if self._url is not None:
+            return None
+        self._check_missing(mark)
+        if mark not in self._marks:
+            self._scan(fingerprint)
+        if (path := self._marks.get(mark)) is None:
+            return None
+        try:
+            return _read(path)
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.missed(mark, f"the schema in {path.name} cannot be read: {one_line(error)}") from None
+
+    def _scan(self, fingerprint: Callable[[Any], bytes]) -> None:
+        """Read the directory again, if it changed since the last time, or after some time."""
+        try:
+            changed = self._directory.stat().st_mtime_ns
+        except OSError:
+            return
+        if changed == self._scanned and time.monotonic() < self._scan_again:
+            return
+        for path in self._directory.glob("*.avsc"):
+            try:
+                self._marks[fingerprint(_read(path))] = path
+            except (OSError, ValueError, RecursionError):
+                continue  # messages with its id will say what is wrong with it
+        self._scanned, self._scan_again = changed, time.monotonic() + _FORGET
+
+    def _check_missing(self, key: int | bytes) -> None:
+        if self._silent_until > time.monotonic():
+            raise ValueError("the registry does not answer")
+        again, reason = self._missing.get(key, (0.0, ""))
+        if again > time.monotonic():
+            raise ValueError(reason)
+
+    def missed(self, key: int | bytes, reason: str) -> ValueError:
+        """Return the error that a schema cannot be had or used, and give it again for some time without looking."""
+        if len(self._missing) >= _MAX_MISSING:
+            self._missing.clear()
+        self._missing[key] = time.monotonic() + _FORGET, reason
+        return ValueError(reason)
+
+    def _fetch(self, number: int) -> Any:
+        """Request a schema from the registry; retry for a while if it does not answer."""
+        deadline, waits = time.monotonic() + _PATIENCE, delays(0.1, 2.0)
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self._url}/schemas/ids/{number}", timeout=_TIMEOUT) as answer:  # noqa: S310
+                    entry = json.loads(answer.read(_LARGEST))
+                if not isinstance(entry, dict) or entry.get("schemaType", "AVRO") != "AVRO" or entry.get("references"):
+                    raise ValueError("it is not an Avro schema without references")
+                return json.loads(entry["schema"])
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code == 404:
+                    raise FileNotFoundError from None
+                if error.code < 500:
+                    raise
+                reason: Exception = error
+            except (OSError, http.client.HTTPException) as error:
+                reason = error
+            if time.monotonic() > deadline:
+                raise _SilentError(str(reason)) from None
+            time.sleep(next(waits))
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
 
 try:
     import fastavro
@@ -59,9 +173,9 @@ _NAMES_IN_ALL = 50_000_000
 """Named types times rows of one container: the library goes through the types for each row."""
 _LONGEST_SCHEMA = 1 << 20
 """Maximum bytes of a schema in a container."""
-_KEPT_SCHEMAS = 256
+_MAX_SCHEMAS = 256
 """Maximum schemas of containers in the cache, including those that cannot be used."""
-_KEPT_BYTES = 8 << 20
+_MAX_SCHEMA_BYTES = 8 << 20
 """Maximum bytes of all schemas in the cache; parsed, they take about six times as much."""
 
 
@@ -84,6 +198,12 @@ def _count(data: Any, *_: object) -> Any:
 
 _COUNTED = "jetcapture-counted"
 """Logical type of records, arrays and maps: the library calls `_count` when it has read one."""
+
+
+def _counted(type_: dict[str, Any]) -> dict[str, Any]:
+    return type_ | {"logicalType": _COUNTED} if type_.get("type") in NESTED else type_
+
+
 if fastavro is not None:
     fastavro.read.LOGICAL_READERS.update((f"{type_}-{_COUNTED}", _count) for type_ in NESTED)
 
@@ -108,7 +228,7 @@ class _Writer:
         """Return the schema to read `rows` datums of `size` bytes with: one that is counted if they may be too many."""
         left = _budget.left - rows * self.leaves - size * self.costs.dense
         if left < 0:
-            return counted(self.schema, _COUNTED)
+            return changed(self.schema, _counted)
         _budget.left = left
         return self.schema
 
@@ -156,13 +276,13 @@ class AvroDecoder:
         shape = shape_of(parsed, named)
         if shape.fields is None:
             raise ValueError("the schema is not a record with fields")
-        self._columns = columns_of(shape, columns)
+        self._columns = columns_of(shape, columns, json_texts)
         self._width = sum(width(column.type) for column in self._columns)
-        self._reader = _parsed(without_logical(schema), {})
+        self._reader = _parsed(changed(schema, without_logical), {})
         self._own = self._writer(schema)
         self._by_fingerprint = {_fingerprint(schema): self._own}
         self._by_id: dict[int, _Writer] = {}
-        self._of_containers: OrderedDict[bytes, _Writer | str] = OrderedDict()
+        self._of_containers: dict[bytes, _Writer | str] = {}
         self._registry, self._container, self._max_inflated = registry, container, max_inflated
 
     def decode(self, batch: MessageBatch) -> Decoded:
@@ -190,9 +310,9 @@ class AvroDecoder:
                 raise BatchTooWideError
             return _rows(writer, blocks)
 
-        found = [each or () for each in decode_each(rows_of, payloads, failures)]
-        owners = np.repeat(np.arange(len(payloads), dtype=np.int32), list(map(len, found)))
-        rows = list(chain.from_iterable(found))
+        messages = [rows or () for rows in decode_each(rows_of, payloads, failures)]
+        owners = np.repeat(np.arange(len(payloads), dtype=np.int32), list(map(len, messages)))
+        rows = list(chain.from_iterable(messages))
         decoded = assemble([column.values(rows) for column in self._columns], range(len(rows)), {}, owners)
         return of_messages(decoded, owners, failures)
 
@@ -234,12 +354,11 @@ class AvroDecoder:
 
     def _writer(self, schema: Any) -> _Writer:
         named: dict[str, Any] = {}
-        plain = _parsed(without_logical(schema), named)
+        plain = _parsed(changed(schema, without_logical), named)
         same = plain == self._reader
-        costs = survey(plain, named, 0 if same else self._own.costs.heaviest)
+        costs = Costs(plain, named, 0 if same else self._own.costs.heaviest)
         leaves = max(self._width, costs.leaves, 0 if same else self._own.costs.leaves)
-        strict_enums([plain, *named.values()])
-        return _Writer(plain, None if same else self._reader, costs, leaves)
+        return _Writer(changed(plain, with_strict_enum), None if same else self._reader, costs, leaves)
 
     def _foreign(self, schema: Any) -> _Writer:
         """The writer's schema that came with messages. Raises ValueError when reading with it could take too much."""
@@ -275,12 +394,12 @@ class AvroDecoder:
             raise ValueError(f"the schema has more than {_LONGEST_SCHEMA} bytes")
         if (known := self._of_containers.get(schema)) is None:
             try:
-                known = self._foreign(_json(schema))
+                known = self._foreign(json.loads(schema))
             except REFUSALS as error:
                 known = one_line(str(error))
+            if len(self._of_containers) >= _MAX_SCHEMAS or sum(map(len, self._of_containers)) > _MAX_SCHEMA_BYTES:
+                self._of_containers.clear()
             self._of_containers[schema] = known
-            while len(self._of_containers) > _KEPT_SCHEMAS or sum(map(len, self._of_containers)) > _KEPT_BYTES:
-                self._of_containers.popitem(last=False)
         if isinstance(known, str):
             raise ValueError(known)
         return known
@@ -295,16 +414,13 @@ def make(config: DecodeConfig) -> AvroDecoder:
         schema = json.loads(Path(config.schema_file).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"schema: {one_line(error)}") from None
-    try:
-        return AvroDecoder(
-            schema,
-            config.columns,
-            registry=None if config.registry is None else Registry(config.registry),
-            container=config.rows == "container",
-            max_inflated=config.max_inflated,
-        )
-    except RegistryError as error:
-        raise ValueError(f"registry: {error}") from None
+    return AvroDecoder(
+        schema,
+        config.columns,
+        registry=None if config.registry is None else Registry(config.registry),
+        container=config.rows == "container",
+        max_inflated=config.max_inflated,
+    )
 
 
 def _rows(writer: _Writer, blocks: list[tuple[int, bytes]]) -> list[Any]:
@@ -317,13 +433,6 @@ def _rows(writer: _Writer, blocks: list[tuple[int, bytes]]) -> list[Any]:
         if stream.tell() != len(data):
             raise ValueError("a block has more data than rows")
     return rows
-
-
-def _json(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("the schema nests too deep") from None
 
 
 def _parsed(schema: Any, named: dict[str, Any]) -> Any:

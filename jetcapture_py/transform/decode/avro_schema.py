@@ -12,7 +12,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,17 +20,15 @@ import pyarrow as pa
 from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.column_types import MAX_DEPTH
 from jetcapture_py.transform.decode.bounds import RECORD
-from jetcapture_py.transform.decode.common import Build, show
+from jetcapture_py.transform.decode.common import MisfitError, Read, json_texts, show
 from jetcapture_py.transform.decode.compression import inflate_raw, inflate_zstd, snappy_block
-from jetcapture_py.transform.decode.json_declared import json_text
+from jetcapture_py.transform.decode.json_declared import YEAR_1, YEAR_10000
 from jetcapture_py.transform.decode.shapes import (
-    Read,
     Shape,
     list_shape,
     map_shape,
     scalar,
     struct_shape,
-    timestamp_shape,
 )
 
 Named = Mapping[str, dict[str, Any]]
@@ -47,47 +45,33 @@ PRIMITIVES = {
 }
 NESTED = ("record", "error", "array", "map")
 _LOGICAL = ("logicalType", "precision", "scale")
+_NAMED = "__named_schemas"
+"""Where a parsed schema has its named types."""
 _DAY = 86_400_000_000
 _MAX_DIGITS = 38
 
 
-def without_logical(schema: Any) -> Any:
-    """The schema without its logical types."""
+def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a schema with `change` applied to every type and field in it, the inner ones first."""
     if isinstance(schema, list):
-        return [without_logical(branch) for branch in schema]
+        return [changed(part, change) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    plain = {name: value for name, value in schema.items() if name not in _LOGICAL}
-    for name in ("type", "items", "values"):
-        if name in plain:
-            plain[name] = without_logical(plain[name])
-    if isinstance(plain.get("fields"), list):
-        plain["fields"] = [without_logical(field) if isinstance(field, dict) else field for field in plain["fields"]]
-    return plain
+    inner = {name: changed(schema[name], change) for name in ("type", "items", "values", "fields") if name in schema}
+    if named := schema.get(_NAMED):
+        inner[_NAMED] = {name: changed(type_, change) for name, type_ in named.items()}
+    return change(schema | inner)
 
 
-def strict_enums(schema: Any) -> None:
-    """Replace lists of symbols by mappings, because the library reads negative numbers as the last ones of a list."""
-    if isinstance(schema, list):
-        for branch in schema:
-            strict_enums(branch)
-    elif isinstance(schema, dict):
-        if isinstance(symbols := schema.get("symbols"), list):
-            schema["symbols"] = dict(enumerate(symbols))
-        for inner in (schema.get(name) for name in ("type", "items", "values")):
-            strict_enums(inner)
-        for field in schema.get("fields", ()):
-            strict_enums(field)
+def without_logical(type_: dict[str, Any]) -> dict[str, Any]:
+    """Return a type without its logical type."""
+    return {name: value for name, value in type_.items() if name not in _LOGICAL}
 
 
-def counted(schema: Any, logical: str) -> Any:
-    """Return a parsed schema in which records, arrays and maps have the logical type `logical`."""
-    if isinstance(schema, list):
-        return [counted(part, logical) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {name: counted(value, logical) for name, value in schema.items() if name not in ("symbols", "default")}
-    return schema | inner | ({"logicalType": logical} if schema.get("type") in NESTED else {})
+def with_strict_enum(type_: dict[str, Any]) -> dict[str, Any]:
+    """Return a type with its symbols by number: of a list, the library reads negative numbers as the last ones."""
+    symbols = type_.get("symbols")
+    return type_ | {"symbols": dict(enumerate(symbols))} if isinstance(symbols, list) else type_
 
 
 def shape_of(schema: Any, named: Named) -> Shape:
@@ -95,11 +79,7 @@ def shape_of(schema: Any, named: Named) -> Shape:
     return _Shapes(named).of(schema, ())
 
 
-def _texts(values: list[Any]) -> pa.Array:
-    return pa.array([None if value is None else json_text(value) for value in values], pa.string())
-
-
-_JSON = Shape(type=pa.string(), build=_texts, text=_texts)
+_JSON = Shape(type=pa.string(), build=json_texts)
 
 
 def _item(name: str) -> Read:
@@ -118,38 +98,36 @@ class _Shapes:
             if schema == "null":
                 return _JSON
             if schema in PRIMITIVES:
-                return scalar(PRIMITIVES[schema], _texts)
+                return scalar(PRIMITIVES[schema])
             return _JSON if schema in path else self.of(self._named[schema], path, depth)
         kind = schema["type"]
         if isinstance(kind, list | dict):
             return self.of(kind, path, depth)
         if depth >= MAX_DEPTH and kind in ("record", "error", "array", "map"):
             return _JSON
-        if (found := _logical(schema)) is not None:
-            return found
+        if (shape := _logical(schema)) is not None:
+            return shape
         if kind in PRIMITIVES:
-            return scalar(PRIMITIVES[kind], _texts)
+            return scalar(PRIMITIVES[kind])
         if kind == "enum":
-            return scalar(pa.string(), _texts)
+            return scalar(pa.string())
         if kind == "null":
             return _JSON
         if kind == "fixed":
-            return scalar(pa.binary(), _texts)
+            return scalar(pa.binary())
         return self._nested(schema, path, depth + 1)
 
     def _nested(self, schema: dict[str, Any], path: tuple[str, ...], depth: int) -> Shape:
         if schema["type"] == "array":
-            shape = list_shape(self.of(schema["items"], path, depth))
-            return Shape(type=shape.type, build=shape.build, text=_texts)
+            return list_shape(self.of(schema["items"], path, depth))
         if schema["type"] == "map":
-            shape = map_shape(scalar(pa.string(), _texts), self.of(schema["values"], path, depth))
-            return Shape(type=shape.type, build=shape.build, text=_texts)
+            return map_shape(scalar(pa.string()), self.of(schema["values"], path, depth))
         fields = {
             field["name"]: (_item(field["name"]), self.of(field["type"], (*path, schema["name"]), depth))
             for field in schema["fields"]
             if field["type"] not in ("null", {"type": "null"})
         }
-        return struct_shape(fields, _texts) if fields else _JSON
+        return struct_shape(fields) if fields else _JSON
 
     def _union(self, branches: list[Any], path: tuple[str, ...], depth: int) -> Shape:
         """The shape of the one branch beside null, or of the wider one of two numbers; else JSON text."""
@@ -158,7 +136,7 @@ class _Shapes:
             return self.of(kinds[0], path, depth)
         for pair in ({"int", "long"}, {"float", "double"}):
             if all(isinstance(kind, str) and kind in pair for kind in kinds):
-                return scalar(PRIMITIVES["long" if "long" in pair else "double"], _texts)
+                return scalar(PRIMITIVES["long" if "long" in pair else "double"])
         return _JSON
 
 
@@ -167,17 +145,15 @@ def _logical(schema: dict[str, Any]) -> Shape | None:
     kind, logical = schema["type"], schema.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(schema)
-    make = _SHAPES.get((kind, logical)) if isinstance(logical, str) else None
     if logical == "uuid" and kind == "fixed" and schema["size"] == 16:
-        return scalar(pa.string(), _texts, lambda value: str(uuid.UUID(bytes=value)))
+        return scalar(pa.string(), lambda value: str(uuid.UUID(bytes=value)))
     if logical == "duration" and kind == "fixed" and schema["size"] == 12:
         names = ("months", "days", "milliseconds")
         return scalar(
             pa.struct([(name, pa.int64()) for name in names]),
-            _texts,
             lambda value: dict(zip(names, struct.unpack("<III", value), strict=True)),
         )
-    return make() if make is not None else None
+    return _SHAPES.get((kind, logical)) if isinstance(logical, str) else None
 
 
 def _decimal(schema: dict[str, Any]) -> Shape | None:
@@ -194,50 +170,48 @@ def _decimal(schema: dict[str, Any]) -> Shape | None:
             raise ValueError(f"a decimal of more than {precision} digits")
         return decimal.Decimal(unscaled).scaleb(-scale, context)
 
-    return scalar(pa.decimal128(precision, scale), _texts, convert)
+    return scalar(pa.decimal128(precision, scale), convert)
 
 
-def _time(multiply: int) -> Shape:
-    def convert(value: int) -> int:
-        if not 0 <= value * multiply < _DAY:
-            raise ValueError(f"expected a time of day, got {value}")
-        return value * multiply
+def _numbers(of: pa.DataType, low: int, high: int, expected: str, multiply: int = 1, divide: int = 1) -> Shape:
+    """Numbers from `low` to below `high`; `multiply` over `divide` makes those of the type, rounded down."""
+    storage = pa.int32() if pa.types.is_date32(of) else pa.int64()
 
-    build: Build = scalar(pa.int64(), _texts, convert).build
-    return Shape(type=pa.time64("us"), build=lambda values: build(values).cast(pa.time64("us")), text=_texts)
+    def build(values: list[Any]) -> pa.Array:
+        bad = [row for row, value in enumerate(values) if value is not None and not low <= value < high]
+        if bad:
+            raise MisfitError({row: f"expected {expected}, got {values[row]}" for row in bad})
+        if multiply != divide:
+            values = [None if value is None else value * multiply // divide for value in values]
+        return pa.array(values, storage).cast(of)
 
-
-def _date() -> Shape:
-    def convert(value: int) -> int:
-        if not -719_162 <= value < 2_932_897:
-            raise ValueError(f"expected a date between the years 1 and 9999, got day {value}")
-        return value
-
-    build: Build = scalar(pa.int32(), _texts, convert).build
-    return Shape(type=pa.date32(), build=lambda values: build(values).cast(pa.date32()), text=_texts)
+    return Shape(type=of, build=build)
 
 
-def _uuid_text() -> Shape:
-    def convert(value: str) -> str:
-        found = str(uuid.UUID(value))
-        if found != value.lower():
-            raise ValueError(f"expected a UUID, got {show(value)}")
-        return value
-
-    return scalar(pa.string(), _texts, convert)
+def _timestamp(multiply: int, divide: int = 1, zone: str | None = "UTC") -> Shape:
+    low, high = (-(-bound * divide // multiply) for bound in (YEAR_1, YEAR_10000))
+    of, expected = pa.timestamp("us", zone), "a timestamp between the years 1 and 9999"
+    return _numbers(of, low, high, expected, multiply, divide)
 
 
-_SHAPES: Mapping[tuple[str, str], Callable[[], Shape]] = {
-    ("int", "date"): _date,
-    ("int", "time-millis"): lambda: _time(1000),
-    ("long", "time-micros"): lambda: _time(1),
-    ("long", "timestamp-millis"): lambda: timestamp_shape(_texts, 1000),
-    ("long", "timestamp-micros"): lambda: timestamp_shape(_texts, 1),
-    ("long", "timestamp-nanos"): lambda: timestamp_shape(_texts, 1, 1000),
-    ("long", "local-timestamp-millis"): lambda: timestamp_shape(_texts, 1000, zone=None),
-    ("long", "local-timestamp-micros"): lambda: timestamp_shape(_texts, 1, zone=None),
-    ("long", "local-timestamp-nanos"): lambda: timestamp_shape(_texts, 1, 1000, zone=None),
-    ("string", "uuid"): _uuid_text,
+def _uuid_text(value: str) -> str:
+    if str(uuid.UUID(value)) != value.lower():
+        raise ValueError(f"expected a UUID, got {show(value)}")
+    return value
+
+
+_TIME = pa.time64("us")
+_SHAPES: Mapping[tuple[str, str], Shape] = {
+    ("int", "date"): _numbers(pa.date32(), -719_162, 2_932_897, "a date between the years 1 and 9999, as a day"),
+    ("int", "time-millis"): _numbers(_TIME, 0, _DAY // 1000, "a time of day", 1000),
+    ("long", "time-micros"): _numbers(_TIME, 0, _DAY, "a time of day"),
+    ("long", "timestamp-millis"): _timestamp(1000),
+    ("long", "timestamp-micros"): _timestamp(1),
+    ("long", "timestamp-nanos"): _timestamp(1, 1000),
+    ("long", "local-timestamp-millis"): _timestamp(1000, zone=None),
+    ("long", "local-timestamp-micros"): _timestamp(1, zone=None),
+    ("long", "local-timestamp-nanos"): _timestamp(1, 1000, zone=None),
+    ("string", "uuid"): scalar(pa.string(), _uuid_text),
 }
 
 
@@ -245,29 +219,9 @@ _SHAPES: Mapping[tuple[str, str], Callable[[], Shape]] = {
 
 
 MAX_PARTS = 20_000
-"""Most JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
+"""Maximum JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
 _MAX_LEVELS = 300
 """Of records, arrays and maps: the library's compiled reader has one call on the stack for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """The cost of reading values of a schema."""
-
-    recursive: bool
-    """Whether values can nest without bound."""
-    empty: int
-    """Most values without bytes that one value holds, or a part of it that has bytes."""
-    nested: int
-    """Records, arrays and maps in the schema."""
-    named: int
-    """Its named types."""
-    leaves: int
-    """Values in one datum, without those in arrays and maps."""
-    dense: float
-    """Most values in arrays and maps for each byte."""
-    heaviest: int
-    """Most values that an item of an array or map takes."""
 
 
 def check_size(schema: Any) -> None:
@@ -284,19 +238,6 @@ def check_size(schema: Any) -> None:
             raise ValueError(f"the schema has more than {MAX_PARTS} names, types and other values")
 
 
-def survey(schema: Any, named: Named, extra: int = 0) -> Costs:
-    """Check a parsed schema; return what its values can cost, with `extra` for each item of an array or map.
-
-    Raises ValueError for a schema of which a value without bytes can be endless: hostile data would take all memory.
-    """
-    _refuse_endless(schema, named)
-    visit = _Visit(named, extra)
-    cost = visit.type(schema)
-    if cost.depth > _MAX_LEVELS:
-        raise ValueError(f"the schema nests deeper than {_MAX_LEVELS} levels")
-    return Costs(bool(visit.recursive), cost.empty, visit.nested, len(named), cost.leaves, visit.dense, visit.heaviest)
-
-
 class _TypeCost(NamedTuple):
     """The cost of values of a type."""
 
@@ -305,27 +246,46 @@ class _TypeCost(NamedTuple):
     depth: int
     """Levels of records, arrays and maps."""
     empty: int
-    """Most values without bytes in one."""
+    """Maximum values without bytes in one."""
     leaves: int
     """Values in one, without those in arrays and maps."""
     nested: bool
     """Whether it takes more than its leaves."""
 
 
-class _Visit:
-    """Visits every type of a schema once: named types can refer to each other in exponentially many ways."""
+class Costs:
+    """What reading values of a parsed schema can cost, with `extra` values for each item of an array or map.
 
-    def __init__(self, named: Named, extra: int) -> None:
-        self._named, self._extra = named, extra
+    Raises ValueError for a schema of which a value without bytes can be endless: hostile data would take all memory.
+    """
+
+    def __init__(self, schema: Any, named: Named, extra: int = 0) -> None:
+        self._types, self._extra = named, extra
         self._known: dict[str, _TypeCost | None] = {}
+        """Every type is visited once: they can refer to each other in exponentially many ways."""
         self.recursive = set[str]()
-        self.nested = self.heaviest = 0
+        """Records that can nest without bound."""
+        self.nested = 0
+        """Records, arrays and maps in the schema."""
+        self.named = len(named)
+        """Its named types."""
         self.dense = 1.0
+        """Maximum values in arrays and maps for each byte."""
+        self.heaviest = 0
+        """Maximum values that an item of an array or map takes."""
+        _refuse_endless(named)
+        cost = self._type(schema)
+        if cost.depth > _MAX_LEVELS:
+            raise ValueError(f"the schema nests deeper than {_MAX_LEVELS} levels")
+        self.empty = cost.empty
+        """Maximum values without bytes that one value holds, or a part of it that has bytes."""
+        self.leaves = cost.leaves
+        """Values in one datum, without those in arrays and maps."""
 
-    def type(self, of: Any) -> _TypeCost:
+    def _type(self, of: Any) -> _TypeCost:
         """The cost of a type's values."""
         if isinstance(of, list):
-            branches = [self.type(branch) for branch in of]
+            branches = [self._type(branch) for branch in of]
             return _TypeCost(
                 least=1 + min((branch.least for branch in branches), default=0),
                 depth=max((branch.depth for branch in branches), default=0),
@@ -335,14 +295,14 @@ class _Visit:
             )
         if isinstance(of, str) and of not in PRIMITIVES and of != "null":
             if of not in self._known:
-                return self.type(self._named[of])
+                return self._type(self._types[of])
             if (known := self._known[of]) is None:  # it is being visited
                 self.recursive.add(of)
                 return _TypeCost(least=1, depth=0, empty=0, leaves=1, nested=True)
             return known
         kind = of["type"] if isinstance(of, dict) else of
         if isinstance(kind, list | dict):
-            return self.type(kind)
+            return self._type(kind)
         if kind in ("record", "error"):
             return self._record(of)
         if kind in ("array", "map"):
@@ -352,7 +312,7 @@ class _Visit:
 
     def _items(self, of: dict[str, Any]) -> _TypeCost:
         self.nested += 1
-        item = self.type(of["items" if of["type"] == "array" else "values"])
+        item = self._type(of["items" if of["type"] == "array" else "values"])
         if not item.least and of["type"] == "array":
             raise ValueError("an array of items without bytes")
         self._weigh(item, item.least + (of["type"] == "map"))  # a map's value has the bytes of its name
@@ -362,7 +322,7 @@ class _Visit:
         name = of["name"]
         self._known[name] = None
         self.nested += 1
-        fields = [self.type(field["type"]) for field in of["fields"]]
+        fields = [self._type(field["type"]) for field in of["fields"]]
         least = sum(field.least for field in fields)
         cost = self._known[name] = _TypeCost(
             least=least,
@@ -381,26 +341,21 @@ class _Visit:
         self.dense = max(self.dense, weight / least)
 
 
-def _refuse_endless(schema: Any, named: Named) -> None:
+def _refuse_endless(named: Named) -> None:
     """Raise ValueError if a record contains itself with nothing in between that can end it."""
-    done = set[str]()
+    records = {name: type_["fields"] for name, type_ in named.items() if type_["type"] in ("record", "error")}
+    graph = {name: {_name(field["type"]) for field in fields} & records.keys() for name, fields in records.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise ValueError(f"the record {show(error.args[1][0])} always contains itself") from None
 
-    def visit(of: Any, path: tuple[str, ...]) -> None:
-        if isinstance(of, str):
-            if of in path:
-                raise ValueError(f"the record {show(of)} always contains itself")
-            if of in named and of not in done and named[of]["type"] in ("record", "error"):
-                visit(named[of], path)
-        elif isinstance(of, dict):
-            if of["type"] in ("record", "error"):
-                for field in of["fields"]:
-                    visit(field["type"], (*path, of["name"]))
-                done.add(of["name"])
-            elif isinstance(of["type"], dict):
-                visit(of["type"], path)
 
-    for start in (schema, *(name for name in named if name not in done)):
-        visit(start, ())
+def _name(type_: Any) -> str:
+    """Return the name of a named type; "" for others."""
+    while isinstance(type_, dict) and isinstance(type_["type"], dict):
+        type_ = type_["type"]
+    return str(type_.get("name", "")) if isinstance(type_, dict) else type_ if isinstance(type_, str) else ""
 
 
 # ------------------------------------------------------------------ container files
@@ -434,24 +389,24 @@ class Header:
             raise ValueError(f"the codec {show(codec)[1:]} is not supported: null, deflate, snappy or zstandard")
         self._inflate = _CODECS[codec]
 
-    def blocks(self, most: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the row count and the data of each block, at most `most` bytes in total. Raises ValueError."""
+    def blocks(self, limit: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the row count and the data of each block, at most `limit` bytes in total. Raises ValueError."""
         while self._at < len(self._payload):
             count, size = self._long(), self._long()
-            data = self._inflate(self._bytes(size), most)
+            data = self._inflate(self._bytes(size), limit)
             if self._bytes(_SYNC) != self._sync:
                 raise ValueError("a block does not end with the file's marker")
             if count < 0:
                 raise ValueError(f"a block announces {count} rows")
-            most -= len(data)
+            limit -= len(data)
             yield count, data
 
     def _bytes(self, size: int) -> bytes:
-        found = self._payload[self._at : self._at + size] if size >= 0 else b""
-        if len(found) != size:
+        data = self._payload[self._at : self._at + size] if size >= 0 else b""
+        if len(data) != size:
             raise ValueError("the file is truncated")
         self._at += size
-        return found
+        return data
 
     def _long(self) -> int:
         """Read a zig-zag varint of up to 64 bits."""
@@ -459,17 +414,17 @@ class Header:
         return value >> 1 ^ -(value & 1)
 
 
-def _plain(data: bytes, most: int) -> bytes:
-    if len(data) > most:
+def _plain(data: bytes, limit: int) -> bytes:
+    if len(data) > limit:
         raise ValueError("the blocks are larger than decode.max_inflated")
     return data
 
 
-def _snappy(data: bytes, most: int) -> bytes:
-    found = snappy_block(data[:-4], most)
-    if zlib.crc32(found) != int.from_bytes(data[-4:], "big"):
+def _snappy(data: bytes, limit: int) -> bytes:
+    content = snappy_block(data[:-4], limit)
+    if zlib.crc32(content) != int.from_bytes(data[-4:], "big"):
         raise ValueError("the snappy data is damaged: its checksum differs")
-    return found
+    return content
 
 
 _CODECS: Mapping[bytes, Callable[[bytes, int], bytes]] = {

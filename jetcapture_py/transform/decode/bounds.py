@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.transform.batch import BatchTooWideError, MessageBatch
-from jetcapture_py.transform.decode.common import owners_of, payloads_of
+from jetcapture_py.jetstream.wire.inbox import joined
+from jetcapture_py.transform.batch import BatchTooWideError, Failure, MessageBatch
+from jetcapture_py.transform.decode.common import owners_of, payloads_of, texts_of
 
 MAX_VALUES = 1 << 23
 """Values that a batch may have; payloads of more than half as many bytes may have two for each byte."""
@@ -48,7 +51,7 @@ def check_bytes(
     `at_most` returns an upper bound from an array of bytes, whatever they are. `of_payload` counts more closely, part
     by part: it decides about a single message, which cannot be split.
     """
-    if at_most(_bytes_of(batch)) <= limit:
+    if at_most(joined(batch.column(layout.PAYLOAD))) <= limit:
         return
     owners = owners_of(batch)
     several = len(batch) > 1 if owners is None else owners[0] != owners[-1]
@@ -57,33 +60,42 @@ def check_bytes(
         raise BatchTooWideError(reason)
 
 
-def _bytes_of(batch: MessageBatch) -> Any:
-    """All payloads of a batch as one array of bytes."""
-    column = batch.column(layout.PAYLOAD)
-    _, offsets, data = column.buffers()
-    if data is None:
-        return np.empty(0, np.uint8)
-    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFormat:
+    """JSON or MessagePack."""
+
+    decoder: Callable[[Any], Any]
+    """Returns msgspec's decoder for a type."""
+    payloads: Callable[[MessageBatch], tuple[list[bytes], dict[int, Failure]]]
+    """Returns all payloads, and failures for those that cannot be decoded at all."""
+    containers: Callable[[Any], tuple[int, int]]
+    """Counts the objects (or maps), and the lists, that an array of bytes begins at most."""
+    skeleton: Callable[[bytes], bytes | bytearray]
+    """Returns a payload without what its containers are not counted in."""
+
+    def check(self, batch: MessageBatch, limit: int, *, objects: int, lists: int, reason: str = TOO_MANY) -> None:
+        """Raise BatchTooWideError if payloads may have more than `limit` values, with so many in a container."""
+
+        def at_most(data: Any) -> int:
+            counts = self.containers(data)
+            return objects * counts[0] + lists * counts[1]
+
+        def of_payload(payload: bytes) -> list[int]:
+            return [at_most(np.frombuffer(self.skeleton(payload), np.uint8))]
+
+        check_bytes(batch, limit, at_most, of_payload, reason)
 
 
-class Containers(NamedTuple):
-    """Numbers of objects (or maps), and of lists."""
-
-    objects: int
-    lists: int
+def json_containers(data: Any) -> tuple[int, int]:
+    """Return how many objects and lists an array of bytes begins at most, if it is JSON."""
+    return int(np.count_nonzero(data == ord("{"))), int(np.count_nonzero(data == ord("[")))
 
 
-def json_containers(data: Any) -> Containers:
-    """Return how many containers an array of bytes begins at most, if it is JSON."""
-    return Containers(*(int(np.count_nonzero(data == ord(first))) for first in "{["))
-
-
-def msgpack_containers(data: Any) -> Containers:
-    """Return how many containers an array of bytes begins at most, if it is MessagePack."""
+def msgpack_containers(data: Any) -> tuple[int, int]:
+    """Return how many maps and lists an array of bytes begins at most, if it is MessagePack."""
     objects = np.count_nonzero((data & 0xF0 == 0x80) | (data & 0xFE == 0xDE))
     lists = np.count_nonzero((data & 0xF0 == 0x90) | (data & 0xFE == 0xDC))
-    return Containers(int(objects), int(lists))
+    return int(objects), int(lists)
 
 
 def json_skeleton(payload: bytes) -> bytes | bytearray:
@@ -118,6 +130,17 @@ _SIZES |= zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17),
 """Bytes after the first one of a text, number or extension whose length is not sent, and of a container."""
 _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 """Bytes of the length that follows the first byte of other texts, bytes and extensions."""
+
+
+JSON_FORMAT = ObjectFormat(
+    decoder=msgspec.json.Decoder, payloads=texts_of, containers=json_containers, skeleton=json_skeleton
+)
+MSGPACK_FORMAT = ObjectFormat(
+    decoder=msgspec.msgpack.Decoder,
+    payloads=lambda batch: (payloads_of(batch), {}),
+    containers=msgpack_containers,
+    skeleton=msgpack_skeleton,
+)
 
 
 # ------------------------------------------------------------------ declared types

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 
@@ -18,8 +20,12 @@ REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.Msgs
 """Errors that msgspec, Arrow and our checks raise for bad data; anything else is a bug or a dying process."""
 
 Row = TypeVar("Row")
-Build = Callable[[list[Any]], pa.Array]
-"""Makes a column of Python values, null for None; raises one of `REFUSALS` when a value does not fit."""
+Read = Callable[[list[Any]], list[Any]]
+"""Reads one field of each of a list's records; None of None."""
+Build = Callable[[Any], pa.Array]
+"""Makes a column of Python values, or of an array of texts, null for None.
+
+Raises `MisfitError` when values do not fit, or another of `REFUSALS`."""
 
 
 class MisfitError(ValueError):
@@ -32,19 +38,38 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBatch(MessageBatch):
-    """The rows of messages as a batch of their own: `owners` has the message of each (NumPy int32, ascending)."""
+    """The rows of messages as a batch of their own."""
 
     owners: Any
+    """The message of each (NumPy int32, ascending)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """A column to be built: its name and type, one value for each message that was decoded, and how to build it."""
+    """A column to be built of one value for each message that was decoded."""
 
     name: str
     type: pa.DataType
-    values: list[Any]
+    values: Any
+    """A list, or an array of texts."""
     build: Build
+
+
+@dataclass(frozen=True, slots=True)
+class ReadColumn:
+    """A column whose values are read from decoded messages."""
+
+    name: str
+    type: pa.DataType
+    reads: tuple[Read, ...]
+    """Lead from a message to its value, one record after the other."""
+    build: Build
+
+    def values(self, rows: list[Any]) -> Values:
+        """The column's values of `rows`."""
+        for read in self.reads:
+            rows = read(rows)
+        return Values(name=self.name, type=self.type, values=rows, build=self.build)
 
 
 def failure(index: int, error: object, stage: str = "decode") -> Failure:
@@ -128,7 +153,8 @@ def assemble(
     """
     arrays: list[pa.Array] = []
     late: dict[int, Failure] = {}
-    owners = None if owners is None else owners[np.asarray(messages, np.int64)]
+    if owners is not None and len(messages) < len(owners):
+        owners = owners[np.asarray(messages, np.int64)]
     for column in columns:
         array, bad = _build(column, owners)
         arrays.append(array)
@@ -139,7 +165,7 @@ def assemble(
         rows = [row for row in range(len(messages)) if row not in late]
         fields = fields.take(pa.array(rows, pa.int32()))
         messages = [messages[row] for row in rows]
-        failures = failures | {found.index: found for found in late.values()}
+        failures = failures | {misfit.index: misfit for misfit in late.values()}
     return Decoded(
         fields=fields,
         messages=pa.array(messages, pa.int32()) if failures else None,
@@ -154,19 +180,24 @@ def _build(column: Values, owners: Any) -> tuple[pa.Array, dict[int, str]]:
         try:
             return column.build(values), bad
         except REFUSALS as error:
-            bad |= misfits(column.build, values, error, owners)
-        values = [
-            None if gone else value for gone, value in zip(of_failed(bad, len(values), owners), values, strict=True)
-        ]
+            bad |= _misfits(column.build, values, error, owners)
+        failed = np.zeros(len(values), np.bool_)
+        failed[list(bad)] = True
+        if owners is not None:  # the whole message fails
+            failed = np.isin(owners, owners[failed])
+        if isinstance(values, pa.Array):
+            values = pc.if_else(pa.array(failed), pa.scalar(None, values.type), values)
+        else:
+            values = [None if gone else value for gone, value in zip(failed, values, strict=True)]
 
 
-def misfits(build: Callable[[Any], object], values: Any, error: Exception, owners: Any) -> dict[int, str]:
+def _misfits(build: Build, values: Any, error: Exception, owners: Any) -> dict[int, str]:
     """Return which of `values`, for which `build` raised `error`, do not fit, and why; of a message, the first row."""
     if not isinstance(error, MisfitError):
-        found = search(build, values, owners)
-        if not found:
+        reasons = _search(build, values, owners)
+        if not reasons:
             raise error
-        return found
+        return reasons
     if owners is None:
         return error.rows
     rows = np.sort(np.fromiter(error.rows, np.int64, len(error.rows)))
@@ -174,19 +205,12 @@ def misfits(build: Callable[[Any], object], values: Any, error: Exception, owner
     return {row: error.rows[row] for row in rows[first].tolist()}
 
 
-def of_failed(bad: Collection[int], count: int, owners: Any) -> Any:
-    """Mark which of `count` rows are of messages with a row in `bad`."""
-    mask = np.zeros(count, np.bool_)
-    mask[list(bad)] = True
-    return mask if owners is None else np.isin(owners, owners[mask])
-
-
-def search(build: Callable[[Any], object], values: Any, owners: Any = None) -> dict[int, str]:
+def _search(build: Build, values: Any, owners: Any) -> dict[int, str]:
     """Return which of `values` (a sequence that slices) `build` refuses, and why; of a message, the first row.
 
     By bisection: one bad value among n costs as much as building 2 n values, not n builds.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     checked = 0
 
     def look(start: int, end: int) -> None:
@@ -198,7 +222,7 @@ def search(build: Callable[[Any], object], values: Any, owners: Any = None) -> d
             build(values[start:end])
         except REFUSALS as error:
             if end - start == 1:
-                found[start] = str(error) or type(error).__name__
+                reasons[start] = str(error) or type(error).__name__
                 checked = end if owners is None else int(np.searchsorted(owners, owners[start], "right"))
                 return
             half = (start + end) // 2
@@ -206,4 +230,66 @@ def search(build: Callable[[Any], object], values: Any, owners: Any = None) -> d
             look(half, end)
 
     look(0, len(values))
-    return found
+    return reasons
+
+
+# ------------------------------------------------------------------ nested columns
+
+
+def list_builder(of: pa.ListType, item: Build) -> Build:
+    """Return what builds a column of lists."""
+
+    def build(values: list[Any]) -> pa.Array:
+        return pa.ListArray.from_arrays(offsets_of(values), _build_items(item, values, flatten(values)), type=of)
+
+    return build
+
+
+def map_builder(of: pa.MapType, key: Build, item: Build) -> Build:
+    """Return what builds a column of maps; values are mappings."""
+
+    def build(values: list[Any]) -> pa.Array:
+        names = [name for value in values if value for name in value]
+        items = [value[name] for value in values if value for name in value]
+        keys = _build_items(key, values, names)
+        return pa.MapArray.from_arrays(offsets_of(values), keys, _build_items(item, values, items), type=of)
+
+    return build
+
+
+def struct_builder(of: pa.StructType, fields: Sequence[tuple[Read, Build]]) -> Build:
+    """Return what builds a column of structs, by how each field is read and built."""
+
+    def build(values: list[Any]) -> pa.Array:
+        children = [build(read(values)) for read, build in fields]
+        return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
+
+    return build
+
+
+def _build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
+    """Build the `items` of lists or maps; report errors by the position of the list or map in `values`."""
+    try:
+        return build(items)
+    except MisfitError as error:
+        owners = [row for row, value in enumerate(values) if value for _ in value]
+        raise MisfitError({owners[at]: reason for at, reason in error.rows.items()}) from None
+
+
+def json_texts(values: list[Any]) -> pa.StringArray:
+    """Build a column of the JSON texts of values."""
+    return pa.array([None if value is None else json_text(value) for value in values], pa.string())
+
+
+def json_text(value: object) -> str:
+    """Return `value` as compact JSON: bytes as base64, MessagePack extensions as an object. Raises ValueError."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_extension).decode()
+    except TypeError as error:
+        raise ValueError(f"not possible in JSON: {error}") from None
+
+
+def _extension(value: object) -> dict[str, Any]:
+    if isinstance(value, msgspec.msgpack.Ext):
+        return {"code": value.code, "data": value.data}
+    raise TypeError(f"a value of type {type(value).__name__}")

@@ -27,80 +27,76 @@ _SNAPPY_CHUNK = 65_536
 """Maximum bytes in a chunk of Snappy's framing format, section 4.2."""
 
 
-def inflater(compression: str, most: int) -> Inflate:
-    """Return the decompressor for payloads of at most `most` bytes; `compression` is gzip, zstd, snappy or auto."""
-    inflate = {"gzip": _gzip, "zstd": _zstd, "snappy": _snappy, "auto": _auto}[compression]
-    return lambda payload: inflate(payload, most)
+def inflater(compression: str, limit: int) -> Inflate:
+    """Return the decompressor for payloads of at most `limit` bytes; `compression` is gzip, zstd, snappy or auto."""
+    inflate = {"gzip": _gzip, "zstd": inflate_zstd, "snappy": _snappy, "auto": _auto}[compression]
+    return lambda payload: inflate(payload, limit)
 
 
-def _auto(payload: bytes, most: int) -> bytes:
+def _auto(payload: bytes, limit: int) -> bytes:
     if payload.startswith(_GZIP):
-        return _gzip(payload, most)
+        return _gzip(payload, limit)
     if payload.startswith(_ZSTD):
-        return _zstd(payload, most)
-    return _snappy(payload, most) if payload.startswith(_SNAPPY_STREAM) else payload
+        return inflate_zstd(payload, limit)
+    return _snappy(payload, limit) if payload.startswith(_SNAPPY_STREAM) else payload
 
 
-def _too_large(most: int) -> ValueError:
-    return ValueError(f"the payload inflates to more than {format_size(most)} (decode.max_inflated)")
+def _too_large(limit: int) -> ValueError:
+    return ValueError(f"the payload inflates to more than {format_size(limit)} (decode.max_inflated)")
 
 
-def _gzip(payload: bytes, most: int) -> bytes:
+def _gzip(payload: bytes, limit: int) -> bytes:
     parts: list[bytes] = []
-    room = most
+    room = limit
     for _ in range(_MAX_MEMBERS):
-        member = zlib.decompressobj(wbits=31)
-        try:
-            part = member.decompress(payload, room + 1)
-        except zlib.error as error:
-            raise ValueError(f"not gzip: {error}") from None
+        part, payload = _inflated(payload, room, limit, 31, "gzip")
         room -= len(part)
-        if room < 0:
-            raise _too_large(most)
-        if not member.eof:
-            raise ValueError("the gzip data is truncated")
         parts.append(part)
-        payload = member.unused_data
         if not payload:
             return b"".join(parts)
     raise ValueError(f"more than {_MAX_MEMBERS} gzip members")
 
 
-def inflate_raw(data: bytes, most: int) -> bytes:
-    """Inflate raw deflate data (RFC 1951) to at most `most` bytes; a checksum may follow it. Raises ValueError."""
-    stream = zlib.decompressobj(wbits=-15)
+def inflate_raw(data: bytes, limit: int) -> bytes:
+    """Inflate raw deflate data (RFC 1951) to at most `limit` bytes; a checksum may follow it. Raises ValueError."""
+    content, rest = _inflated(data, limit, limit, -15, "deflate")
+    if len(rest) > _CHECKSUM:
+        raise ValueError("something follows the deflate data")
+    return content
+
+
+def _inflated(data: bytes, room: int, limit: int, wbits: int, name: str) -> tuple[bytes, bytes]:
+    """Return the content, and the bytes that follow the data; `room` is what is left of `limit`."""
+    stream = zlib.decompressobj(wbits)
     try:
-        found = stream.decompress(data, most + 1)
+        content = stream.decompress(data, room + 1)
     except zlib.error as error:
-        raise ValueError(f"not deflate: {error}") from None
-    if len(found) > most:
-        raise _too_large(most)
-    if not stream.eof or len(stream.unused_data) > _CHECKSUM:
-        raise ValueError("the deflate data is truncated, or something follows it")
-    return found
+        raise ValueError(f"not {name}: {error}") from None
+    if len(content) > room:
+        raise _too_large(limit)
+    if not stream.eof:
+        raise ValueError(f"the {name} data is truncated")
+    return content, stream.unused_data
 
 
-def _zstd(payload: bytes, most: int) -> bytes:
-    size = _zstd_size(payload, most)
-    if size is not None:
-        try:
-            return bytes(pa.Codec("zstd").decompress(payload, decompressed_size=size, asbytes=True))
-        except OSError:
-            pass  # several frames, or no zstd at all
+def inflate_zstd(payload: bytes, limit: int) -> bytes:
+    """Inflate zstd frames to at most `limit` bytes. Raises ValueError."""
+    size = _zstd_size(payload, limit)
     try:
-        stream = pa.CompressedInputStream(pa.BufferReader(payload), "zstd")
-        found = bytes(stream.read(most + 1))
+        if size is not None:
+            return bytes(pa.Codec("zstd").decompress(payload, decompressed_size=size, asbytes=True))
+    except OSError:
+        pass  # several frames, or no zstd at all
+    try:
+        content = bytes(pa.CompressedInputStream(pa.BufferReader(payload), "zstd").read(limit + 1))
     except OSError as error:
         raise ValueError(f"not zstd: {error}") from None
-    if len(found) > most:
-        raise _too_large(most)
-    return found
+    if len(content) > limit:
+        raise _too_large(limit)
+    return content
 
 
-inflate_zstd = _zstd
-
-
-def _zstd_size(payload: bytes, most: int) -> int | None:
+def _zstd_size(payload: bytes, limit: int) -> int | None:
     """Return the content's size that the first frame declares, None if it does not (RFC 8878, section 3.1.1.1)."""
     if not payload.startswith(_ZSTD) or len(payload) < 6:
         raise ValueError("not zstd: a frame starts with 28b52ffd")
@@ -109,41 +105,41 @@ def _zstd_size(payload: bytes, most: int) -> int | None:
     if not single:
         exponent, mantissa = payload[5] >> 3, payload[5] & 7
         base = 1 << 10 + exponent
-        if base + base // 8 * mantissa > max(most, 8 << 20):
-            raise _too_large(most)  # the window alone
+        if base + base // 8 * mantissa > max(limit, 8 << 20):
+            raise _too_large(limit)  # the window alone
     length, plus = _ZSTD_SIZES[descriptor >> 6]
     length = length or int(single)
     start = 5 + (not single) + (0, 1, 2, 4)[descriptor & 3]
     if not length or len(payload) < start + length:
         return None
     size = int.from_bytes(payload[start : start + length], "little") + plus
-    if size > most:
-        raise _too_large(most)
+    if size > limit:
+        raise _too_large(limit)
     return size
 
 
-def _snappy(payload: bytes, most: int) -> bytes:
-    return _snappy_stream(payload, most) if payload.startswith(_SNAPPY_STREAM) else snappy_block(payload, most)
+def _snappy(payload: bytes, limit: int) -> bytes:
+    return _snappy_stream(payload, limit) if payload.startswith(_SNAPPY_STREAM) else snappy_block(payload, limit)
 
 
-def snappy_block(payload: bytes, most: int) -> bytes:
-    """Inflate Snappy's block format, which declares its size, to at most `most` bytes. Raises ValueError."""
+def snappy_block(payload: bytes, limit: int) -> bytes:
+    """Inflate Snappy's block format, which declares its size, to at most `limit` bytes. Raises ValueError."""
     try:
         size, _ = varint(payload)
     except ValueError as error:
         raise ValueError(f"not snappy: {error}") from None
-    if size > most:
-        raise _too_large(most)
+    if size > limit:
+        raise _too_large(limit)
     try:
         return bytes(pa.Codec("snappy").decompress(payload, decompressed_size=size, asbytes=True))
     except (OSError, ValueError) as error:
         raise ValueError(f"not snappy: {error}") from None
 
 
-def _snappy_stream(payload: bytes, most: int) -> bytes:
+def _snappy_stream(payload: bytes, limit: int) -> bytes:
     """Decompress Snappy's framing format: chunks of a type, a length of three bytes and data."""
     parts: list[bytes] = []
-    room, at = most, 0
+    room, at = limit, 0
     while at < len(payload):
         kind = payload[at]
         data = payload[at + 4 : at + 4 + int.from_bytes(payload[at + 1 : at + 4], "little")]
@@ -154,7 +150,7 @@ def _snappy_stream(payload: bytes, most: int) -> bytes:
             part = data[4:] if kind else snappy_block(data[4:], min(room, _SNAPPY_CHUNK))
             room -= len(part)
             if room < 0:
-                raise _too_large(most)
+                raise _too_large(limit)
             if masked_crc(part) != int.from_bytes(data[:4], "little"):
                 raise ValueError("the snappy data is damaged: its checksum differs")
             parts.append(part)

@@ -27,19 +27,20 @@ from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import check_values
 from jetcapture_py.transform.decode.common import (
     REFUSALS,
+    Build,
     MisfitError,
+    Values,
+    assemble,
     failure,
-    misfits,
-    of_failed,
     show,
     texts_of,
     unique_names,
 )
 from jetcapture_py.transform.decode.json_declared import codec, declaration, fitting_decimal
-from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows
+from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows, of_messages
 
 if TYPE_CHECKING:
-    from jetcapture_py.config.decoding import Column
+    from jetcapture_py.config.decoding import Column, DecodeConfig
 
 _BOM = "\ufeff"
 _MAX_FIELDS = 10_000
@@ -48,24 +49,26 @@ _MAX_FIELDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A declared column; `source` is its name in a header."""
+    """A declared column."""
 
     name: str
     source: str
+    """Its name in a header."""
     type: pa.DataType
-    build: BuildTexts
+    build: Build
+    """Builds it from an array of texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """Records of messages, in their order: `owners` has the message of each, `columns` a text for each, null for null.
-
-    `failures` has the messages without a record.
-    """
+    """Records of messages, in their order."""
 
     owners: Any
+    """The message of each."""
     columns: Sequence[pa.StringArray]
+    """A text for each, null for null."""
     failures: dict[int, Failure]
+    """The messages without a record."""
 
 
 class DelimitedDecoder:
@@ -101,26 +104,16 @@ class DelimitedDecoder:
         good = np.array([index for index in range(len(batch)) if index not in failures], np.int32)
         texts = (payloads.take(pa.array(good)) if failures else payloads).cast(pa.string())
         texts, good = self._complete(texts, good, failures)
-        found = self._with_headers(texts, good) if self._header else self._whole(texts, good)
-        failures |= found.failures
-        arrays: list[pa.Array] = []
-        for column, values in zip(self._columns, found.columns, strict=True):
-            array, bad = convert(column.build, values, found.owners)
-            arrays.append(array)
-            for row, reason in sorted(bad.items()):
-                index = int(found.owners[row])
-                failures.setdefault(index, failure(index, f"column {show(column.name)}: {reason}"))
-        schema = pa.schema([(column.name, column.type) for column in self._columns])
-        fields, owners = pa.RecordBatch.from_arrays(arrays, schema=schema), found.owners
-        if failures:
-            kept = ~np.isin(owners, list(failures))
-            fields, owners = fields.filter(pa.array(kept)), owners[kept]
-        one_each = not failures and len(owners) == len(batch)
-        return Decoded(
-            fields=fields,
-            messages=None if one_each else pa.array(owners, pa.int32()),
-            failures=tuple(failures[index] for index in sorted(failures)),
-        )
+        width = len(self._columns)
+        records = self._with_headers(texts, good) if self._header else self._parse(texts, good, width, range(width))
+        failures |= records.failures
+        columns = [
+            Values(name=column.name, type=column.type, values=values, build=column.build)
+            for column, values in zip(self._columns, records.columns, strict=True)
+        ]
+        owners = records.owners
+        decoded = assemble(columns, range(len(owners)), {}, owners)
+        return decoded if not failures and len(owners) == len(batch) else of_messages(decoded, owners, failures)
 
     def _complete(self, texts: pa.StringArray, good: Any, failures: dict[int, Failure]) -> tuple[pa.StringArray, Any]:
         """Return the texts that are complete records, and their messages; the others become failures."""
@@ -137,7 +130,7 @@ class DelimitedDecoder:
             failures[int(good[row])] = failure(int(good[row]), error)
         return texts.filter(pa.array(~mask)), good[~mask]
 
-    def _parse(self, texts: pa.StringArray, messages: Any, width: int, wanted: Sequence[int]) -> _Records:
+    def _parse(self, texts: pa.StringArray, messages: Any, width: int, fields: Sequence[int]) -> _Records:
         """Parse `texts` of `messages`, each of complete records, which must have `width` fields each."""
         data, failures = _joined(texts), dict[int, Failure]()
         if width > 1 and (blank := _blank(texts, data)) is not None:  # Arrow takes it for a record of nulls
@@ -146,7 +139,8 @@ class DelimitedDecoder:
             data = _joined(texts)
         counts = np.ones(len(texts), np.int64)
         if data.count(b"\n") != len(texts) - 1:
-            counts = _records(texts, quoted=b'"' in data)
+            unquoted = _bare(texts) if b'"' in data else texts
+            counts = pc.count_substring(unquoted, "\n").to_numpy(zero_copy_only=False) + 1
             many = np.flatnonzero(counts > (MAX_ROWS if self._lines else 1))
             for row in many.tolist():
                 error = f"more than {MAX_ROWS} rows" if self._lines else f"expected one record, got {counts[row]}"
@@ -157,21 +151,21 @@ class DelimitedDecoder:
                 data = _joined(texts)
             check_rows(counts.tolist())
         owners = np.repeat(messages, counts).astype(np.int32)
-        columns, invalid = self._read(data, len(owners), width, wanted)
+        columns, invalid = self._read(data, len(owners), width, fields)
         for record, error in invalid.items():
             failures.setdefault(int(owners[record]), failure(int(owners[record]), error))
         return _Records(np.delete(owners, list(invalid)), columns, failures)
 
     def _read(
-        self, records: bytes, count: int, width: int, wanted: Sequence[int]
+        self, records: bytes, count: int, width: int, fields: Sequence[int]
     ) -> tuple[Sequence[pa.StringArray], dict[int, str]]:
-        """Parse `count` complete records; return the `wanted` fields as columns, and the errors of invalid records.
+        """Parse `count` complete records; return the numbered `fields` as columns, and the errors of invalid records.
 
         The first record given to Arrow is not a message's, because it drops a byte order mark where its buffer starts.
         """
         names = [str(number) for number in range(width)]
         if not count:
-            return [pa.array([], pa.string()) for _ in wanted], {}
+            return [pa.array([], pa.string()) for _ in fields], {}
         data = b"".join([self._delimiter.encode() * (width - 1), b"\n", records, b"\n"])
         # a copy outside of Python, because the thread with which Arrow reads ahead may release it at the process's exit
         source = pa.array([data], pa.large_binary()).buffers()[2].slice(0, len(data))
@@ -196,16 +190,12 @@ class DelimitedDecoder:
                 null_values=[self._null_text],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
-                include_columns=[names[number] for number in wanted],
+                include_columns=[names[number] for number in fields],
             ),
         )
         if table.num_rows != 1 + count - len(invalid):
             raise RuntimeError(f"Arrow found {table.num_rows - 1} records instead of {count - len(invalid)}")
         return [column.combine_chunks().slice(1) for column in table.columns], invalid
-
-    def _whole(self, texts: pa.StringArray, messages: Any) -> _Records:
-        """Parse texts without a header: their fields are the declared columns."""
-        return self._parse(texts, messages, len(self._columns), range(len(self._columns)))
 
     def _with_headers(self, texts: pa.StringArray, messages: Any) -> _Records:
         """Parse texts with headers, grouped by header."""
@@ -254,11 +244,22 @@ class DelimitedDecoder:
     def _below(self, names: list[str], texts: pa.StringArray, messages: Any) -> _Records:
         """Parse texts that had a header of `names`; declared columns that it does not name are null."""
         sources = [column.source for column in self._columns]
-        there = [name for name in sources if name in names]
-        found = self._parse(texts, messages, len(names), [names.index(name) for name in there])
-        columns = dict(zip(there, found.columns, strict=True))
-        nulls = pa.nulls(len(found.owners), pa.string())
-        return _Records(found.owners, [columns.get(name, nulls) for name in sources], found.failures)
+        named = [name for name in sources if name in names]
+        records = self._parse(texts, messages, len(names), [names.index(name) for name in named])
+        columns = dict(zip(named, records.columns, strict=True))
+        nulls = pa.nulls(len(records.owners), pa.string())
+        return _Records(records.owners, [columns.get(name, nulls) for name in sources], records.failures)
+
+
+def make(config: DecodeConfig) -> DelimitedDecoder:
+    """Return the configured decoder. Raises ValueError with one line."""
+    return DelimitedDecoder(
+        config.columns,
+        delimiter="\t" if config.format == "tsv" else config.delimiter,
+        header=config.header,
+        null_text=config.null_text,
+        lines=config.rows == "lines",
+    )
 
 
 def _column(name: str, column: Column, *, header: bool) -> _Column:
@@ -301,18 +302,8 @@ def _bare(texts: pa.StringArray) -> pa.StringArray:
     return pc.replace_substring_regex(texts, '"[^"]*"', "")
 
 
-def _records(texts: pa.StringArray, *, quoted: bool) -> Any:
-    """Count the records of each text: one more than its line breaks outside of quotes."""
-    if quoted:
-        texts = _bare(texts)
-    return pc.count_substring(texts, "\n").to_numpy(zero_copy_only=False) + 1
-
-
 # ------------------------------------------------------------------ columns of texts
 
-
-BuildTexts = Callable[[pa.StringArray], pa.Array]
-"""Makes a column of texts, null for null; raises `MisfitError`, or another of `REFUSALS`, when a value does not fit."""
 
 _INTEGER = r"\A-?[0-9]+\z"
 _NUMBER = r"\A-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\z"
@@ -321,7 +312,7 @@ _MAX_REASONS = 10_000
 _BOOL = r"\A(?i:true|false)\z"
 
 
-def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
+def text_builder(declared: pa.DataType, unit: str | None = None) -> Build:
     """Return the function that builds a column of the type `declared` (from `column_types.parse_declared`).
 
     Lists, structs, maps and `json` are JSON texts, as in a JSON message. Raises ValueError.
@@ -329,13 +320,13 @@ def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
     types = pa.types
     inner = codec(declared, unit)
     if unit is not None:
-        return lambda texts: inner.build(_numbers(texts))
+        return lambda texts: inner.build(_each(_matching(texts, _NUMBER, "a number"), _number))
     if types.is_string(declared) and declared != JSON:
         return lambda texts: texts
     if types.is_integer(declared):
         return lambda texts: _matching(texts, _INTEGER, "a whole number").cast(declared)
     if types.is_floating(declared):
-        return lambda texts: _finite(_matching(texts, _NUMBER, "a number").cast(declared), texts)
+        return _floats(declared)
     if types.is_boolean(declared):
         return lambda texts: _matching(texts, _BOOL, "true or false").cast(declared)
     if types.is_decimal(declared):
@@ -346,21 +337,6 @@ def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
         return lambda texts: inner.build(texts.to_pylist())
     decode = msgspec.json.Decoder(inner.accepts).decode
     return lambda texts: inner.build(_each(texts, lambda text: decode(text.encode())))
-
-
-def convert(build: BuildTexts, texts: pa.StringArray, owners: Any) -> tuple[pa.Array, dict[int, str]]:
-    """Convert `texts` to a column, with null for values that do not fit, and return the reasons.
-
-    `owners` has the message of each text, ascending; of a message, only the first bad text is looked for.
-    """
-    bad: dict[int, str] = {}
-    while True:
-        try:
-            return build(texts), bad
-        except REFUSALS as error:
-            bad |= misfits(build, texts, error, owners)
-        mask = of_failed(bad, len(texts), owners)
-        texts = pc.if_else(pa.array(mask), pa.scalar(None, pa.string()), texts)
 
 
 def _matching(texts: pa.StringArray, pattern: str, expected: str) -> pa.StringArray:
@@ -374,12 +350,16 @@ def _where(fits: pa.BooleanArray, texts: pa.StringArray, expected: str) -> pa.St
     return texts
 
 
-def _finite(numbers: pa.Array, texts: pa.StringArray) -> pa.Array:
-    _where(pc.is_finite(numbers), texts, f"a number that fits {numbers.type}")
-    return numbers
+def _floats(declared: pa.DataType) -> Build:
+    def build(texts: pa.StringArray) -> pa.Array:
+        numbers = _matching(texts, _NUMBER, "a number").cast(declared)
+        _where(pc.is_finite(numbers), texts, f"a number that fits {declared}")
+        return numbers
+
+    return build
 
 
-def _decimals(declared: pa.Decimal128Type) -> BuildTexts:
+def _decimals(declared: pa.Decimal128Type) -> Build:
     """Let Arrow cast plain numbers of the right size: it is fast, but wraps around beyond 128 bits, and crashes for
     large exponents.
     """
@@ -416,13 +396,8 @@ def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:
     return values
 
 
-def _numbers(texts: pa.StringArray) -> list[Any]:
-    def number(text: str) -> int | float:
-        if text.removeprefix("-").isdecimal():
-            return int(text)
-        return float(text)
-
-    return _each(_matching(texts, _NUMBER, "a number"), number)
+def _number(text: str) -> int | float:
+    return int(text) if text.removeprefix("-").isdecimal() else float(text)
 
 
 def _binary(texts: pa.StringArray) -> pa.Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import decimal
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,28 +20,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import JSON, TIMESTAMP, parse_declared, stored
 from jetcapture_py.config.units import DAY_PATTERN, RFC3339_PATTERN
 from jetcapture_py.text import is_text
-from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode import bounds
+from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
+from jetcapture_py.transform.decode.bounds import JSON_FORMAT, RECORD, ObjectFormat, heaviest, max_values, width
 from jetcapture_py.transform.decode.common import (
     Build,
     MisfitError,
-    Values,
+    Read,
+    ReadColumn,
     assemble,
     decode_each,
+    list_builder,
+    map_builder,
     owners_of,
     show,
-    texts_of,
+    struct_builder,
     unique_names,
 )
 
 if TYPE_CHECKING:
-    from jetcapture_py.config.decoding import Column
+    from jetcapture_py.config.decoding import Column, DecodeConfig
 
-Reader = Callable[[list[Any]], list[Any]]
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 """Units of epoch timestamps, with the microseconds in one (a nanosecond is divided instead)."""
 
@@ -53,15 +54,17 @@ _MOMENT = rf"\A{RFC3339_PATTERN}\z"
 _LONGER = r"(\.[0-9]{6})[0-9]+"
 _LONGEST_UTC = len("2026-01-31T12:00:00.123456Z")
 _YEARS = "a timestamp between the years 1 and 9999"
-_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+YEAR_1, YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """`accepts` is the msgspec type of a value or null; `build` makes the column of such values."""
+    """How values of a declared type are read."""
 
     accepts: Any
+    """The msgspec type of a value or null."""
     build: Build
+    """Makes the column of such values."""
 
 
 Special = Callable[[pa.DataType], Codec | None]
@@ -76,12 +79,16 @@ def codec(declared: pa.DataType, unit: str | None = None, special: Special = lam
     if unit is not None and (declared != TIMESTAMP or unit not in UNITS):
         raise ValueError(f"unit: {show(unit)}: only a timestamp has a unit: s, ms, us or ns")
     types = pa.types
-    if unit is None and (found := special(declared)) is not None:
-        return found
+    if unit is None and (own := special(declared)) is not None:
+        return own
     if declared == JSON:
         return Codec(msgspec.Raw, _json_texts)
     if types.is_decimal(declared):
-        return Codec(msgspec.Raw, _decimals(declared))
+        exact = exact_decimal(declared)
+        return Codec(
+            msgspec.Raw,
+            lambda values: pa.array([None if text is None else exact(text) for text in _texts(values)], declared),
+        )
     if types.is_timestamp(declared):
         if unit is None:
             return Codec(str | None, timestamps)
@@ -89,28 +96,17 @@ def codec(declared: pa.DataType, unit: str | None = None, special: Special = lam
     if types.is_date(declared):
         return Codec(str | None, _dates)
     if types.is_list(declared):
-        return _list(declared, special)
+        item = codec(declared.value_type, special=special)
+        return Codec(list[item.accepts] | None, list_builder(stored(declared), item.build))  # type: ignore[name-defined]
     if types.is_map(declared):
-        return _map(declared, special)
+        item = codec(declared.item_type, special=special)
+        build = map_builder(stored(declared), lambda names: pa.array(names, pa.string()), item.build)
+        return Codec(dict[str, item.accepts] | None, build)  # type: ignore[name-defined]
     if types.is_struct(declared):
         return _struct(declared, special)
     if declared == pa.uint64():  # msgspec knows no bound beyond int64
         return Codec(Annotated[int, msgspec.Meta(ge=0)] | None, _uint64s)
     return Codec(_plain(declared) | None, lambda values: pa.array(values, declared))
-
-
-def json_text(value: object) -> str:
-    """Return `value` as compact JSON: bytes as base64, MessagePack extensions as an object. Raises ValueError."""
-    try:
-        return msgspec.json.encode(value, enc_hook=_extension).decode()
-    except TypeError as error:
-        raise ValueError(f"not possible in JSON: {error}") from None
-
-
-def _extension(value: object) -> dict[str, Any]:
-    if isinstance(value, msgspec.msgpack.Ext):
-        return {"code": value.code, "data": value.data}
-    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
@@ -127,12 +123,12 @@ def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
         ) from None
 
 
-def reader(name: str) -> Reader:
+def reader(name: str) -> Read:
     """Return a function that reads the attribute `name` of each value in a list; None stays None.
 
     It is compiled for that name, because CPython then reads the slot directly, in half the time of `attrgetter`.
     """
-    read: Reader = eval(f"lambda values: [None if value is None else value.{name} for value in values]")  # noqa: S307
+    read: Read = eval(f"lambda values: [None if value is None else value.{name} for value in values]")  # noqa: S307
     return read
 
 
@@ -170,11 +166,6 @@ def _json_texts(values: list[msgspec.Raw | None]) -> pa.Array:
     return pa.array(_texts(values), pa.string())
 
 
-def _decimals(declared: pa.Decimal128Type) -> Build:
-    exact = exact_decimal(declared)
-    return lambda values: pa.array([None if text is None else exact(text) for text in _texts(values)], declared)
-
-
 def exact_decimal(declared: pa.Decimal128Type) -> Callable[[bytes], decimal.Decimal]:
     """Return a parser of numbers, quoted or not, as decimals; it raises ValueError if digits do not fit."""
     fitting = fitting_decimal(declared)
@@ -207,7 +198,7 @@ def _dates(values: list[str | None]) -> pa.Array:
     texts = pa.array(values, pa.string())
     _require(pc.match_substring_regex(texts, _DATE), values, "a date as YYYY-MM-DD")
     days = texts.cast(pa.date32())
-    _require(pc.greater_equal(days.cast(pa.int32()), _YEAR_1 // 86_400_000_000), values, "a date from year 1 on")
+    _require(pc.greater_equal(days.cast(pa.int32()), YEAR_1 // 86_400_000_000), values, "a date from year 1 on")
     return days
 
 
@@ -249,70 +240,25 @@ def _epochs(unit: str) -> Build:
 def in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
     """Return `stamps` if they are in the range of Spark and Python (years 1 to 9999). Raises MisfitError otherwise."""
     numbers = stamps.cast(pa.int64())
-    inside = pc.and_(pc.greater_equal(numbers, _YEAR_1), pc.less(numbers, _YEAR_10000))
+    inside = pc.and_(pc.greater_equal(numbers, YEAR_1), pc.less(numbers, YEAR_10000))
     _require(inside, values, _YEARS)
     return stamps
 
 
-def _all(conditions: pa.Array) -> bool:
-    return pc.all(conditions).as_py() is not False
-
-
 def _require(conditions: pa.Array, values: list[Any], expected: str) -> None:
-    if not _all(conditions):
+    if pc.all(conditions).as_py() is False:
         bad = np.flatnonzero(~conditions.fill_null(fill_value=True).to_numpy(zero_copy_only=False)).tolist()
         raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad})
 
 
-def build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
-    """Build the `items` of lists or maps; report errors by the position of the list or map in `values`."""
-    try:
-        return build(items)
-    except MisfitError as error:
-        owners = [row for row, value in enumerate(values) if value for _ in value]
-        raise MisfitError({owners[at]: reason for at, reason in error.rows.items()}) from None
-
-
-def _list(declared: pa.ListType, special: Special) -> Codec:
-    item = codec(declared.value_type, special=special)
-    of = stored(declared)
-
-    def build(values: list[list[Any] | None]) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets_of(values), build_items(item.build, values, flatten(values)), type=of)
-
-    return Codec(list[item.accepts] | None, build)  # type: ignore[name-defined]
-
-
-def _map(declared: pa.MapType, special: Special) -> Codec:
-    item = codec(declared.item_type, special=special)
-    of = stored(declared)
-
-    def build(values: list[dict[str, Any] | None]) -> pa.Array:
-        keys = pa.array([key for value in values if value for key in value], pa.string())
-        items = build_items(item.build, values, [found for value in values if value for found in value.values()])
-        return pa.MapArray.from_arrays(offsets_of(values), keys, items, type=of)
-
-    return Codec(dict[str, item.accepts] | None, build)  # type: ignore[name-defined]
-
-
 def _struct(declared: pa.StructType, special: Special) -> Codec:
     codecs = [codec(field.type, special=special) for field in declared]
-    readers = [reader(f"f{i}") for i in range(len(codecs))]
-    of = stored(declared)
     accepts = struct_type([(field.name, inner.accepts) for field, inner in zip(declared, codecs, strict=True)])
-
-    def build(values: list[Any]) -> pa.Array:
-        children = [inner.build(read(values)) for inner, read in zip(codecs, readers, strict=True)]
-        return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
-
-    return Codec(accepts | None, build)
+    fields = [(reader(f"f{number}"), inner.build) for number, inner in enumerate(codecs)]
+    return Codec(accepts | None, struct_builder(stored(declared), fields))
 
 
 # ------------------------------------------------------------------ objects
-
-
-MakeCodec = Callable[[pa.DataType, str | None], Codec]
-"""Returns the codec of a declared type and its unit; see `codec`."""
 
 
 @dataclass(slots=True)
@@ -352,81 +298,43 @@ class _Object:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """A column: the pass that decodes it, and the readers that follow its path into the object."""
-
-    name: str
-    type: pa.DataType
-    codec: Codec
-    turn: int
-    readers: tuple[Reader, ...]
-
-
 class ObjectDecoder:
-    """Decodes declared columns of messages that are one object each. Raises ValueError for a wrong declaration.
-
-    `make` returns the function that decodes a payload as a msgspec type, `make_codec` the codec of a declared type.
-    """
-
-    _containers = staticmethod(bounds.json_containers)
-    _skeleton = staticmethod(bounds.json_skeleton)
+    """Decodes declared columns of messages that are one object each. Raises ValueError for a wrong declaration."""
 
     def __init__(
-        self,
-        columns: Mapping[str, Column],
-        make: Callable[[Any], Callable[[bytes], Any]],
-        make_codec: MakeCodec,
+        self, columns: Mapping[str, Column], reading: ObjectFormat = JSON_FORMAT, special: Special = lambda _: None
     ) -> None:
         passes: list[_Object] = []
-        self._outputs = [_output(name, column, passes, make_codec) for name, column in columns.items()]
-        self._decode = [make(each.accepts()) for each in passes]
-        self._width = sum(bounds.width(output.type) for output in self._outputs)
-        self._heaviest = max((bounds.heaviest(output.type) for output in self._outputs), default=0)
-        unique_names({declared: output.name for declared, output in zip(columns, self._outputs, strict=True)})
+        self._format = reading
+        self._columns = [_column(name, column, passes, special) for name, column in columns.items()]
+        self._decode = [reading.decoder(object_.accepts()).decode for object_ in passes]
+        types = [column.type for _, column in self._columns]
+        self._width, self._heaviest = sum(map(width, types)), max(map(heaviest, types), default=0)
+        unique_names({declared: column.name for declared, (_, column) in zip(columns, self._columns, strict=True)})
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError when that would take too much memory."""
-        self._check_values(batch)
-        payloads, failures = self._payloads(batch)
+        size = batch.column(layout.PAYLOAD).nbytes
+        limit = max_values(size) - self._width * len(batch)
+        if self._heaviest * size > limit:
+            lists = min(self._heaviest, RECORD + 1)
+            self._format.check(batch, limit, objects=self._heaviest, lists=lists)
+        payloads, failures = self._format.payloads(batch)
         passes = [decode_each(decode, payloads, failures) for decode in self._decode]
         messages = [i for i in range(len(batch)) if i not in failures] if failures else range(len(batch))
         if failures:
             passes = [[rows[i] for i in messages] for rows in passes]
-        columns = [
-            Values(name=out.name, type=out.type, values=_pick(passes[out.turn], out.readers), build=out.codec.build)
-            for out in self._outputs
-        ]
+        columns = [column.values(passes[turn]) for turn, column in self._columns]
         return assemble(columns, messages, failures, owners_of(batch))
 
-    def _check_values(self, batch: MessageBatch) -> None:
-        """Raise BatchTooWideError if the payloads may have too many values."""
-        size = batch.column(layout.PAYLOAD).nbytes
-        limit = bounds.max_values(size) - self._width * len(batch)
-        if self._heaviest * size > limit:
-            bounds.check_bytes(batch, limit, self._values, self._values_of)
 
-    def _values(self, data: Any) -> int:
-        """Return how many values in lists and maps an array of bytes has at most."""
-        objects, lists = self._containers(data)
-        return self._heaviest * objects + min(self._heaviest, bounds.RECORD + 1) * lists
+def make(config: DecodeConfig) -> Decoder:
+    """Return the configured decoder. Raises ValueError with one line."""
+    if config.columns:
+        return ObjectDecoder(config.columns)
+    from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 
-    def _values_of(self, payload: bytes) -> Iterable[int]:
-        yield self._values(np.frombuffer(self._skeleton(payload), np.uint8))
-
-    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
-        """Return all payloads, and failures for those that cannot be decoded at all."""
-        raise NotImplementedError
-
-
-class JsonDecoder(ObjectDecoder):
-    """Decodes declared columns of JSON objects. Raises ValueError for a wrong declaration."""
-
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        super().__init__(columns, lambda accepts: msgspec.json.Decoder(accepts).decode, codec)
-
-    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
-        return texts_of(batch)
+    return InferringDecoder()
 
 
 def declaration(name: str, column: Column) -> tuple[pa.DataType, list[str]]:
@@ -440,15 +348,15 @@ def declaration(name: str, column: Column) -> tuple[pa.DataType, list[str]]:
     return declared, path
 
 
-def _output(name: str, column: Column, passes: list[_Object], make_codec: MakeCodec) -> _Output:
-    """Add the column `name` to `passes`.
+def _column(name: str, column: Column, passes: list[_Object], special: Special) -> tuple[int, ReadColumn]:
+    """Add the column `name` to `passes`; return the number of its pass, and the column.
 
     Columns that need one field in two shapes (`customer` as json, and `customer.id`) need a second pass over the
     payloads.
     """
     try:
         declared, path = declaration(name, column)
-        leaf = make_codec(declared, column.unit)
+        leaf = codec(declared, column.unit, special)
         struct_type([(part, None) for part in dict.fromkeys(path)])
     except ValueError as error:
         raise ValueError(f"column {show(name)}: {error}") from None
@@ -457,11 +365,6 @@ def _output(name: str, column: Column, passes: list[_Object], make_codec: MakeCo
         if turn == len(passes):
             passes.append(_Object())
         if (attributes := passes[turn].add(path, leaf)) is not None:
-            return _Output(layout.field_name(name), stored(declared), leaf, turn, tuple(map(reader, attributes)))
+            reads = tuple(map(reader, attributes))
+            return turn, ReadColumn(layout.field_name(name), stored(declared), reads, leaf.build)
         turn += 1
-
-
-def _pick(values: list[Any], readers: tuple[Reader, ...]) -> list[Any]:
-    for read in readers:
-        values = read(values)
-    return values

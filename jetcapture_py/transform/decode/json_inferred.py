@@ -14,17 +14,14 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode import bounds
-from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, owners_of, show, texts_of
-from jetcapture_py.transform.decode.json_declared import json_text
+from jetcapture_py.transform.decode.bounds import JSON_FORMAT, ObjectFormat
+from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, json_text, owners_of, show
 
 MAX_FIELDS = 1000
 """Maximum columns, and maximum fields of a nested object; a larger object is stored as JSON text."""
@@ -64,63 +61,44 @@ _SCALARS = {
 }
 
 
-class InferringJsonDecoder:
-    """Decodes all fields of messages.
+class InferringDecoder:
+    """Decodes all fields of messages; in MessagePack, `bin` and timestamps have their own column types.
 
     A batch has the columns with a value in it, with the types learned so far in this process.
     """
 
-    _containers = staticmethod(bounds.json_containers)
-    _skeleton = staticmethod(bounds.json_skeleton)
-
-    def __init__(self) -> None:
-        self._decode = self._make(dict[str, Any])
+    def __init__(self, reading: ObjectFormat = JSON_FORMAT) -> None:
+        self._format = reading
+        self._decode = reading.decoder(dict[str, Any]).decode
         self._budget = SchemaBudget()
         self._root = Fields(self._budget, layout.field_name)
         self._columns = pa.schema([])
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError when its columns would be too large."""
-        if batch.column(layout.PAYLOAD).nbytes > _LARGE:
-            bounds.check_bytes(batch, MAX_CONTAINERS, self._count, self._count_of, _TOO_MANY)
-        payloads, failures = self._payloads(batch)
-        found = decode_each(self._decode, payloads, failures)
-        decoded = {i: document for i, document in enumerate(found) if document is not None and i not in failures}
-        self._refuse_excess(decoded, failures)
-        self._budget.cells = max(MAX_CELLS, batch.column(layout.PAYLOAD).nbytes)
+        size = batch.column(layout.PAYLOAD).nbytes
+        if size > _LARGE:
+            self._format.check(batch, MAX_CONTAINERS, objects=1, lists=1, reason=_TOO_MANY)
+        payloads, failures = self._format.payloads(batch)
+        rows = decode_each(self._decode, payloads, failures)
+        documents = {i: document for i, document in enumerate(rows) if document is not None and i not in failures}
+        self._refuse_excess(documents, failures)
+        self._budget.cells = max(MAX_CELLS, size)
         try:
-            values = self._root.widen(list(decoded.values()), 1, len(decoded))
+            values = self._root.widen(list(documents.values()), 1, len(documents))
         except BatchTooWideError:
-            if len(decoded) > 1:
+            if len(documents) > 1:
                 raise
-            failures |= {index: failure(index, _TOO_WIDE, stage="schema") for index in decoded}
+            failures |= {index: failure(index, _TOO_WIDE, stage="schema") for index in documents}
             return assemble([], [], failures)
         columns = [
             Values(name=name, type=of, values=values[key], build=shape.build)
             for key, name, shape, of in self._root.stored()
         ]
-        found_columns = assemble(columns, list(decoded), failures, owners_of(batch))
-        return replace(found_columns, columns=self._known())
-
-    def _make(self, accepts: Any) -> Callable[[bytes], Any]:
-        """Return the function that decodes a payload as a msgspec type."""
-        return msgspec.json.Decoder(accepts).decode
-
-    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
-        return texts_of(batch)
-
-    def _count(self, data: Any) -> int:
-        return sum(self._containers(data))
-
-    def _count_of(self, payload: bytes) -> Iterable[int]:
-        yield self._count(np.frombuffer(self._skeleton(payload), np.uint8))
-
-    def _known(self) -> pa.Schema:
-        """All columns known so far."""
         if self._budget.changed:
             self._columns = pa.schema(self._root.types(known=True))
             self._budget.changed = False
-        return self._columns
+        return replace(assemble(columns, list(documents), failures, owners_of(batch)), columns=self._columns)
 
     def _refuse_excess(self, decoded: dict[int, dict[str, Any]], failures: dict[int, Failure]) -> None:
         """Move documents whose new fields do not fit from `decoded` to `failures`."""
@@ -210,21 +188,21 @@ class Fields:
             self._budget.names -= len(name.encode())
             self._budget.fields -= depth > 1
         values = _by_field(objects, seen)
-        for key, found in values.items():
-            self.shapes[key].widen(found, depth, rows)
+        for key, column in values.items():
+            self.shapes[key].widen(column, depth, rows)
         self._seen = seen
         return values
 
     def stored(self) -> list[tuple[str, str, FieldShape, pa.DataType]]:
         """Return the name in JSON, column name, shape and type of each field with a value in this batch."""
         keys = self.shapes if len(self._seen) == len(self.shapes) else (k for k in self.shapes if k in self._seen)
-        found = ((key, self._names[key], shape, shape.type()) for key in keys if (shape := self.shapes[key]).present)
-        return [(key, name, shape, of) for key, name, shape, of in found if of is not None]
+        fields = ((key, self._names[key], shape, shape.type()) for key in keys if (shape := self.shapes[key]).present)
+        return [(key, name, shape, of) for key, name, shape, of in fields if of is not None]
 
     def nested(self) -> list[tuple[str, str, FieldShape, pa.DataType]]:
         """Like `stored`, or the first known field if none has a value, because a struct needs at least one."""
-        if found := self.stored():
-            return found
+        if stored := self.stored():
+            return stored
         known = ((key, self._names[key], shape, shape.type()) for key, shape in self.shapes.items())
         return next(([(key, name, shape, of)] for key, name, shape, of in known if of is not None), [])
 
@@ -232,8 +210,8 @@ class Fields:
         """Return the name and type of each field that is not always null: all `known` ones, or those in this batch."""
         if not known:
             return [(name, of) for _, name, _, of in self.nested()]
-        found = ((self._names[key], shape.type(known=True)) for key, shape in self.shapes.items())
-        return [(name, of) for name, of in found if of is not None]
+        fields = ((self._names[key], shape.type(known=True)) for key, shape in self.shapes.items())
+        return [(name, of) for name, of in fields if of is not None]
 
     def release(self) -> None:
         """Return the budget that these fields use."""
@@ -263,8 +241,8 @@ class FieldShape:
         present = [value for value in values if value is not None]
         self.present = bool(present)
         kind = self.kind
-        for found in sorted(_kinds(present)):
-            kind = _wider(kind, found)
+        for new in sorted(_kinds(present)):
+            kind = _wider(kind, new)
         if kind in ("list", "struct") and depth >= MAX_DEPTH:
             kind = "string"
         if kind != self.kind:
@@ -339,10 +317,10 @@ class FieldShape:
 def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict[str, list[Any]]:
     """The values of each field of `objects`, null where one lacks it."""
     if len(objects) * len(names) <= 4 * sum(map(len, objects)):
-        return {name: [each.get(name) for each in objects] for name in names}
+        return {name: [object_.get(name) for object_ in objects] for name in names}
     values: dict[str, list[Any]] = {name: [None] * len(objects) for name in names}
-    for row, each in enumerate(objects):  # many kinds of objects: look at what is there, not at all that is not
-        for name, value in each.items():
+    for row, object_ in enumerate(objects):  # many kinds of objects: look at what is there, not at all that is not
+        for name, value in object_.items():
             values[name][row] = value
     return values
 
@@ -350,8 +328,8 @@ def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict
 def _kinds(values: Sequence[Any]) -> set[str]:
     kinds = {_KINDS.get(kind, "string") for kind in set(map(type, values))}
     if "int64" in kinds:
-        whole = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
-        if min(whole) < -(2**63) or max(whole) >= 2**63:
+        integers = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
+        if min(integers) < -(2**63) or max(integers) >= 2**63:
             kinds.add("double")
     return kinds
 

@@ -6,7 +6,6 @@ Strict as JSON is. The bytes of strings in fields that are not declared are not 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,79 +13,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.config.column_types import JSON, TIMESTAMP
-from jetcapture_py.transform.batch import Failure, MessageBatch
-from jetcapture_py.transform.decode import bounds
-from jetcapture_py.transform.decode.common import MisfitError, payloads_of, show
+from jetcapture_py.transform.batch import Decoder
+from jetcapture_py.transform.decode.bounds import MSGPACK_FORMAT
+from jetcapture_py.transform.decode.common import MisfitError, json_texts, show
 from jetcapture_py.transform.decode.json_declared import (
     MAX_FLOAT32,
     UNITS,
     Codec,
     ObjectDecoder,
-    codec,
     exact_decimal,
     in_years,
-    json_text,
     timestamps,
 )
-from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
+from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 
 if TYPE_CHECKING:
-    from jetcapture_py.config.decoding import Column
+    from jetcapture_py.config.decoding import DecodeConfig
 
 _TIMESTAMP_CODE = -1
 _STAMPS = {4: ">I", 8: ">Q", 12: ">Iq"}
 """Encodings of the timestamp extension by length: seconds; nanoseconds and seconds in one number; both separately."""
 
 
-class MsgpackDecoder(ObjectDecoder):
-    """Decodes declared columns of maps; ValueError, one line, when a declaration is wrong."""
-
-    _containers = staticmethod(bounds.msgpack_containers)
-    _skeleton = staticmethod(bounds.msgpack_skeleton)
-
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        super().__init__(columns, lambda accepts: msgspec.msgpack.Decoder(accepts).decode, _codec)
-
-    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
-        return payloads_of(batch), {}
-
-
-class InferringMsgpackDecoder(InferringJsonDecoder):
-    """Decodes all fields of messages; `bin` and timestamps have their own column types."""
-
-    _containers = staticmethod(bounds.msgpack_containers)
-    _skeleton = staticmethod(bounds.msgpack_skeleton)
-
-    def _make(self, accepts: Any) -> Callable[[bytes], Any]:
-        return msgspec.msgpack.Decoder(accepts).decode
-
-    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
-        return payloads_of(batch), {}
-
-
-def _codec(declared: pa.DataType, unit: str | None) -> Codec:
-    return codec(declared, unit, _special)
-
-
 def _special(declared: pa.DataType) -> Codec | None:
     if declared == JSON:
-        return Codec(Any, _json_texts)
+        return Codec(Any, json_texts)
     if pa.types.is_decimal(declared):
         exact = exact_decimal(declared)
-        return Codec(int | float | str | None, lambda values: pa.array([_decimal(v, exact) for v in values], declared))
+        return Codec(
+            int | float | str | None,
+            lambda values: pa.array([None if v is None else exact(str(v).encode()) for v in values], declared),
+        )
     if declared == TIMESTAMP:
         return Codec(msgspec.msgpack.Ext | str | None, _timestamps)
     if pa.types.is_float32(declared):
         return Codec(float | None, _float32s)
     return None
-
-
-def _json_texts(values: list[Any]) -> pa.Array:
-    return pa.array([None if value is None else json_text(value) for value in values], pa.string())
-
-
-def _decimal(value: float | str | None, exact: Any) -> Any:
-    return None if value is None else exact(str(value).encode())
 
 
 def _float32s(values: list[float | None]) -> pa.Array:
@@ -123,3 +85,10 @@ def _micros(value: msgspec.msgpack.Ext) -> int:
     if nanos >= UNITS["s"] * 1_000:
         raise ValueError(f"expected a timestamp with less than a second of nanoseconds, got {show(nanos)}")
     return int(seconds * UNITS["s"] + nanos // 1_000)
+
+
+def make(config: DecodeConfig) -> Decoder:
+    """Return the configured decoder. Raises ValueError with one line."""
+    if config.columns:
+        return ObjectDecoder(config.columns, MSGPACK_FORMAT, _special)
+    return InferringDecoder(MSGPACK_FORMAT)

@@ -20,15 +20,13 @@ from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode import bounds
-from jetcapture_py.transform.decode.common import assemble, decode_each, owners_of, payloads_of
-from jetcapture_py.transform.decode.json_declared import json_text, reader
+from jetcapture_py.transform.decode.common import Read, assemble, decode_each, json_text, owners_of, payloads_of
+from jetcapture_py.transform.decode.json_declared import YEAR_1, YEAR_10000, reader
 from jetcapture_py.transform.decode.shapes import (
-    Read,
     Shape,
     columns_of,
     list_shape,
     map_shape,
-    micros_in_years,
     scalar,
     struct_shape,
 )
@@ -71,41 +69,38 @@ class ProtobufDecoder:
             descriptor = pool.FindMessageTypeByName(message)
         except KeyError:
             raise ValueError(f"message: the descriptor set has no type {message}") from None
-        shape = _Shapes(pool).message(descriptor, (), 0)
+        shapes = _Shapes(pool)
+        shape = shapes.message(descriptor, (), 0)
         if shape.fields is None:
             raise ValueError(f"message: the type {message} has no fields")
-        self._columns = columns_of(shape, columns)
+        self._columns = columns_of(shape, columns, shapes.texts)
         self._parse = message_factory.GetMessageClass(descriptor).FromString
         self._check = _check(descriptor)
-        self._required = _has_required(descriptor)
+        self._required = any(field.is_required for type_ in _types(descriptor) for field in type_.fields)
         self._width = sum(bounds.width(column.type) for column in self._columns)
         self._nested = _Nested(descriptor)
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. BatchTooWideError when that would take too much memory."""
-        self._check_values(batch)
+        size = batch.column(layout.PAYLOAD).nbytes
+        limit = bounds.max_values(size) - self._width * len(batch)
+        if self._nested.heaviest * size // 2 > limit:  # a nested message has two bytes
+            bounds.check_bytes(batch, limit, self._nested.at_most, self._nested.of_payload)
         payloads, failures = payloads_of(batch), dict[int, Failure]()
         parsed = decode_each(self._message, payloads, failures)
         messages = [index for index in range(len(payloads)) if index not in failures]
         rows = [parsed[index] for index in messages] if failures else parsed
         return assemble([column.values(rows) for column in self._columns], messages, failures, owners_of(batch))
 
-    def _check_values(self, batch: MessageBatch) -> None:
-        """Raise BatchTooWideError if the payloads may have too many values."""
-        size = batch.column(layout.PAYLOAD).nbytes
-        limit = bounds.max_values(size) - self._width * len(batch)
-        if self._nested.heaviest * size // 2 > limit:  # a nested message has two bytes
-            bounds.check_bytes(batch, limit, self._nested.at_most, self._nested.of_payload)
-
     def _message(self, payload: bytes) -> Any:
         try:
-            found = self._parse(payload)
+            message = self._parse(payload)
         except DecodeError as error:
             raise ValueError(one_line(str(error))) from None
-        if self._required and not found.IsInitialized():
-            raise ValueError(f"required fields are missing: {', '.join(found.FindInitializationErrors())}")
-        self._check(found)
-        return found
+        if self._required and not message.IsInitialized():
+            raise ValueError(f"required fields are missing: {', '.join(message.FindInitializationErrors())}")
+        self._check(message)
+        return message
 
 
 def make(config: DecodeConfig) -> ProtobufDecoder:
@@ -124,7 +119,10 @@ def make(config: DecodeConfig) -> ProtobufDecoder:
 def _pool(descriptors: bytes) -> Any:
     """Return the types of a descriptor set, which may lack those of Google's own files. Raises ValueError."""
     own = (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
-    files = {module.DESCRIPTOR.name: _file(module.DESCRIPTOR) for module in own}
+    files = {
+        module.DESCRIPTOR.name: descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+        for module in own
+    }
     try:
         given = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
     except DecodeError as error:
@@ -152,15 +150,12 @@ def _pool(descriptors: bytes) -> Any:
     return pool
 
 
-def _file(descriptor: Any) -> Any:
-    found = descriptor_pb2.FileDescriptorProto()
-    descriptor.CopyToProto(found)
-    return found
-
-
 def _check(descriptor: Any) -> Callable[[Any], None]:
-    """Return a check that raises ValueError for messages with a known field of another wire type."""
-    wires = {field.number: _wires(field) for field in descriptor.fields}
+    """Return a check that raises ValueError for messages with a known field of another wire type.
+
+    The library keeps those as unknown fields, and the numbers that an enum does not have: alone, or in entries of maps.
+    """
+    wires = {field.number: _enum_wire(field) for field in descriptor.fields}
     inner = [
         (field.name, field.is_repeated)
         for field in descriptor.fields
@@ -170,36 +165,25 @@ def _check(descriptor: Any) -> Callable[[Any], None]:
 
     def check(message: Any) -> None:
         for field in UnknownFieldSet(message):
-            if field.wire_type not in wires.get(field.field_number, (field.wire_type,)):
+            if wires.get(field.field_number, field.wire_type) != field.wire_type:
                 raise ValueError(f"field {field.field_number} has the wire type {field.wire_type}")
         for name, repeated in inner:
             for value in getattr(message, name) if repeated else (getattr(message, name),):
                 if not repeated and not message.HasField(name):
                     break
-                kind = value.DESCRIPTOR
-                if (found := known.get(kind.full_name)) is None:
-                    found = known[kind.full_name] = _check(kind)
-                found(value)
+                type_ = value.DESCRIPTOR
+                if (check_value := known.get(type_.full_name)) is None:
+                    check_value = known[type_.full_name] = _check(type_)
+                check_value(value)
 
     return check
 
 
-def _wires(field: Any) -> tuple[int, ...]:
-    """Return the valid wire types of a field."""
-    kind = field.type
-    if kind in (Field.TYPE_DOUBLE, Field.TYPE_FIXED64, Field.TYPE_SFIXED64):
-        own = 1
-    elif kind in (Field.TYPE_FLOAT, Field.TYPE_FIXED32, Field.TYPE_SFIXED32):
-        own = 5
-    elif kind == Field.TYPE_GROUP:
-        own = 3
-    else:
-        own = 2 if kind in (Field.TYPE_STRING, Field.TYPE_BYTES, Field.TYPE_MESSAGE) else 0
-    return (own, 2) if field.is_repeated else (own,)
-
-
-def _has_required(descriptor: Any) -> bool:
-    return any(field.is_required for type_ in _types(descriptor) for field in type_.fields)
+def _enum_wire(field: Any) -> int | None:
+    """Return the wire type in which the library keeps a field's unknown enum numbers; None if it has no enum."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return 2 if field.message_type.fields_by_name["value"].enum_type is not None else None
+    return 0 if field.enum_type is not None else None
 
 
 def _types(descriptor: Any) -> Iterator[Any]:
@@ -289,17 +273,6 @@ def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int,
 # ------------------------------------------------------------------ columns
 
 
-def _texts(values: list[Any]) -> pa.Array:
-    return pa.array([None if value is None else json_text(_plain(value)) for value in values], pa.string())
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to plain objects."""
-    if isinstance(value, list | str | bytes | int | float | bool):
-        return value
-    return {str(name): value[name] for name in value} if hasattr(value, "keys") else list(value)
-
-
 def _duration(value: Any) -> int:
     """Convert to microseconds, rounded down."""
     if abs(value.nanos) >= _NANOS or abs(value.seconds) > 315_576_000_000 or value.seconds * value.nanos < 0:
@@ -308,9 +281,13 @@ def _duration(value: Any) -> int:
 
 
 def _timestamp(value: Any) -> int:
-    if not 0 <= value.nanos < _NANOS:
-        raise ValueError(f"expected a timestamp, got {value.nanos} ns")
-    return micros_in_years(value.seconds * 1_000_000 + value.nanos // 1_000)
+    """Convert to microseconds, rounded down."""
+    micros = value.seconds * 1_000_000 + value.nanos // 1_000
+    if not 0 <= value.nanos < _NANOS or not YEAR_1 <= micros < YEAR_10000:
+        raise ValueError(
+            f"expected a timestamp between the years 1 and 9999, got {value.seconds} s and {value.nanos} ns"
+        )
+    return int(micros)
 
 
 def _field_reader(field: Any, *, presence: bool) -> Read:
@@ -341,38 +318,35 @@ class _Shapes:
             pa.string(): (Field.TYPE_STRING,),
             pa.binary(): (Field.TYPE_BYTES,),
         }
-        self._scalars = {kind: scalar(of, _texts) for of, kinds in scalars.items() for kind in kinds}
-        self._json = Shape(type=pa.string(), build=self._json_texts, text=self._json_texts)
+        self._scalars = {type_: scalar(of) for of, types in scalars.items() for type_ in types}
+        self._json = Shape(type=pa.string(), build=self.texts)
 
     def message(self, descriptor: Any, path: tuple[str, ...], depth: int) -> Shape:
         """The shape of a message type below those of `path`; JSON text where it nests without end, or has no field."""
         name = descriptor.full_name
-        if (found := self._well_known(descriptor)) is not None:
-            return found
+        if (shape := self._well_known(descriptor)) is not None:
+            return shape
         if name in path or depth >= MAX_DEPTH or not descriptor.fields:
             return self._json
         below = (*path, name)
         fields = {field.name: self._field(field, below, depth + 1) for field in descriptor.fields}
-        return struct_shape(fields, self._json_texts)
+        return struct_shape(fields)
 
     def _field(self, field: Any, path: tuple[str, ...], depth: int) -> tuple[Read, Shape]:
-        kind = field.message_type
-        if kind is not None and kind.GetOptions().map_entry:
-            key, value = (self._value(kind.fields_by_name[name], path, depth) for name in ("key", "value"))
-            shape = map_shape(key, value)
-        elif field.is_repeated:
-            shape = list_shape(self._value(field, path, depth))
-        else:
-            return _field_reader(field, presence=field.has_presence), self._value(field, path, depth)
-        texts = self._json_texts if kind is not None else _texts
-        return _field_reader(field, presence=False), Shape(type=shape.type, build=shape.build, text=texts)
+        type_ = field.message_type
+        if type_ is not None and type_.GetOptions().map_entry:
+            key, value = (self._value(type_.fields_by_name[name], path, depth) for name in ("key", "value"))
+            return _field_reader(field, presence=False), map_shape(key, value)
+        if field.is_repeated:
+            return _field_reader(field, presence=False), list_shape(self._value(field, path, depth))
+        return _field_reader(field, presence=field.has_presence), self._value(field, path, depth)
 
     def _value(self, field: Any, path: tuple[str, ...], depth: int) -> Shape:
         if field.message_type is not None:
             return self.message(field.message_type, path, depth)
         if field.enum_type is not None:
             names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
-            return scalar(pa.string(), _texts, lambda number: names.get(number) or str(number))
+            return scalar(pa.string(), lambda number: names.get(number) or str(number))
         return self._scalars[field.type]
 
     def _well_known(self, descriptor: Any) -> Shape | None:
@@ -382,14 +356,15 @@ class _Shapes:
             return None
         if name in ("Timestamp", "Duration"):
             of, convert = (TIMESTAMP, _timestamp) if name == "Timestamp" else (pa.duration("us"), _duration)
-            numbers = scalar(pa.int64(), self._json_texts, convert).build
-            return Shape(type=of, build=lambda values: numbers(values).cast(of), text=self._json_texts)
+            numbers = scalar(pa.int64(), convert).build
+            return Shape(type=of, build=lambda values: numbers(values).cast(of))
         if name.endswith("Value") and name not in ("Value", "ListValue") and "value" in descriptor.fields_by_name:
             inner, read = self._scalars[descriptor.fields_by_name["value"].type], reader("value")
-            return Shape(type=inner.type, build=lambda values: inner.build(read(values)), text=self._json_texts)
+            return Shape(type=inner.type, build=lambda values: inner.build(read(values)))
         return self._json if name in ("Any", "Struct", "Value", "ListValue", "FieldMask", "Empty") else None
 
-    def _json_texts(self, values: list[Any]) -> pa.Array:
+    def texts(self, values: list[Any]) -> pa.Array:
+        """Build a column of JSON texts."""
         return pa.array([None if value is None else json_text(self._document(value)) for value in values], pa.string())
 
     def _document(self, value: Any) -> Any:

@@ -9,85 +9,74 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
-from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
-from jetcapture_py.transform.decode.common import Build, MisfitError, Values, show, unique_names
-from jetcapture_py.transform.decode.json_declared import build_items, codec, declaration
+from jetcapture_py.config.column_types import JSON, stored
+from jetcapture_py.transform.decode.common import (
+    Build,
+    Read,
+    ReadColumn,
+    list_builder,
+    map_builder,
+    show,
+    struct_builder,
+    unique_names,
+)
+from jetcapture_py.transform.decode.json_declared import codec, declaration
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import Column
 
-Read = Callable[[list[Any]], list[Any]]
-"""Reads one field of each of a list's records; None of None."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Builds a column from values of a schema's type.
-
-    `text` makes one of their JSON texts. `fields` has those of a record: how each is read, and its shape.
-    """
+    """Builds a column from values of a schema's type."""
 
     type: pa.DataType
     build: Build
-    text: Build
     fields: Mapping[str, tuple[Read, Shape]] | None = None
+    """The fields of a record: how each is read, and its shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaColumn:
-    """A column: `reads` leads from a message to its value, one record after the other."""
+def columns_of(root: Shape, declared: Mapping[str, Column], texts: Build) -> list[ReadColumn]:
+    """The columns of messages with the shape `root`: the `declared` ones, or all. Raises ValueError, one line.
 
-    name: str
-    type: pa.DataType
-    reads: tuple[Read, ...]
-    build: Build
-
-    def values(self, rows: list[Any]) -> Values:
-        """The column's values of `rows`."""
-        for read in self.reads:
-            rows = read(rows)
-        return Values(name=self.name, type=self.type, values=rows, build=self.build)
-
-
-def columns_of(root: Shape, declared: Mapping[str, Column]) -> list[SchemaColumn]:
-    """The columns of messages with the shape `root`: the `declared` ones, or all. Raises ValueError, one line."""
+    `texts` builds a column of the JSON texts of any values.
+    """
     fields = root.fields or {}
     if declared:
-        chosen = [_declared(name, column, fields) for name, column in declared.items()]
-        unique_names({name: column.name for name, column in zip(declared, chosen, strict=True)})
-        return chosen
+        columns = [_declared(name, column, fields, texts) for name, column in declared.items()]
+        unique_names({name: column.name for name, column in zip(declared, columns, strict=True)})
+        return columns
     names = distinct([layout.field_name(name) for name in fields])
-    found = zip(names, fields.values(), strict=True)
-    return [SchemaColumn(name, shape.type, (read,), shape.build) for name, (read, shape) in found]
+    return [
+        ReadColumn(name, shape.type, (read,), shape.build)
+        for name, (read, shape) in zip(names, fields.values(), strict=True)
+    ]
 
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Append `_` to names that Spark would confuse with an earlier one."""
     taken: set[str] = set()
-    found = []
+    free = []
     for name in names:
         while name.lower() in taken:
             name += "_"
         taken.add(name.lower())
-        found.append(name)
-    return found
+        free.append(name)
+    return free
 
 
-def _declared(name: str, column: Column, fields: Mapping[str, tuple[Read, Shape]]) -> SchemaColumn:
+def _declared(name: str, column: Column, fields: Mapping[str, tuple[Read, Shape]], texts: Build) -> ReadColumn:
     try:
         kind, path = declaration(name, column)
         reads: list[Read] = []
-        shape: Shape | None = None
-        for number, step in enumerate(path):
-            if shape is not None:
-                fields = shape.fields or {}
-            if step not in fields:
-                raise ValueError(f"the schema has no field {show('.'.join(path[: number + 1]))}")
-            read, shape = fields[step]
+        shape = Shape(type=pa.null(), build=texts, fields=fields)
+        for number, step in enumerate(path, 1):
+            if step not in (shape.fields or {}):
+                raise ValueError(f"the schema has no field {show('.'.join(path[:number]))}")
+            read, shape = (shape.fields or {})[step]
             reads.append(read)
-        assert shape is not None  # noqa: S101  a path has a step
-        return SchemaColumn(layout.field_name(name), stored(kind), tuple(reads), _conversion(shape, kind, column.unit))
+        build = texts if kind == JSON else _conversion(shape, kind, column.unit)
+        return ReadColumn(layout.field_name(name), stored(kind), tuple(reads), build)
     except ValueError as error:
         raise ValueError(f"column {show(name)}: {error}") from None
 
@@ -95,8 +84,6 @@ def _declared(name: str, column: Column, fields: Mapping[str, tuple[Read, Shape]
 def _conversion(shape: Shape, declared: pa.DataType, unit: str | None) -> Build:
     """Return the function that builds a column of type `declared` from values with `shape`. Raises ValueError."""
     types = pa.types
-    if declared == JSON:
-        return shape.text
     kind = stored(declared)
     if unit is not None:
         numbers = codec(declared, unit).build
@@ -117,71 +104,28 @@ def _conversion(shape: Shape, declared: pa.DataType, unit: str | None) -> Build:
 def list_shape(item: Shape) -> Shape:
     """Lists of `item`."""
     of = pa.list_(item.type)
-
-    def build(values: list[Any]) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets_of(values), build_items(item.build, values, flatten(values)), type=of)
-
-    return Shape(type=of, build=build, text=item.text)
+    return Shape(type=of, build=list_builder(of, item.build))
 
 
 def map_shape(key: Shape, item: Shape) -> Shape:
     """Maps from `key` to `item`; values are mappings."""
     of = pa.map_(key.type, item.type)
-
-    def build(values: list[Any]) -> pa.Array:
-        keys = build_items(key.build, values, [name for value in values if value for name in value])
-        found = [value[name] for value in values if value for name in value]
-        return pa.MapArray.from_arrays(offsets_of(values), keys, build_items(item.build, values, found), type=of)
-
-    return Shape(type=of, build=build, text=item.text)
+    return Shape(type=of, build=map_builder(of, key.build, item.build))
 
 
-def struct_shape(fields: Mapping[str, tuple[Read, Shape]], text: Build) -> Shape:
+def struct_shape(fields: Mapping[str, tuple[Read, Shape]]) -> Shape:
     """Records with `fields`, of which there is at least one."""
     names = distinct(list(fields))
     of = pa.struct([pa.field(name, shape.type) for name, (_, shape) in zip(names, fields.values(), strict=True)])
-
-    def build(values: list[Any]) -> pa.Array:
-        children = [shape.build(read(values)) for read, shape in fields.values()]
-        return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
-
-    return Shape(type=of, build=build, text=text, fields=fields)
+    build = struct_builder(of, [(read, shape.build) for read, shape in fields.values()])
+    return Shape(type=of, build=build, fields=fields)
 
 
-def scalar(of: pa.DataType, text: Build, convert: Callable[[Any], Any] | None = None) -> Shape:
+def scalar(of: pa.DataType, convert: Callable[[Any], Any] | None = None) -> Shape:
     """Values that Arrow takes as they are, or after `convert`, which raises ValueError for a bad one."""
     if convert is None:
-        return Shape(type=of, build=lambda values: pa.array(values, of), text=text)
-
-    def build(values: list[Any]) -> pa.Array:
-        return pa.array([None if value is None else convert(value) for value in values], of)
-
-    return Shape(type=of, build=build, text=text)
-
-
-_YEARS = (-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""Microseconds of the years 1 to 9999, the range of Spark and Python."""
-
-
-def micros_in_years(micros: int) -> int:
-    """Return `micros`. Raises ValueError outside of the years 1 to 9999."""
-    if not _YEARS[0] <= micros < _YEARS[1]:
-        raise ValueError(f"expected a timestamp between the years 1 and 9999, got {micros} microseconds")
-    return micros
-
-
-def timestamp_shape(text: Build, multiply: int, divide: int = 1, zone: str | None = "UTC") -> Shape:
-    """Timestamps from integers, which are microseconds times `divide` over `multiply`; the rest is cut off."""
-    of = TIMESTAMP if zone else pa.timestamp("us")
-    low, high = (-(-bound * divide // multiply) for bound in _YEARS)
-
-    def build(values: list[Any]) -> pa.Array:
-        bad = [row for row, value in enumerate(values) if value is not None and not low <= value < high]
-        if bad:
-            raise MisfitError(dict.fromkeys(bad, "expected a timestamp between the years 1 and 9999"))
-        if multiply == divide == 1:
-            return pa.array(values, pa.int64()).cast(of)
-        numbers = [None if value is None else value * multiply // divide for value in values]
-        return pa.array(numbers, pa.int64()).cast(of)
-
-    return Shape(type=of, build=build, text=text)
+        return Shape(type=of, build=lambda values: pa.array(values, of))
+    return Shape(
+        type=of,
+        build=lambda values: pa.array([None if value is None else convert(value) for value in values], of),
+    )

@@ -42,23 +42,17 @@ def rows_error(count: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked:
-    """`items` are the payloads to decode; `owners` has the row of each item's message in the batch."""
-
-    items: pa.BinaryArray
-    owners: Any
-    failures: dict[int, Failure]
-
-
-@dataclass(frozen=True, slots=True)
 class Unpacker:
     """Decompresses and splits payloads; a step that is None is skipped."""
 
     inflate: Inflate | None = None
     split: Split | None = None
 
-    def __call__(self, payloads: pa.BinaryArray) -> Unpacked:
-        """Unpack all payloads; raises BatchTooWideError when they are too large for one batch."""
+    def __call__(self, payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, Any, dict[int, Failure]]:
+        """Return the payloads to decode, the row of each one's message, and the failures of messages.
+
+        Raises BatchTooWideError when they are too large for one batch.
+        """
         items: list[Any] = []
         owners: list[int] = []
         counts: list[int] = []
@@ -70,23 +64,23 @@ class Unpacker:
                 size += len(content)
                 if size > BYTES_AT_ONCE and len(payloads) > 1:
                     raise BatchTooWideError
-                found = [content] if self.split is None else self.split(content)
+                rows = [content] if self.split is None else self.split(content)
             except REFUSALS as error:
                 failures[index] = failure(index, error if payload else "the payload is empty")
                 continue
-            if (wrong := rows_error(len(found))) is not None:
+            if (wrong := rows_error(len(rows))) is not None:
                 failures[index] = failure(index, wrong if payload else "the payload is empty")
                 continue
-            counts.append(len(found))
+            counts.append(len(rows))
             owners.append(index)
-            items.extend(found)
+            items.extend(rows)
             if len(items) > MAX_ROWS:
                 check_rows(counts if len(payloads) == len(counts) else [*counts, 0])
-        return Unpacked(pa.array(items, pa.binary()), np.repeat(np.array(owners, np.int32), counts), failures)
+        return pa.array(items, pa.binary()), np.repeat(np.array(owners, np.int32), counts), failures
 
     def first(self, batch: MessageBatch) -> MessageBatch:
         """Return `batch` with the payload of each message's first row in place of its payload; null for failures."""
-        parts = [self(batch.column(layout.PAYLOAD).slice(row, 1)).items for row in range(len(batch))]
+        parts = [self(batch.column(layout.PAYLOAD).slice(row, 1))[0] for row in range(len(batch))]
         firsts = [(part[0].as_py() or None) if len(part) else None for part in parts]
         return _with_payloads(batch, pa.array(firsts, pa.binary()))
 
@@ -100,9 +94,8 @@ class UnpackingDecoder:
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`; BatchTooWideError when it unpacks to too much."""
-        unpacked = self._unpack(batch.column(layout.PAYLOAD))
-        items, owners = unpacked.items, unpacked.owners
-        whole = len(items) == len(batch) and not unpacked.failures
+        items, owners, failures = self._unpack(batch.column(layout.PAYLOAD))
+        whole = len(items) == len(batch) and not failures
         if self._unpack.split is not None:  # only for decoders that look at nothing but the payload
             only = pa.RecordBatch.from_arrays([items], [layout.PAYLOAD])
             rows: MessageBatch = RowBatch(stream=batch.stream, rows=only, owners=owners)
@@ -110,7 +103,7 @@ class UnpackingDecoder:
             rows = batch if whole else MessageBatch(stream=batch.stream, rows=batch.rows.take(pa.array(owners)))
             rows = _with_payloads(rows, items)
         decoded = self.decoder.decode(rows)
-        return decoded if whole else of_messages(decoded, owners, unpacked.failures)
+        return decoded if whole else of_messages(decoded, owners, failures)
 
 
 def _with_payloads(batch: MessageBatch, payloads: pa.BinaryArray) -> MessageBatch:
@@ -123,17 +116,16 @@ def of_messages(decoded: Decoded, owners: Any, failures: dict[int, Failure]) -> 
     sources = owners if decoded.messages is None else owners[decoded.messages.to_numpy()]
     several = np.bincount(owners) > 1 if len(owners) else np.zeros(0, np.bool_)
     late: dict[int, Failure] = {}
-    for found in decoded.failures:
-        index = int(owners[found.index])
-        row = found.index - int(np.searchsorted(owners, index))
-        error = f"row {row}: {found.error}" if several[index] else found.error
-        late.setdefault(index, replace(found, index=index, error=error))
-    fields = decoded.fields
-    if late:
-        kept = ~np.isin(sources, list(late))
+    for failed in decoded.failures:
+        index = int(owners[failed.index])
+        row = failed.index - int(np.searchsorted(owners, index))
+        error = f"row {row}: {failed.error}" if several[index] else failed.error
+        late.setdefault(index, replace(failed, index=index, error=error))
+    fields, failures = decoded.fields, late | failures
+    if failures:
+        kept = ~np.isin(sources, list(failures))
         sources = sources[kept]
         fields = fields.filter(pa.array(kept)) if fields.num_columns else fields
-    failures = failures | late
     return replace(
         decoded,
         fields=fields,
@@ -181,17 +173,17 @@ def split_msgpack_array(payload: bytes) -> Sequence[bytes]:
 
 def split_delimited(payload: bytes) -> Sequence[bytes]:
     """Split length-prefixed protobuf messages; the length is a varint."""
-    found: list[bytes] = []
-    at = 0
-    while at < len(payload):
+    messages: list[bytes] = []
+    offset = 0
+    while offset < len(payload):
         try:
-            length, at = varint(payload, at)
+            length, offset = varint(payload, offset)
         except ValueError as error:
             raise ValueError(f"not delimited: {error}") from None
-        if length > len(payload) - at:
-            raise ValueError(f"not delimited: {length} bytes are announced, {len(payload) - at} follow")
-        found.append(payload[at : at + length])
-        at += length
-        if len(found) > MAX_ROWS:
+        if length > len(payload) - offset:
+            raise ValueError(f"not delimited: {length} bytes are announced, {len(payload) - offset} follow")
+        messages.append(payload[offset : offset + length])
+        offset += length
+        if len(messages) > MAX_ROWS:
             raise ValueError(f"more than {MAX_ROWS} rows")
-    return found
+    return messages

@@ -52,6 +52,7 @@ def test_nothing_is_lost_or_read_twice_when_consumer_and_stream_are_deleted_and_
     assert outcome.verdict.watermarks >= 1
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_lost_or_read_twice_when_a_cluster_loses_leader_and_quorum_and_acks_name_domain_and_account(
     tmp_path: Path,
 ) -> None:

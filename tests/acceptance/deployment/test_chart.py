@@ -17,7 +17,7 @@ from jetcapture_py.config import model
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import parse_duration, parse_size
 from jetcapture_py.monitoring.http import TIMEOUT
-from tests.support.commands import check_job
+from tests.support.commands import check_jetcapture, check_job
 from tests.support.documents import REPOSITORY, blocks
 from tests.support.kubernetes import (
     CHART,
@@ -281,6 +281,26 @@ def test_jobs_have_arguments_that_they_understand(tmp_path: Path, monkeypatch: p
     assert {"name": "output", "mountPath": "/output"} in report["containers"][0]["volumeMounts"]
 
 
+def test_maintenance_is_one_pod_with_the_configuration_of_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"config": {"maintain": {"compact": {}}, "limits": {"memory": "512MiB"}}, "maintain": {"enabled": True}}
+    objects = render(CAPTURE, values)
+    check_schemas(objects)
+    (workload,) = (each for each in objects if "maintain" in each["metadata"]["name"] and each["kind"] == "Deployment")
+    (service,) = (each for each in objects if "maintain" in each["metadata"]["name"] and each["kind"] == "Service")
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    assert workload["spec"]["replicas"] == 1
+    assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    (container,) = pod(workload)["containers"]
+    assert container["args"] == ["maintain", "/etc/jetcapture/jetcapture.yaml", "--every=5m"]
+    check_jetcapture(container["args"], monkeypatch)
+    assert parse_size(f"{container['resources']['limits']['memory']}B") == (200 + 512) << 20
+    capture = next(each for each in objects if each["kind"] == "Deployment" and each is not workload)
+    assert not capture["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    with pytest.raises(RefusedError, match=r"config\.maintain says what to do"):
+        render(CAPTURE, {"maintain": {"enabled": True}})
+
+
 def test_the_chart_is_of_the_packages_version_and_its_oldest_kubernetes_is_checked() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == version("jetcapture")
@@ -318,7 +338,10 @@ def test_every_value_has_a_default_and_a_description() -> None:
 
 
 def test_the_values_of_the_page_give_a_release() -> None:
-    (shown,) = blocks("docs/kubernetes.md", "yaml")
-    objects = render(yaml.safe_load(shown.text))
+    (release, maintenance) = (yaml.safe_load(shown.text) for shown in blocks("docs/kubernetes.md", "yaml"))
+    objects = render(release)
     check_schemas(objects)
     assert loaded(objects).nats.creds is not None
+    objects = render(release, maintenance)
+    check_schemas(objects)
+    assert sum(each["kind"] == "Deployment" for each in objects) == 2, "the captures, and maintenance"

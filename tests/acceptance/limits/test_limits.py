@@ -127,6 +127,7 @@ def test_many_messages_of_8_mb_pass_through_a_small_memory_unchanged(nats_server
     assert watch.peak < bound(64), f"{watch.peak >> 20} MiB"
 
 
+@pytest.mark.exhaustive
 def test_thousands_of_keys_with_few_open_blocks_need_little_memory(nats_server: Start, tmp_path: Path) -> None:
     server, root = nats_server(), tmp_path / "archive"
     count = asyncio.run(publish(server.url, messages(7500, 500, keys=5000)))

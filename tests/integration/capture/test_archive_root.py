@@ -132,7 +132,7 @@ def test_a_new_archive_of_a_consumer_that_has_acknowledged_before_is_warned_of(
                 if mount_point:
                     (tmp_path / "a").mkdir()
                 findings = await check(config(server.url, tmp_path / "a"))
-                (warning,) = [each for each in findings.found if (each.about, each.level) == ("store", "warning")]
+                (warning,) = [each for each in findings.items if (each.about, each.level) == ("store", "warning")]
                 assert "is empty or missing, but the consumer has acknowledged messages" in warning.text
                 assert list(tmp_path.glob("a/*")) == []
                 assert (tmp_path / "a").exists() == mount_point

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import random
 import time
@@ -15,11 +16,12 @@ import nats
 import nats.errors
 import pyarrow as pa
 import pytest
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.capture import acknowledging
+from jetcapture_py.capture import storing
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.jetstream import acks
@@ -167,10 +169,10 @@ def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_ag
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, plain(2000))
-        settings = config(server.url, tmp_path / "archive", source={"ack_wait": "1s"})
+        settings = config(server.url, tmp_path / "archive", source={"ack_wait": "3s"})
         async with running(settings) as capture:
             await until(lambda: capture.blocks.rows == 2000, "all are in a block")
-            await asyncio.sleep(3.5)
+            await asyncio.sleep(6.5)
             state = await consumer(server.url)
             assert (state.num_ack_pending, state.num_redelivered) == (2000, 0)
             assert state.delivered.consumer_seq == 2000
@@ -455,7 +457,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
         async def nobody(self: Connection, subject: str, payload: bytes, timeout: float) -> Any:
             if subject.startswith("$JS.ACK."):
                 at.append(time.monotonic())
-                if len(at) <= acknowledging.ATTEMPTS + 1:
+                if len(at) <= storing.ACK_ATTEMPTS + 1:
                     raise nats.errors.NoRespondersError  # as while the consumer has no leader
             return await ask(self, subject, payload, timeout)
 
@@ -464,7 +466,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
         await capture_all(settings)
         assert (await consumer(server.url)).num_ack_pending == 0
         pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
-        assert len(pauses) >= acknowledging.ATTEMPTS + 1
+        assert len(pauses) >= storing.ACK_ATTEMPTS + 1
         assert min(pauses) > 0.05
 
     asyncio.run(scenario())
@@ -726,8 +728,11 @@ def test_an_error_while_receiving_is_logged_and_the_connection_is_made_again(
         async with running(settings) as capture:
             await publish(server.url, plain(10))
             await until(lambda: capture.stats.acked == 10, "it works")
+            client = await nats.connect(server.url)  # it receives with code of its own
             monkeypatch.setattr(owner, name, fail_once)
-            await publish(server.url, plain(100))
+            for subject, payload, _ in plain(100):
+                await client.publish(subject, payload)
+            await client.drain()
             await until(lambda: capture.stats.acked >= 110, "all are stored after all")
             assert capture.source.reconnects == 1
         assert len(rows(tmp_path / "archive")) == 110
@@ -793,3 +798,32 @@ def test_what_cannot_be_loaded_is_a_configuration_error_with_its_path(
     with pytest.raises(ConfigError) as caught:
         Capture(config("nats://127.0.0.1:1", tmp_path / "archive", **named))
     assert str(caught.value).startswith(line)
+
+
+def test_a_cluster_without_a_leader_at_the_start_is_asked_again(nats_server: Start, tmp_path: Path) -> None:
+    """Requests pass through a relay that answers the first ones as a server does while it elects a leader."""
+    refusal = {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}
+
+    server = nats_server()
+
+    async def scenario() -> None:
+        await publish(server.url, [("orders.eu", b"{}", None)])
+        refused: list[str] = []
+        async with connection(server.url) as client:
+
+            async def relay(message: Msg) -> None:
+                subject = message.subject.removeprefix("relay.")
+                if subject.startswith("CONSUMER.INFO.") and len(refused) < 2:
+                    refused.append(subject)
+                    await message.respond(json.dumps({"error": refusal}).encode())
+                else:
+                    await client.publish(f"$JS.API.{subject}", message.data, reply=message.reply)
+
+            await client.subscribe("relay.>", cb=relay)
+            await client.flush()
+            configuration = config(server.url, tmp_path, nats={"api_prefix": "relay"})
+            state = await capture_all(configuration)
+        assert len(refused) == 2
+        assert state.stats.acked == 1
+
+    asyncio.run(scenario())

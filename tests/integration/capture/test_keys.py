@@ -14,7 +14,7 @@ import pytest
 
 from jetcapture_py import log
 from jetcapture_py.archive import layout
-from jetcapture_py.capture.key_rule import describe
+from jetcapture_py.capture.parts import describe_key
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, StoreError
 from jetcapture_py.store import LocalStore
@@ -184,4 +184,4 @@ def test_a_start_is_silent_where_the_last_object_cannot_be_read(
 )
 def test_the_rule_names_what_keys_depend_on(tmp_path: Path, key: str, decode: dict[str, Any], rule: str) -> None:
     settings = config("nats://127.0.0.1:4222", tmp_path, key=key, decode=decode)
-    assert describe(settings.key, settings.decode, None, None) == rule
+    assert describe_key(settings.key, settings.decode, None, None) == rule

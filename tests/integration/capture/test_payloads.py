@@ -16,8 +16,8 @@ from nats.aio.client import Client
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher
 from tests.support.running import (
     CONSUMER,
     STREAM,

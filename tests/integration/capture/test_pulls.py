@@ -96,12 +96,12 @@ def test_while_no_message_can_be_delivered_the_capture_is_unready_and_says_so(
         await publish(server.url, [("orders.a", noise(7_000_000), None)])
         await asyncio.to_thread(restart, server, "max_pending: 2MB")  # it drops whoever is sent more than that
         async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
-            await until(lambda: "the next message exceeds" in "".join(health(capture).trouble), "it is reported")
+            await until(lambda: "the next message exceeds" in "".join(health(capture).lines), "it is reported")
             assert not health(capture).ready
             assert pulls(capture) < 200
             await asyncio.to_thread(restart, server, "")
             await until(lambda: capture.stats.acked == 1, "it is captured once that is possible", 60)
-            assert health(capture).trouble == ()
+            assert health(capture).trouble == {}
 
     asyncio.run(scenario())
 

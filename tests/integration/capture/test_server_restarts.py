@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer, binary, older_servers
+from tests.support.publishing import Publisher
 from tests.support.running import STREAM, config, connection, consumer, rows, running, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # nats-py's, of connections that break

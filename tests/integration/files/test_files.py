@@ -345,14 +345,16 @@ def test_a_store_that_was_created_again_has_none_of_the_old_files(nats_server: S
 
 
 USE = """
-import resource, sys
+import sys
 from pathlib import Path
 from jetcapture_py.files import save_file
+from tests.support.memory import peak_resident
 save_file(sys.argv[1], "files", sys.argv[2], Path(sys.argv[3]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(peak_resident() >> 20)
 """
 
 
+@pytest.mark.exhaustive
 def test_a_large_file_does_not_need_its_size_in_memory(nats_server: Start, tmp_path: Path) -> None:
     server, root = nats_server(), tmp_path / "archive"
     large = noise(MEBIBYTE, 10) * 300

@@ -2,32 +2,26 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
-import os
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import nats
 import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.publish.frames import check_subject, header_block
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher, connect
 
 Start = Callable[..., NatsServer]
 Body = Callable[[Client, JetStreamContext], Awaitable[None]]
 
 
-def with_stream(server: NatsServer, body: Body, **connect: Any) -> None:
+def with_stream(server: NatsServer, body: Body) -> None:
     """Run `body` on a connection to `server`, which gets a stream S over `s.>`."""
 
     async def main() -> None:
-        nc = await nats.connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, **connect)
+        nc = await connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
         try:
             js = nc.jetstream()
             await js.add_stream(name="S", subjects=["s.>"])
@@ -41,55 +35,6 @@ def with_stream(server: NatsServer, body: Body, **connect: Any) -> None:
 
 async def stored(js: JetStreamContext) -> int:
     return (await js.stream_info("S")).state.messages
-
-
-def test_every_message_is_acknowledged_and_in_order(nats_server: Start) -> None:
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc, window=100) as publisher:
-            for number in range(5000):
-                await publisher.publish(f"s.{number % 7}", b"%d" % number)
-        assert (publisher.published, publisher.duplicates) == (5000, 0)
-        assert await stored(js) == 5000
-        for number in (0, 1, 2500, 4999):
-            message = await js.get_msg("S", number + 1)
-            assert (message.subject, message.data) == (f"s.{number % 7}", b"%d" % number)
-
-    with_stream(nats_server(), body)
-
-
-@pytest.mark.parametrize("payload", [b"", b"\r\n", bytes(range(256)), os.urandom(900_000)], ids=len)
-def test_payloads_arrive_byte_for_byte(nats_server: Start, payload: bytes) -> None:
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc) as publisher:
-            await publisher.publish("s.plain", payload)
-            await publisher.publish("s.headers", payload, [("A", "b")])
-        assert [(await js.get_msg("S", seq)).data or b"" for seq in (1, 2)] == [payload] * 2
-
-    with_stream(nats_server(), body)
-
-
-def test_repeated_headers_keep_their_order_and_values(nats_server: Start) -> None:
-    headers = [("B", "2"), ("A", "1"), ("B", ""), ("Content-Type", "text/plain; x=é"), ("B", "3")]
-
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc) as publisher:
-            await publisher.publish("s.a", b"x", headers)
-        answer = await nc.request("$JS.API.STREAM.MSG.GET.S", b'{"seq":1}')
-        block = base64.b64decode(json.loads(answer.data)["message"]["hdrs"])
-        assert block == header_block(headers)
-
-    with_stream(nats_server(), body)
-
-
-def test_a_message_id_that_the_stream_knows_counts_as_duplicate(nats_server: Start) -> None:
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc) as publisher:
-            for _ in range(3):
-                await publisher.publish("s.a", b"x", [("Nats-Msg-Id", "same")])
-        assert (publisher.published, publisher.duplicates) == (3, 2)
-        assert await stored(js) == 1
-
-    with_stream(nats_server(), body)
 
 
 def test_a_subject_without_a_stream_is_an_error_that_names_it(nats_server: Start) -> None:
@@ -132,33 +77,6 @@ def test_a_refusal_by_the_stream_ends_the_publishing(nats_server: Start) -> None
         with_stream(nats_server(), body)
 
 
-def test_a_message_larger_than_the_server_allows_is_refused_before_it_ends_the_connection(nats_server: Start) -> None:
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc) as publisher:
-            with pytest.raises(SourceError, match="has 1048577 bytes, the server allows 1048576"):
-                await publisher.publish("s.a", b"x" * 1_048_577)
-            await publisher.publish("s.a", b"x" * 1_048_576)
-        assert await stored(js) == 1
-
-    with_stream(nats_server(), body)
-
-
-def test_messages_with_ids_survive_a_crash_of_the_server_once_each(nats_server: Start) -> None:
-    server = nats_server("jetstream: {sync_interval: always}")
-
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc, window=50, ack_timeout=0.5) as publisher:
-            for number in range(3000):
-                if number == 1500:
-                    await asyncio.to_thread(server.kill)
-                    await asyncio.to_thread(server.start)
-                await publisher.publish("s.a", b"%d" % number, [("Nats-Msg-Id", str(number))])
-        assert publisher.published == 3000
-        assert await stored(js) == 3000
-
-    with_stream(server, body)
-
-
 def test_a_lost_acknowledgement_without_a_message_id_is_an_error(nats_server: Start) -> None:
     async def body(nc: Client, js: JetStreamContext) -> None:
         await js.add_stream(name="SILENT", subjects=["silent.>"], no_ack=True)
@@ -189,7 +107,7 @@ def test_a_crash_of_the_server_is_an_error_for_messages_without_ids(nats_server:
         with pytest.raises(SourceError, match="1 message not acknowledged before the connection broke, 1 without"):
             async with Publisher(nc) as publisher:
                 await publisher.publish("silent.a", b"1")
-                await publisher._write()
+                await publisher._publish_rows()
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.start)
 
@@ -214,46 +132,3 @@ def test_an_exception_of_the_caller_passes_without_waiting_for_acknowledgements(
                 raise ZeroDivisionError
 
     with_stream(nats_server(), body)
-
-
-def test_bytes_under_way_are_bounded(nats_server: Start) -> None:
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc, window_bytes=1_000_000) as publisher:
-            for _ in range(40):
-                await publisher.publish("s.a", b"x" * 300_000)
-                assert publisher._pending.size < 1_000_000
-        assert await stored(js) == 40
-
-    with_stream(nats_server(), body)
-
-
-@pytest.mark.parametrize("subject", ["", ".", "a.", ".a", "a..b", "a b", "a\tb", "a\r\nPUB x 0", "a\x00", "a.\u2028b"])
-def test_a_malformed_subject_is_refused(subject: str) -> None:
-    with pytest.raises(SourceError, match="invalid subject"):
-        check_subject(subject)
-
-
-@pytest.mark.parametrize("subject", ["*", ">", "a.*", "a.>", "a.*.b"])
-def test_a_wildcard_is_refused(subject: str) -> None:
-    with pytest.raises(SourceError, match="wildcard"):
-        check_subject(subject)
-
-
-@pytest.mark.parametrize("subject", ["$JS.API.STREAM.DELETE.S", "$SYS.REQ.SERVER.PING"])
-def test_the_servers_own_subjects_are_refused(subject: str) -> None:
-    with pytest.raises(SourceError, match="reserved for the server"):
-        check_subject(subject)
-
-
-@pytest.mark.parametrize("subject", ["a", "a.b-c_d", "é.日本", "$KV.bucket.key", "a.b*", "{x}", "a>b"])
-def test_an_ordinary_subject_is_accepted(subject: str) -> None:
-    check_subject(subject)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("", "x"), ("A B", "x"), ("A:", "x"), ("A\r\nB", "x"), ("A", "x\r\nB: y"), ("A", "x\n"), ("é", "")],
-)
-def test_a_header_that_could_forge_another_is_refused(name: str, value: str) -> None:
-    with pytest.raises(SourceError, match=r"invalid (header name|value of header)"):
-        header_block([(name, value)])

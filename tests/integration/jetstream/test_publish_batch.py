@@ -9,7 +9,6 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import nats
 import pyarrow as pa
 import pytest
 
@@ -39,10 +38,6 @@ async def unsupported(url: str) -> Connection:
     client = Connection(fast=False)
     await client.connect(url, error_cb=quiet)
     return client
-
-
-async def plain(url: str) -> Any:
-    return await nats.connect(url, error_cb=quiet)
 
 
 def publish(
@@ -78,7 +73,7 @@ def maps(*rows: list[tuple[str, list[str | None] | None]] | None) -> pa.MapArray
     return pa.array(rows, HEADERS_TYPE)
 
 
-@pytest.mark.parametrize("connect", [fast, unsupported, plain])
+@pytest.mark.parametrize("connect", [fast, unsupported])
 def test_rows_arrive_in_order_byte_for_byte(nats_server: Start, connect: Connect) -> None:
     payloads = [b"", b"\r\n", bytes(range(256)), None, os.urandom(100_000), b"PUB s.x 0\r\n\r\n"]
     headers = maps(None, [], [("A", ["1", "2"]), ("B", [""])], [("C", [None, "é"]), ("D", None)], None, [("A", [" "])])
@@ -111,11 +106,10 @@ def test_slices_large_types_and_several_batches_are_published_as_they_are(nats_s
         for start in range(0, 10_000, 3333):
             parts = (column.slice(start, 3333) for column in (subjects, payloads, headers))
             await publisher.publish_batch(*parts)
-        await publisher.publish("s.last", b"by itself")
 
     publisher, found = publish(nats_server(), body, window=64)
-    assert publisher.published == 10_001
-    assert found[:-1] == [
+    assert publisher.published == 10_000
+    assert found == [
         (f"s.{row % 7}", b"NATS/1.0\r\nN: %d\r\n\r\n" % row if row % 3 else b"", b"%d" % row) for row in rows
     ]
 

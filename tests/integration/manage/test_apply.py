@@ -315,6 +315,17 @@ def test_a_limit_that_only_refuses_new_messages_may_be_lowered_but_not_be_made_t
     assert asyncio.run(ask(server.url, "STREAM.INFO.S"))["state"]["messages"] == 20
 
 
+def test_replicas_that_a_lone_server_cannot_hold_are_refused_for_a_new_consumer_too(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    asyncio.run(create(server.url, {"name": "S", "subjects": ["s.>"], **BASE}, messages=1))
+    source = {"stream": "S", "consumer": "c", "consumer_config": {"num_replicas": 3}}
+    (found,) = applied(tmp_path, server.url, {"source": source})
+    refusals = {each.name: each.refusal for each in found.plan.changes if each.refusal}
+    assert refusals == {"num_replicas": "this server is not part of a cluster"}
+
+
 def test_a_stream_that_apply_touched_has_every_message_it_had(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     asyncio.run(create(server.url, {"name": "S", "subjects": ["s.>"], **BASE}, messages=200))

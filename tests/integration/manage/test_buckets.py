@@ -16,7 +16,7 @@ from jetcapture_py.manage import cases
 from jetcapture_py.manage.apply import run as apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.export import export
-from jetcapture_py.manage.objects import Selection, listed
+from jetcapture_py.manage.objects import ObjectSelection, listed
 from jetcapture_py.manage.tap import tap
 from jetcapture_py.verify.proof import verify
 from tests.integration.manage.api import ask
@@ -110,7 +110,7 @@ def test_tap_objects_and_verify_work_on_a_bucket(nats_server: Start, tmp_path: P
     asyncio.run(capture_all(config))
     stored = [{name: row[name] for name in tapped[0].rows[0]} for row in rows(tmp_path / "archive")]
     assert stored == [each.rows[0] for each in tapped if each.rows]
-    assert [(name.stream, name.key, name.quarantine) for name, _ in listed(config, Selection())] == [
+    assert [(name.stream, name.key, name.quarantine) for name, _ in listed(config, ObjectSelection())] == [
         ("KV_settings", None, False),
         ("KV_settings", None, True),
     ]
@@ -127,7 +127,7 @@ def test_check_warns_of_a_bucket_without_history_and_a_capture_names_the_setting
     config = capture(server, tmp_path / "archive")
     found = asyncio.run(check(config))
     assert found.problems == []
-    assert [(each.level, each.text) for each in found.found if each.about == "bucket"] == [
+    assert [(each.level, each.text) for each in found.items if each.about == "bucket"] == [
         ("ok", "it keeps 3 entries per key")
     ]
 
@@ -137,7 +137,7 @@ def test_check_warns_of_a_bucket_without_history_and_a_capture_names_the_setting
             await client.jetstream().create_key_value(bucket="settings")
 
     asyncio.run(without_history())
-    (warning,) = [each for each in asyncio.run(check(config)).found if each.about == "bucket"]
+    (warning,) = [each for each in asyncio.run(check(config)).items if each.about == "bucket"]
     assert warning.level == "warning"
     assert warning.text.startswith("it keeps one entry per key: ")
     missing = parse(

@@ -19,13 +19,12 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.jetstream.publish.publisher import Publisher
-from jetcapture_py.manage.check import check, run
-from jetcapture_py.manage.findings import CheckFinding
-from jetcapture_py.manage.forecast import Traffic, forecast
+from jetcapture_py.manage.check import Traffic, check, forecast, run
+from jetcapture_py.manage.check_server import CheckFinding
 from tests.chaos.clock import Clock
 from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher
 from tests.support.running import CONSUMER, STREAM, config, connection, objects, publish, running, settings, until
 
 Start = Callable[..., NatsServer]
@@ -129,7 +128,7 @@ def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(
 def test_a_users_store_is_probed(tmp_path: Path) -> None:
     store = {"type": "examples.hooks:SqliteStore", "url": f"sqlite://{tmp_path}/archive.db"}
     findings = asyncio.run(check(config("nats://127.0.0.1:9", tmp_path, store=store)))
-    assert [each.level for each in findings.found if each.about == "store"] == ["ok"]
+    assert [each.level for each in findings.items if each.about == "store"] == ["ok"]
     assert (tmp_path / "archive.db").exists()
 
 
@@ -184,7 +183,7 @@ def test_a_filter_that_matches_nothing_is_found(nats_server: Start, tmp_path: Pa
 def warnings(configuration: Config) -> dict[str, list[str]]:
     """The warnings of a check, by what they are about."""
     texts: dict[str, list[str]] = {}
-    for finding in asyncio.run(check(configuration)).found:
+    for finding in asyncio.run(check(configuration)).items:
         if finding.level == "warning":
             texts.setdefault(finding.about, []).append(finding.text)
     return texts
@@ -345,6 +344,7 @@ def test_blocks_are_predicted_to_use_the_spool() -> None:
     ("rate", "keys"),
     [(1_000, 5), *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in ((300, 1), (3_000, 20)))],
 )
+@pytest.mark.exhaustive
 def test_predicted_blocks_are_as_long_as_those_of_a_capture(
     nats_server: Start, tmp_path: Path, rate: int, keys: int
 ) -> None:

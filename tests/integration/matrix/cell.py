@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.jetstream.settings import differing
+from jetcapture_py.jetstream.consumer import differing
 from tests.integration.matrix.stage import Selection, ServerRefusedError, Stage, everything
 
 Scene = Callable[[Stage], Awaitable[None]]

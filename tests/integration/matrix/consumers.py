@@ -55,7 +55,7 @@ def ephemeral(**settings: Any) -> Any:
 
 def warned_of(setting: str) -> Any:
     async def after(stage: Stage) -> None:
-        found = (await check(stage.config())).found
+        found = (await check(stage.config())).items
         assert {each.level for each in found if each.about == "consumer" and setting in each.text} == {"warning"}
 
     return after

@@ -22,10 +22,9 @@ from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreErro
 from jetcapture_py.jetstream import pulls
 from jetcapture_py.monitoring import http as endpoint
 from jetcapture_py.monitoring import http_server
-from jetcapture_py.monitoring.http import serve
 from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, Command, config, publish, running, settings, until
+from tests.support.running import CONSUMER, STREAM, Command, config, publish, running, serve, settings, until
 
 Start = Callable[..., NatsServer]
 

@@ -25,12 +25,12 @@ from jetcapture_py.errors import PermanentStoreError
 from jetcapture_py.monitoring import history, http, http_server, notices
 from jetcapture_py.monitoring.facts import MAX_BLOCKS
 from jetcapture_py.monitoring.history import History
-from jetcapture_py.monitoring.http import serve
+from jetcapture_py.pages.words import utc
 from tests.integration.monitoring.test_http import MoodyStore, asked, get, ready
 from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
 from tests.support.report_page import Element, Page
-from tests.support.running import CONSUMER, STREAM, config, connection, publish, running, until
+from tests.support.running import CONSUMER, STREAM, config, connection, publish, running, serve, until
 
 Start = Callable[..., NatsServer]
 
@@ -432,17 +432,17 @@ def test_a_process_tells_since_when_it_has_been_ready_and_how_long_it_was_not(
             found = History(capture, clock)
             began = clock.now + 10
             observe(found, clock, 10)
-            assert (found.ready, found.since) == (True, began)
+            assert (found.ready, found.since) == (True, utc(began))
             await failing(capture, fails=True)
             observe(found, clock, 60)
-            assert (found.ready, found.since) == (False, began + 60)
+            assert (found.ready, found.since) == (False, utc(began + 60))
             observe(found, clock, 60)
-            assert found.failing_since("storing: whatever it says now") == began + 60
+            assert found.failing_since("storing") == utc(began + 60)
             await failing(capture, fails=False)
             observe(found, clock, 60)
-            assert (found.ready, found.since) == (True, began + 180)
+            assert (found.ready, found.since) == (True, utc(began + 180))
             (past,) = found.past
-            assert (past.began, past.ended, past.text) == (began + 60, began + 180, "storing: no space left")
+            assert (past.began, past.ended, past.text) == (utc(began + 60), utc(began + 180), "storing: no space left")
 
     async def failing(capture: CaptureState, *, fails: bool) -> None:
         turn = "a turn"

@@ -19,15 +19,16 @@ from nats.js.errors import NotFoundError
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import HttpConfig
+from jetcapture_py.config.several import ConfigFiles
 from jetcapture_py.monitoring import health, http_server
 from jetcapture_py.monitoring import http as endpoint
-from jetcapture_py.monitoring.http import serve
 from jetcapture_py.monitoring.http_server import Answer, HttpServer, Starting
+from jetcapture_py.supervisor import Supervisor
 from jetcapture_py.transform.batch import Decoded, MessageBatch
 from tests.integration.monitoring.test_http import asked, get, ready, samples
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
-from tests.support.running import Command, config, consumer, publish, running, settings, until
+from tests.support.running import Command, config, consumer, publish, running, serve, settings, until
 
 Start = Callable[..., NatsServer]
 
@@ -50,8 +51,8 @@ def exchanged(client: socket.socket, data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def served(most_clients: int = http_server.MAX_CLIENTS) -> Iterator[HttpServer]:
-    server = HttpServer("127.0.0.1:0", Starting(), most_clients=most_clients)
+def served(max_clients: int = http_server.MAX_CLIENTS) -> Iterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0", Starting(), max_clients=max_clients)
     try:
         yield server
     finally:
@@ -81,7 +82,7 @@ def test_clients_that_take_no_answers_keep_no_probe_out_and_are_not_answered_fur
             self.answers += 1
             return Answer(http.HTTPStatus.OK, "text/plain", bytes(16 << 20) if path == "/large" else b"small")
 
-    with served(most_clients=4) as server, connections(server.port, 4) as held:
+    with served(max_clients=4) as server, connections(server.port, 4) as held:
         large = server.application = Large()
         for client in held:
             client.sendall(b"GET /large HTTP/1.1\r\n\r\n" * 50)
@@ -365,12 +366,18 @@ def test_a_wrong_configuration_is_still_one_line_when_something_listened_early(t
         assert "block.interval" in command.log
 
 
-def test_an_address_that_turns_out_to_be_another_one_is_listened_on_instead() -> None:
+def test_an_address_that_turns_out_to_be_another_one_is_listened_on_instead(tmp_path: Path) -> None:
     early = http_server.start_early(Path("/no/such/file"), listen="127.0.0.1:0")
     assert early is not None
-    with http_server.serving(Starting(), "localhost:0", early) as port:
-        assert get(port, "/readyz") == (503, "starting\n")
+    wanted = settings("nats://127.0.0.1:1", tmp_path / "archive", http={"listen": "localhost:0"})
+    with Command(tmp_path, wanted) as command:
+        files = ConfigFiles([command.path])
+    server = Supervisor(files, early)._listen_at(files.select())
+    assert server is not None
+    try:
+        assert get(server.port, "/readyz") == (503, "starting\n")
+        assert get(server.port, "/livez") == (200, "alive\n")
         with pytest.raises(ConnectionRefusedError):
             get(early.port, "/readyz")
-    with http_server.serving(Starting(), "127.0.0.1:0") as port:
-        assert get(port, "/livez") == (200, "alive\n")
+    finally:
+        server.stop()

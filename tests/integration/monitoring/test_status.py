@@ -22,13 +22,11 @@ import yaml
 
 from jetcapture_py.config import block
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.monitoring import status_command
-from jetcapture_py.monitoring.http import serve
+from jetcapture_py.monitoring import status as status_command
 from jetcapture_py.monitoring.http_server import Answer, HttpServer
-from jetcapture_py.monitoring.replica import ask_replica
-from jetcapture_py.monitoring.terminal import curve, lines
+from jetcapture_py.monitoring.status import ask_replica, curve, lines
 from tests.support.nats_server import NatsServer
-from tests.support.running import capture_all, config, publish, publish_and_capture, running, settings, until
+from tests.support.running import capture_all, config, publish, publish_and_capture, running, serve, settings, until
 
 Start = Callable[..., NatsServer]
 

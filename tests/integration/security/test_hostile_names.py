@@ -24,7 +24,6 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import MARKER, ObjectName
 from jetcapture_py.config.model import parse
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.monitoring.http import serve
 from spark_jobs.query import table
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
@@ -37,6 +36,7 @@ from tests.support.running import (
     publish,
     rows,
     running,
+    serve,
     settings,
 )
 

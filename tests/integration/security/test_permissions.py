@@ -21,12 +21,12 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage import export, tap
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.manage.check import check
-from jetcapture_py.manage.findings import Findings
+from jetcapture_py.manage.check_server import Findings
 from jetcapture_py.monitoring.status import CaptureStatus, Observed
 from spark_jobs.datasource.columns import MessageColumns
-from spark_jobs.datasource.fetch import Fetch
 from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions, parse
+from spark_jobs.datasource.read import Fetch
 from spark_jobs.datasource.session import Session
 from spark_jobs.publishing.publish import publish_batches
 from spark_jobs.replaying.target import Origin, Target
@@ -119,7 +119,7 @@ def test_a_status_needs_little_and_says_what_it_may_not_know(start: Start, tmp_p
             return await observed.status()
 
     found = asyncio.run(asked())
-    assert found.pending == MESSAGES
+    assert found.state.pending == MESSAGES
     if allowed:
         assert found.problems == ()
         assert found.lag is not None
@@ -178,7 +178,7 @@ def checked(server: NatsServer, archive: Path) -> Findings:
 @pytest.mark.parametrize("consumer", [True, False])
 def test_what_the_example_allows_is_enough_to_check_everything(start: Start, tmp_path: Path, consumer: bool) -> None:
     server = start(consumer=consumer)
-    found = checked(server, tmp_path / "archive").found
+    found = checked(server, tmp_path / "archive").items
     assert {each.about for each in found} >= {
         "clock",
         "consumer",
@@ -204,7 +204,7 @@ def test_check_says_what_it_could_not_check_for_lack_of_a_permission(start: Star
     server = start(without(*listed("CHECKER", optional=True), of="CHECKER"))
     found = checked(server, tmp_path / "archive")
     assert found.problems == []
-    assert {each.about for each in found.found if each.level == "skipped"} == {"account", "stream"}
+    assert {each.about for each in found.items if each.level == "skipped"} == {"account", "stream"}
 
 
 def test_check_without_the_other_consumers_skips_what_a_change_of_the_consumer_would_delete(
@@ -213,7 +213,7 @@ def test_check_without_the_other_consumers_skips_what_a_change_of_the_consumer_w
     server = start(without("$JS.API.CONSUMER.LIST.ORDERS", of="CHECKER"), retention="interest")
     found = checked(server, tmp_path / "archive")
     assert found.problems == []
-    (skipped,) = (each.text for each in found.found if each.level == "skipped")
+    (skipped,) = (each.text for each in found.items if each.level == "skipped")
     assert skipped.startswith("it differs from the configuration; what a change would delete: ")
     assert "$JS.API.CONSUMER.LIST.ORDERS" in skipped
 
@@ -268,10 +268,33 @@ def test_a_domains_own_server_checks_subjects_without_it(start: Start, tmp_path:
 
 def test_what_may_be_left_out_is_not_needed(start: Start, tmp_path: Path) -> None:
     optional = listed("CAPTURE", optional=True)
-    assert len(optional) == 3
+    assert len(optional) == 5
     server = start(without(*optional, of="CAPTURE"))
     capture(server, tmp_path / "archive", source={"create": False})
     assert len(rows(tmp_path / "archive")) == MESSAGES
+
+
+async def deny_removals(server: NatsServer) -> None:
+    client = await login(server, "admin", password="admin")
+    await client.jetstream().update_stream(name=STREAM, subjects=["orders.>"], deny_delete=True, deny_purge=True)
+    await client.close()
+
+
+def test_with_one_active_replica_two_more_permissions_are_needed_and_one_is_useful(
+    start: Start, tmp_path: Path
+) -> None:
+    api, ordered = "$JS.API.", {"source": {"mode": "ordered"}}
+    for lacking in (None, "CONSUMER.UNPIN.ORDERS.archive"):
+        server = start(EXAMPLE if lacking is None else without(api + lacking, of="CAPTURE"), consumer=False)
+        asyncio.run(deny_removals(server))
+        capture(server, tmp_path / str(lacking), **ordered)
+        assert len(rows(tmp_path / str(lacking))) == MESSAGES
+        assert ("Violation" in server.log) is (lacking is not None)
+    for needed in ("CONSUMER.RESET.ORDERS.archive", "STREAM.INFO.ORDERS"):
+        server = start(without(api + needed, of="CAPTURE"), consumer=False)
+        asyncio.run(deny_removals(server))
+        with pytest.raises(JetcaptureError, match=re.escape(api + needed)):
+            capture(server, tmp_path / "refused", **ordered)
 
 
 @pytest.mark.parametrize("subject", [each for each in listed("CAPTURE", optional=False) if "*" not in each])

@@ -146,13 +146,14 @@ def endpoint(certificates: Path) -> Iterator[tuple[str, list[str]]]:
     ],
     ids=["s3", "azure"],
 )
+@pytest.mark.parametrize("driver", ["fsspec", "obstore"])
 def test_an_object_store_that_cannot_show_who_it_is_is_sent_nothing(
-    endpoint: tuple[str, list[str]], url: str, options: dict[str, Any]
+    endpoint: tuple[str, list[str]], url: str, options: dict[str, Any], driver: str
 ) -> None:
     address, requests = endpoint
     given = {
         name: value.replace("URL", address) if isinstance(value, str) else value for name, value in options.items()
     }
     with pytest.raises(StoreError, match=r"(?i)certificate verify failed"):
-        open_store(url, given).probe()
+        open_store(url, given, driver).probe()
     assert requests == []

@@ -13,11 +13,10 @@ from nats.js import JetStreamContext
 from pyspark.sql import types as st
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.publish.frames import Headers
-from jetcapture_py.jetstream.publish.publisher import Publisher
 from spark_jobs.datasource.options import ReadOptions, parse
 from spark_jobs.datasource.read import StreamReader
 from tests.support.nats_server import NatsServer
+from tests.support.publishing import Headers, Publisher
 from tests.support.running import STREAM, connection
 
 T = TypeVar("T")

@@ -102,6 +102,7 @@ def submit(place: Path, *words: str, **more: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.exhaustive
 def test_spark_submit_runs_a_job_from_its_file_in_utc(orders: Archive, tmp_path: Path) -> None:
     job = str(REPOSITORY / "spark_jobs" / "query.py")
     sql = SUMS.replace("AS total", "AS total, current_timezone() AS zone")
@@ -109,6 +110,7 @@ def test_spark_submit_runs_a_job_from_its_file_in_utc(orders: Archive, tmp_path:
     assert (done.returncode, done.stdout) == (0, "key,total,zone\neu,8.0,UTC\n"), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_settings_given_to_spark_submit_are_kept(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -124,6 +126,7 @@ def test_settings_given_to_spark_submit_are_kept(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_session_knows_the_nats_format_when_the_package_comes_with_py_files(tmp_path: Path) -> None:
     program, package, python = tmp_path / "program.py", tmp_path / "jetcapture.zip", tmp_path / "python"
     program.write_text(SHIPPED)

@@ -139,6 +139,7 @@ def test_an_archive_is_read_over_connect_by_either_engine(server: str, orders: A
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_bucket_is_read_over_connect(server: str, archive: Archive) -> None:
     subjects = [f"$KV.s.{key}" for key in ("a", "b", "a", "b")]
     headers = [None, None, [("Nats-TTL", ["30"])], [("KV-Operation", ["DEL"])]]
@@ -159,6 +160,7 @@ def test_a_bucket_is_read_over_connect(server: str, archive: Archive) -> None:
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_held_frame_reads_the_objects_of_its_plan_or_says_read_it_again(
     server: str, orders: Archive, tmp_path: Path
 ) -> None:
@@ -183,6 +185,7 @@ def test_a_held_frame_reads_the_objects_of_its_plan_or_says_read_it_again(
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
 def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(server: str, count: int) -> None:
     done = run("", "-m", "tests.held_reads", "--count", str(count), "--connect", server)
     assert done.returncode == 0, done.stdout
@@ -198,6 +201,7 @@ def test_the_notebook_of_the_examples_runs(server: str, orders: Archive) -> None
     assert "truncated" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_query_runs_on_the_server_that_spark_remote_names(server: str, orders: Archive) -> None:
     bad = "(SELECT count(*) FROM quarantine) AS bad"
     sql = f"SELECT key, sum(amount) AS total, {bad} FROM archive GROUP BY key ORDER BY key"
@@ -210,6 +214,7 @@ def test_query_runs_on_the_server_that_spark_remote_names(server: str, orders: A
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 def test_a_server_without_the_file_system_is_told_the_package(server: str, orders: Archive) -> None:
     with s3.serve() as endpoint:
         where = [s3.upload(endpoint, orders.root), "ORDERS", *s3.arguments(endpoint)]
@@ -221,6 +226,7 @@ def test_a_server_without_the_file_system_is_told_the_package(server: str, order
         assert (done.returncode, done.stdout) == (0, "key,total\neu,10.0\nus,11.0\n"), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_local_connect_session_is_started_and_ended(orders: Archive) -> None:
     done = run("local[2]", "-m", "spark_jobs.query", orders.url, "ORDERS", SUMS, "--format", "csv", SPARK_TESTING="1")
     assert (done.returncode, done.stdout) == (0, "key,total\neu,10.0\nus,11.0\n"), done.stderr

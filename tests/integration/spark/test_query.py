@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from jetcapture_py.archive import watermark
-from spark_jobs.query import main, table
+from jetcapture_py.reading.output import table
+from spark_jobs.query import main
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
 from tests.support.running import settings

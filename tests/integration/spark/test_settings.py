@@ -63,6 +63,7 @@ def new_stream(server: NatsServer) -> str:
 
 
 @pytest.mark.parametrize("settings", [OTHERS, *exhaustive((WEST, *EVERY))], ids=name)
+@pytest.mark.exhaustive
 def test_the_core_cases_hold_under_every_setting(
     spark: SparkSession, places: tuple[Archive, NatsServer], settings: Settings
 ) -> None:
@@ -77,7 +78,8 @@ def test_the_core_cases_hold_under_every_setting(
             spark.conf.set(key, value)
 
 
-@pytest.mark.parametrize("settings", [OTHERS, *exhaustive((DEFAULTS, WEST))], ids=name)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("settings", [OTHERS, DEFAULTS, WEST], ids=name)
 @pytest.mark.parametrize("master", MASTERS)
 @pytest.mark.timeout(700)  # it starts up to four JVMs
 def test_the_core_cases_hold_on_connect_and_on_a_cluster(

@@ -27,16 +27,26 @@ S3_OPTIONS: dict[str, Any] = {
     "config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 2, "read_timeout": 30},
 }
 
+LONG = {
+    "test_a_process_killed_in_an_upload_leaves_nothing",
+    "test_a_server_that_never_answers_is_given_up_without_any_options",
+    "test_a_slow_upload_is_not_taken_for_silence",
+    "test_an_azure_object_sent_in_blocks_is_not_written_again_either",
+    "test_what_was_stored_is_listed_and_proven",
+}
+"""Tests of which `make test` runs one driver's."""
+
 
 class Place(ABC):
     """Where a store under test keeps its objects; `url` is its root."""
 
     url: str
     options: Mapping[str, Any]
+    driver = "fsspec"
 
-    def open(self, suffix: str = "") -> Store:
-        """A store for `url` with `suffix`."""
-        return open_store(self.url + suffix, self.options)
+    def open(self, suffix: str = "", options: Mapping[str, Any] | None = None) -> Store:
+        """A store for `url` with `suffix`, and with other options than the place's."""
+        return open_store(self.url + suffix, self.options if options is None else options, self.driver)
 
     @abstractmethod
     def objects(self) -> dict[str, bytes]:
@@ -136,10 +146,30 @@ def moto_endpoint() -> Iterator[str]:
         yield endpoint
 
 
+@pytest.fixture(params=["fsspec", "obstore"])
+def driver(request: pytest.FixtureRequest) -> str:
+    """What stores in places that are not local."""
+    return str(request.param)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Local stores and memory have one driver; what takes long, and moto beside the real server, is tried with one."""
+    for item in list(items):
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if params.get("driver") != "obstore" or Path(__file__).parent not in item.path.parents:
+            continue
+        if params.get("place") in ("local", "memory"):
+            items.remove(item)
+        elif "moto" in params.values() or getattr(item, "originalname", "") in LONG:
+            item.add_marker(pytest.mark.exhaustive)
+
+
 @pytest.fixture
-def moto(moto_endpoint: str) -> Iterator[S3Place]:
+def moto(moto_endpoint: str, driver: str) -> Iterator[S3Place]:
     """A new bucket."""
     with bucket(moto_endpoint, {**S3_OPTIONS, "client_kwargs": {"endpoint_url": moto_endpoint}}) as place:
+        place.driver = driver
         yield place
 
 
@@ -151,14 +181,15 @@ def versity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versity]:
 
 
 @pytest.fixture
-def real_s3(versity: Versity) -> Iterator[S3Place]:
+def real_s3(versity: Versity, driver: str) -> Iterator[S3Place]:
     """A new bucket of the real server."""
     with bucket(versity.endpoint, options(versity.endpoint)) as place:
+        place.driver = driver
         yield place
 
 
 @pytest.fixture(params=["moto", "real_s3"])
-def s3(request: pytest.FixtureRequest) -> S3Place:
+def s3(request: pytest.FixtureRequest, driver: str) -> S3Place:
     """A new bucket of either."""
     found = request.getfixturevalue(request.param)
     assert isinstance(found, S3Place)
@@ -196,11 +227,13 @@ def azure_connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def azure(azure_connection: str) -> Iterator[AzurePlace]:
+def azure(azure_connection: str, driver: str) -> Iterator[AzurePlace]:
     """A new container."""
     with BlobServiceClient.from_connection_string(azure_connection) as service:
         container = service.create_container(f"container-{uuid.uuid4().hex}")
-        yield AzurePlace(container, {"connection_string": azure_connection})
+        place = AzurePlace(container, {"connection_string": azure_connection})
+        place.driver = driver
+        yield place
 
 
 @pytest.fixture
@@ -210,7 +243,7 @@ def local(tmp_path: Path) -> LocalPlace:
 
 
 @pytest.fixture(params=["local", "memory", "moto", "real_s3", "azure"])
-def place(request: pytest.FixtureRequest) -> Place:
+def place(request: pytest.FixtureRequest, driver: str) -> Place:
     """One place of each kind."""
     if request.param == "memory":
         return MemoryPlace(f"test-{uuid.uuid4().hex}")

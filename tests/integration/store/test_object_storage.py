@@ -20,7 +20,7 @@ import pytest
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.store import Store, change_note, open_store, remote
-from jetcapture_py.store.remote import FsspecStore
+from jetcapture_py.store.remote import RemoteStore
 from tests.integration.store.conftest import AzurePlace, Place, S3Place
 from tests.support.azurite import KEY as AZURE_KEY
 from tests.support.links import Link
@@ -45,7 +45,7 @@ def put(store: Store, data: bytes) -> str:
 
 
 @pytest.fixture(params=["moto", "real_s3", "azure"])
-def remote_place(request: pytest.FixtureRequest) -> Place:
+def remote_place(request: pytest.FixtureRequest, driver: str) -> Place:
     """A place of every kind that knows conditions."""
     found = request.getfixturevalue(request.param)
     assert isinstance(found, Place)
@@ -53,7 +53,7 @@ def remote_place(request: pytest.FixtureRequest) -> Place:
 
 
 @pytest.fixture(params=["real_s3", "azure"])
-def served(request: pytest.FixtureRequest) -> S3Place | AzurePlace:
+def served(request: pytest.FixtureRequest, driver: str) -> S3Place | AzurePlace:
     """A place on a server that others can be put before."""
     found = request.getfixturevalue(request.param)
     assert isinstance(found, S3Place | AzurePlace)
@@ -112,7 +112,7 @@ def test_an_azure_object_sent_in_blocks_is_not_written_again_either(azure: Azure
 
 def test_an_object_whose_answer_was_lost_is_found_there_by_the_next_attempt(served: S3Place | AzurePlace) -> None:
     with Link(port_of(served), lose_answers=2) as link:
-        store = open_store(served.url, hurried(served, link.port, 10))
+        store = served.open("", hurried(served, link.port, 10))
         for _ in range(3):
             with contextlib.suppress(StoreError):
                 put(store, b"content")
@@ -141,6 +141,7 @@ class Simple(BaseHTTPRequestHandler):
             answer = b"<Error><Code>NotImplemented</Code><Message>A header you provided is not.</Message></Error>"
         self.send_response(501 if answer else 200)
         self.send_header("Content-Length", str(len(answer)))
+        self.send_header("ETag", '"tag"')
         self.end_headers()
         self.wfile.write(answer)
 
@@ -187,10 +188,10 @@ def simple_options(port: int) -> dict[str, Any]:
 
 
 def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_without(
-    simple: tuple[int, type[Simple]],
+    simple: tuple[int, type[Simple]], driver: str
 ) -> None:
     port, server = simple
-    store = open_store("s3://bucket", simple_options(port))
+    store = open_store("s3://bucket", simple_options(port), driver)
     put(store, b"first")
     put(store, b"second")
     assert server.requests == ["*", None, None]
@@ -199,13 +200,13 @@ def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_wit
 
 @pytest.mark.parametrize("there", [None, b"first"])
 def test_a_note_on_a_server_that_knows_no_conditions_is_changed_without(
-    simple: tuple[int, type[Simple]], there: bytes | None
+    simple: tuple[int, type[Simple]], there: bytes | None, driver: str
 ) -> None:
     port, server = simple
     if there is not None:
         server.kept["/bucket/note"] = there
-    store = open_store("s3://bucket", simple_options(port))
-    assert isinstance(store, FsspecStore)
+    store = open_store("s3://bucket", simple_options(port), driver)
+    assert isinstance(store, RemoteStore)
     for content in (b"second", b"third"):
         change_note(store, "note", lambda _, content=content: content)  # type: ignore[misc]
     assert server.requests == ["*" if there is None else '"tag"', None, None]
@@ -218,7 +219,7 @@ def test_a_note_on_a_server_that_knows_no_conditions_is_changed_without(
 @pytest.mark.parametrize("size", [4 << 20, LARGE])
 def test_an_upload_that_is_cut_leaves_nothing_and_can_be_made_again(served: S3Place | AzurePlace, size: int) -> None:
     with Link(port_of(served), cut_after=2 << 20) as link:
-        store = open_store(served.url, hurried(served, link.port, 10))
+        store = served.open("", hurried(served, link.port, 10))
         with pytest.raises(StoreError, match="cannot write") as caught:
             put(store, bytes(size))
         assert not isinstance(caught.value, PermanentStoreError)
@@ -233,15 +234,15 @@ import json, sys
 import pyarrow as pa
 from jetcapture_py.store import open_store
 from tests.integration.store.test_object_storage import NAME
-url, options, size = json.loads(sys.argv[1])
-open_store(url, options).put(NAME, pa.py_buffer(bytes(size)))
+url, options, driver, size = json.loads(sys.argv[1])
+open_store(url, options, driver).put(NAME, pa.py_buffer(bytes(size)))
 """
 
 
 @pytest.mark.parametrize("size", [4 << 20, LARGE])
 def test_a_process_killed_in_an_upload_leaves_nothing(served: S3Place | AzurePlace, size: int) -> None:
     with Link(port_of(served), rate=3 << 20) as link:
-        arguments = json.dumps([served.url, through(served, link.port), size])
+        arguments = json.dumps([served.url, through(served, link.port), served.driver, size])
         with subprocess.Popen([sys.executable, "-c", PUT, arguments], cwd=Path(__file__).parents[3]) as process:
             deadline = time.monotonic() + 60
             while link.passed < 1 << 20:
@@ -291,7 +292,7 @@ def timed(work: Callable[[], object]) -> tuple[StoreError, float]:
 def test_a_server_that_never_answers_is_given_up_after_the_time_in_the_options(
     served: S3Place | AzurePlace, silent: int
 ) -> None:
-    store = open_store(served.url, hurried(served, silent, 0.2))
+    store = served.open("", hurried(served, silent, 0.2))
     for work in (lambda: put(store, b"content"), store.probe):
         _, seconds = timed(work)
         assert seconds < 20
@@ -302,8 +303,8 @@ def test_a_server_that_never_answers_is_given_up_without_any_options(
 ) -> None:
     options = through(served, silent)
     options.pop("config_kwargs", None)
-    store = open_store(served.url, options)
-    assert isinstance(store, FsspecStore)
+    store = served.open("", options)
+    assert isinstance(store, RemoteStore)
     for work in (lambda: put(store, b"content"), lambda: put(store, bytes(32 << 20)), lambda: store.read_note("note")):
         _, seconds = timed(work)
         assert seconds < 20
@@ -314,7 +315,7 @@ def test_a_slow_upload_is_not_taken_for_silence(served: S3Place | AzurePlace) ->
     for seconds in (1, 5, 20):  # a busy server may itself be silent for long
         with Link(port_of(served), rate=len(data) // (2 * seconds)) as link:
             try:
-                put(open_store(served.url, hurried(served, link.port, seconds)), data)
+                put(served.open("", hurried(served, link.port, seconds)), data)
                 break
             except StoreError:
                 if seconds == 20:
@@ -365,7 +366,7 @@ def test_exchanged_credentials_are_found_without_a_failure(
     real_s3: S3Place, users: Versity, credentials: Path, eager: None
 ) -> None:
     shared(credentials, "first")
-    store = open_store(real_s3.url, without_login(real_s3))
+    store = real_s3.open("", without_login(real_s3))
     store.probe()
     shared(credentials, "second")
     users.remove_user("first")
@@ -378,7 +379,7 @@ def test_refused_credentials_are_a_permanent_error_until_there_are_others(
     real_s3: S3Place, users: Versity, credentials: Path, eager: None
 ) -> None:
     shared(credentials, "nobody")
-    store = open_store(real_s3.url, without_login(real_s3))
+    store = real_s3.open("", without_login(real_s3))
     for _ in range(2):
         with pytest.raises(PermanentStoreError, match="cannot write s3://") as caught:
             put(store, b"content")
@@ -398,8 +399,8 @@ def test_a_note_is_read_with_exchanged_credentials(
     real_s3: S3Place, users: Versity, credentials: Path, eager: None
 ) -> None:
     shared(credentials, "nobody")
-    store = open_store(real_s3.url, without_login(real_s3))
-    assert isinstance(store, FsspecStore)
+    store = real_s3.open("", without_login(real_s3))
+    assert isinstance(store, RemoteStore)
     with pytest.raises(StoreError, match="cannot read note"):
         store.read_note("note")
     shared(credentials, "first")
@@ -408,17 +409,17 @@ def test_a_note_is_read_with_exchanged_credentials(
 
 def test_credentials_are_looked_for_only_every_few_seconds(real_s3: S3Place, credentials: Path) -> None:
     shared(credentials, "nobody")
-    store = open_store(real_s3.url, without_login(real_s3))
-    assert isinstance(store, FsspecStore)
-    first = store.fs
+    store = real_s3.open("", without_login(real_s3))
+    assert isinstance(store, RemoteStore)
+    first = store.client
     for _ in range(5):
         with pytest.raises(PermanentStoreError):
             put(store, b"content")
-    assert store.fs is first
+    assert store.client is first
 
 
 def test_a_wrong_secret_is_a_permanent_error(real_s3: S3Place) -> None:
-    store = open_store(real_s3.url, {**real_s3.options, "secret": "wrong-secret"})
+    store = real_s3.open("", {**real_s3.options, "secret": "wrong-secret"})
     with pytest.raises(PermanentStoreError) as caught:
         store.probe()
     assert "wrong-secret" not in str(caught.value)
@@ -440,7 +441,7 @@ def test_secrets_in_files_are_read_again_when_they_are_refused(
     for path, content in files.items():
         wrong = content.replace(AZURE_KEY, AZURE_KEY[::-1].lstrip("=") + "==") if "=" in content else "wrong"
         path.write_text(wrong + "\n")
-    store = open_store(served.url, options)
+    store = served.open("", options)
     for _ in range(2):
         with pytest.raises(PermanentStoreError):
             put(store, b"content")

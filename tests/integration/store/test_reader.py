@@ -10,6 +10,7 @@ from jetcapture_py.archive import watermark
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.store import NoteStore
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.scan import ArchiveScan, survey
 from tests.integration.store.conftest import Place
 from tests.support.archives import encoded
@@ -23,7 +24,7 @@ BLOCKS = (
 
 
 def surveyed(shelf: ArchiveFiles, *, deep: bool) -> ArchiveScan:
-    return survey(shelf, "ORDERS", None, 100, deep=deep, progress=lambda *_: None)
+    return survey(ObjectExaminer(shelf, None), "ORDERS", 100, deep=deep)
 
 
 @pytest.mark.parametrize("suffix", ["", "/{key}", "/for-{key}/nats"])

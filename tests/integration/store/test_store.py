@@ -22,9 +22,18 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import StoreConfig
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
-from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, change_note, configured_store, open_store
+from jetcapture_py.store import (
+    LocalStore,
+    NoteDirectoryStore,
+    NoteStore,
+    ObjectReader,
+    Store,
+    change_note,
+    configured_store,
+    open_store,
+)
 from jetcapture_py.store import root as archive_root
-from jetcapture_py.store.remote import FsspecStore
+from jetcapture_py.store.remote import RemoteStore
 from tests.integration.store.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
 
@@ -197,6 +206,16 @@ def test_a_note_is_read_as_it_was_written_last(place: Place) -> None:
         assert other.read_note("_watermark/S.json") == content
 
 
+def test_the_notes_of_a_directory_are_listed_also_those_that_another_replica_writes(place: Place) -> None:
+    store, other = place.open(), place.open()
+    assert isinstance(store, NoteDirectoryStore)
+    assert isinstance(other, NoteStore)
+    assert store.list_notes("_erased/S") == []
+    for path in ("_erased/S/b.json", "_erased/S/a.json", "_erased/S2/c.json"):
+        other.write_note(path, b"{}")
+    assert store.list_notes("_erased/S") == ["_erased/S/a.json", "_erased/S/b.json"]
+
+
 def test_the_end_of_an_object_can_be_read(place: Place) -> None:
     store = place.open()
     assert isinstance(store, ObjectReader)
@@ -238,11 +257,11 @@ def test_what_another_replica_writes_while_a_note_is_changed_is_not_lost(place: 
 
 @pytest.mark.parametrize("store", ["moto", "real_s3", "azure"])
 def test_what_others_write_while_a_note_is_created_is_not_lost(
-    request: pytest.FixtureRequest, store: str, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, store: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place: Place = request.getfixturevalue(store)
     one, other = place.open(), place.open()
-    assert isinstance(one, FsspecStore)
+    assert isinstance(one, RemoteStore)
     assert isinstance(other, NoteStore)
     read, first, later = one.read_note, [True], [b"[after]"]
 
@@ -494,7 +513,7 @@ def test_an_object_goes_to_s3_in_one_request_and_leaves_no_upload_behind(s3: S3P
 
 @pytest.mark.parametrize("probe", [True, False])
 def test_a_missing_bucket_is_a_permanent_error(s3: S3Place, probe: bool) -> None:
-    store = open_store("s3://no-such-bucket/archive", s3.options)
+    store = open_store("s3://no-such-bucket/archive", s3.options, s3.driver)
     with pytest.raises(PermanentStoreError, match=r"^cannot write s3://no-such-bucket/archive/") as caught:
         store.probe() if probe else put(store, name(), b"content")
     assert "\n" not in str(caught.value)
@@ -502,7 +521,7 @@ def test_a_missing_bucket_is_a_permanent_error(s3: S3Place, probe: bool) -> None
 
 def test_a_server_that_does_not_answer_is_an_error_that_may_pass(s3: S3Place) -> None:
     options: dict[str, Any] = {**S3_OPTIONS, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
-    store = open_store(s3.url, options)
+    store = s3.open("", options)
     with pytest.raises(StoreError, match="cannot write s3://") as caught:
         put(store, name(), b"content")
     assert not isinstance(caught.value, PermanentStoreError)
@@ -511,7 +530,7 @@ def test_a_server_that_does_not_answer_is_an_error_that_may_pass(s3: S3Place) ->
 def test_credentials_never_appear_in_an_error(s3: S3Place) -> None:
     options: dict[str, Any] = {**s3.options, "key": "AKIAPUBLIC", "secret": "s3cret-value"}
     with pytest.raises(StoreError) as caught:
-        put(open_store("s3://no-such-bucket", options), name(), b"content")
+        put(open_store("s3://no-such-bucket", options, s3.driver), name(), b"content")
     assert "s3cret-value" not in str(caught.value)
     assert "AKIAPUBLIC" not in str(caught.value)
 

@@ -13,8 +13,7 @@ import pytest
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.jetstream import pulls
 from jetcapture_py.verify.findings import Kind, Report
-from jetcapture_py.verify.holes import Details
-from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.proof import prove, verify
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.repair import verify_and_repair
 from tests.integration.capture.test_watermark import filtered
@@ -98,10 +97,11 @@ def test_a_consumer_that_was_created_again_owes_what_both_selected(nats_server: 
             settings = settings.model_copy(update={"source": source})
             await capture_all(settings)
             assert (await verify(settings)).exit_code(strict=True) == 0
-            gone, details = remove(root, *objects(root)), Details()
-            report = await verify(settings, details=details)
+            gone = remove(root, *objects(root))
+            evidence = await prove(settings)
+            report = evidence.report
         assert len(gone) == 27
-        assert set(details.missing.within(1, 40).tolist()) == gone
+        assert set(evidence.missing.within(1, 40).tolist()) == gone
         assert "promises everything up to 40, but 1 message after the ack floor 38 is not stored" in report.as_text()
 
     asyncio.run(scenario())
@@ -165,9 +165,10 @@ def test_every_message_of_lost_objects_is_named_whatever_filters_and_bundles_the
     for subject, chance in histories(1000 + seed):
         if not objects(subject.archive):
             continue
-        gone, details = subject.lose(chance), Details()
-        report = asyncio.run(verify(subject.settings, deep=chance.random() < 0.5, details=details))
-        assert gone <= {*everything(details.missing), *everything(details.uncertain)}, report.as_text()
+        gone = subject.lose(chance)
+        evidence = asyncio.run(prove(subject.settings, deep=chance.random() < 0.5))
+        report = evidence.report
+        assert gone <= {*everything(evidence.missing), *everything(evidence.uncertain)}, report.as_text()
         if gone:
             assert not report.complete
             assert not report.as_text().startswith("complete"), report.as_text()

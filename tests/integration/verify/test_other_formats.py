@@ -46,7 +46,7 @@ def captured(nats_server: Start, root: Path, writer: str, subjects: str = "a", *
     """A capture of 60 messages, one by one of each of `subjects`."""
     server = nats_server()
     sent = [(f"orders.{subjects[index % len(subjects)]}", b"x", None) for index in range(60)]
-    block = {"format": f"{HERE}:{writer}"}
+    block = {"format": "csv", "compression": "none"} if writer == "csv" else {"format": f"{HERE}:{writer}"}
     return publish_and_capture(server.url, root, sent, block=block, **{"key": "", **sections})
 
 
@@ -54,15 +54,18 @@ def proof(settings: Any) -> Report:
     return asyncio.run(verify(settings))
 
 
-def test_what_a_writer_reads_is_proven_by_its_rows(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path / "archive", "ReadableLines", "ab", key="{subject[1]}")
+@pytest.mark.parametrize("writer", ["csv", "ReadableLines"])
+def test_what_a_writer_reads_is_proven_by_its_rows(nats_server: Start, tmp_path: Path, writer: str) -> None:
+    decode = {"format": "raw", "keep_payload": True}
+    settings = captured(nats_server, tmp_path / "archive", writer, "ab", key="{subject[1]}", decode=decode)
     found = proof(settings)
     assert found.complete
     assert found.stored == 60
     assert not any("names" in note for note in unchecked(found))
     first, second = objects(tmp_path / "archive")
     lines = (tmp_path / "archive" / first.path).read_bytes().splitlines(keepends=True)
-    for broken in (lines[:-1], [b"1 1\n", *lines[1:]], [b"nonsense\n"], [], lines[::-1]):
+    other = (tmp_path / "archive" / second.path).read_bytes()
+    for broken in (lines[:-1], [b"1 1\n", *lines[1:]], [b"nonsense\n"], [], lines[::-1], [other]):
         (tmp_path / "archive" / first.path).write_bytes(b"".join(broken))
         found = proof(settings)
         assert not found.complete

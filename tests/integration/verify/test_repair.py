@@ -22,7 +22,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import SourceError
 from jetcapture_py.verify import repair as module
 from jetcapture_py.verify.findings import Kind, Report
-from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.proof import Evidence, verify
 from jetcapture_py.verify.repair import Repair, verify_and_repair
 from tests.support import s3
 from tests.support.archives import merge
@@ -218,16 +218,16 @@ def test_a_stream_that_is_created_again_meanwhile_is_not_taken_for_the_archived_
     server, found = captured(nats_server, root, 100)
     remove(root, objects(root)[:1])
     names = objects(root)
-    real = module.verify
+    real = module.prove
 
-    async def verified(*arguments: Any, **named: Any) -> Report:
-        report = await real(*arguments, **named)
+    async def verified(*arguments: Any, **named: Any) -> Evidence:
+        evidence = await real(*arguments, **named)
         async with connection(server.url) as client:
             await client.jetstream().delete_stream(STREAM)
         await publish(server.url, orders(100))
-        return report
+        return evidence
 
-    monkeypatch.setattr(module, "verify", verified)
+    monkeypatch.setattr(module, "prove", verified)
     with pytest.raises(SourceError, match="was deleted and created again; nothing was stored"):
         repaired(found)
     assert objects(root) == names

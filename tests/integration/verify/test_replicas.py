@@ -43,7 +43,8 @@ async def publish(url: str, numbers: range) -> None:
             await client.jetstream().publish("orders.a", b"%d" % number, timeout=30)
 
 
-@pytest.mark.parametrize("behind", [100, 1])
+@pytest.mark.parametrize("behind", [pytest.param(100, marks=pytest.mark.exhaustive), 1])
+@pytest.mark.exhaustive
 def test_messages_that_a_promoted_replica_lacked_are_a_rewind(tmp_path: Path, behind: int) -> None:
     async def scenario() -> None:
         servers = cluster(tmp_path)

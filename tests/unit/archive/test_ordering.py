@@ -66,7 +66,7 @@ def test_only_the_rows_of_one_piece_are_copied_at_a_time(key: list[str]) -> None
     order = np.random.default_rng(7).permutation(400)
     whole = pa.Table.from_batches([rows.take(pa.array(part)) for part in np.split(order, 8)])
     before = pa.total_allocated_bytes()
-    pieces, _ = ordered(whole, 1_000_000)
+    pieces, _ = ordered(whole, 1_000_000, by_key=bool(key))
     most = max(pa.total_allocated_bytes() - before for _ in pieces)
     assert most < 6_000_000, "of 20 MB"
 
@@ -82,7 +82,7 @@ def test_nulls_of_columns_that_rows_lack_are_copied_one_piece_at_a_time(key: lis
     table = pa.Table.from_batches([conform(part, schema, nulls) for part in parts])
     assert table.nbytes > 6_400_000
     before = pa.total_allocated_bytes()
-    pieces, _ = ordered(table, 500_000)
+    pieces, _ = ordered(table, 500_000, by_key=bool(key))
     assert max(pa.total_allocated_bytes() - before for _ in pieces) < 3_000_000
 
 
@@ -100,7 +100,7 @@ def test_a_row_group_of_a_bundle_ends_at_its_bytes_also_where_one_key_has_all_th
         )
     shuffled = pa.Table.from_batches([rows.take(pa.array(np.random.default_rng(7).permutation(count)))])
     for table in (shuffled, shuffled.slice(0, 1000)):
-        pieces, _ = ordered(table, 1_000_000)
+        pieces, _ = ordered(table, 1_000_000, by_key=True)
         held = [(piece.nbytes, piece.num_rows) for piece in pieces]
         assert sum(size for size, _ in held) > 1_500_000
         assert max(size for size, _ in held) < 1_300_000

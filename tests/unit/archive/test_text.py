@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from jetcapture_py.archive.text import NULL, csv_header, csv_lines, json_lines
+from jetcapture_py.archive.block_writer import NULL, csv_header, csv_lines, json_lines
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     [

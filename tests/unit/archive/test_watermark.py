@@ -10,9 +10,9 @@ import pytest
 
 from jetcapture_py.archive import watermark
 from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode
-from jetcapture_py.capture.progress import Observer, update_watermark
+from jetcapture_py.capture.watermark import Observer, update_watermark
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
+from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
 from jetcapture_py.store.archive import ArchiveFiles
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)

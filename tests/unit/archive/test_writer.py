@@ -163,9 +163,10 @@ def test_columns_and_types_are_those_of_the_format() -> None:
         "_nats_headers": pa.map_(pa.string(), pa.list_(pa.string())),
         "_nats_payload": pa.binary(),
         "_nats_row": pa.int32(),
+        "key": pa.string(),
         "a": pa.int64(),
     }
-    assert schema.names[: len(layout.ENVELOPE)] == list(layout.ENVELOPE)
+    assert schema.names == [*layout.ENVELOPE, layout.ROW, layout.KEY, "a"]
     assert REPLY not in schema.names
 
 
@@ -181,6 +182,7 @@ def test_values_come_back() -> None:
             "_nats_delivered": 1,
             "_nats_headers": {"N": [str(seq), "x"]},
             "_nats_payload": b"%d/%d" % (seq, micros),
+            "key": "eu/west",
             "a": a,
         }
         for seq, micros, a in ((1, 1_000_000, None), (2, 2_000_001, "two"))
@@ -332,6 +334,7 @@ def test_a_column_has_a_dictionary_only_where_it_repeats_itself() -> None:
         )
     )
     assert {name: how for name, how in found.items() if not name.startswith("_nats_")} == {
+        "key": "DICTIONARY",
         "number": "DELTA_BINARY_PACKED",
         "status": "DICTIONARY",
         "hashed": "PLAIN",
@@ -380,7 +383,9 @@ def test_what_repeats_itself_at_length_is_compressed_more_and_what_does_not_is_n
         rows = batch(plain(200), note=pa.array(payloads))
         place = rows.schema.get_field_index(layout.PAYLOAD)
         table = pa.table(rows.set_column(place, layout.PAYLOAD, pa.array(payloads)))
-        found[name] = [encodings_of.settings(table, codec)["compression_level"] for codec in ("zstd", "gzip")]
+        found[name] = [
+            encodings_of.settings(table, codec, by_key=False)["compression_level"] for codec in ("zstd", "gzip")
+        ]
     assert found == {"text": [{layout.PAYLOAD: 3, "note": 3}, None], "noise": [None, None]}
 
 
@@ -564,6 +569,80 @@ def quarantined(identities: list[Identity]) -> pa.RecordBatch:
         error=["not JSON"] * count,
         raw_headers=pa.array([None] * count, pa.binary()),
     )
+
+
+def field_ids(encoded: EncodedBlock) -> dict[str, int]:
+    """The field id of every field by its path, as Parquet readers see it."""
+
+    def of(fields: Any, path: str) -> dict[str, int]:
+        found = {}
+        for field in fields:
+            kind, own = field.type, f"{path}{field.name}"
+            found[own] = int(field.metadata[b"PARQUET:field_id"])
+            inner = kind.field(0).type if pa.types.is_map(kind) else kind  # its entries have no id
+            found |= of([inner.field(index) for index in range(inner.num_fields)], f"{own}.")
+        return found
+
+    return of(pq.read_schema(pa.BufferReader(encoded.data)), "")
+
+
+OWN_IDS = {
+    "_nats_stream": 1,
+    "_nats_subject": 2,
+    "_nats_seq": 3,
+    "_nats_timestamp": 4,
+    "_nats_delivered": 5,
+    "_nats_headers": 6,
+    "_nats_payload": 7,
+    "_nats_nanos": 10,
+    "_nats_headers.key": 12,
+    "_nats_headers.value": 13,
+    "_nats_headers.value.element": 14,
+}
+"""Tables name columns by these numbers: none may ever change."""
+
+
+def test_field_ids_never_change_and_do_not_depend_on_the_order_of_columns_or_the_case_of_names() -> None:
+    columns = {
+        "_nats_row": pa.array([0, 0], pa.int32()),
+        "_nats_time": pa.array([1, 2], pa.timestamp("us", "UTC")),
+        "error": pa.array(["x", None]),
+        "point": pa.array([{"x": 1.5, "tags": [{"name": "a"}]}] * 2),
+        "map": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())),
+    }
+    decoded = {
+        "error": 1_376_038_627,
+        "map": 1_148_936_415,
+        "map.key": 1_868_590_432,
+        "map.value": 2_047_682_691,
+        "point": 529_635_621,
+        "point.tags": 1_458_711_353,
+        "point.tags.element": 2_127_720_901,
+        "point.tags.element.name": 1_621_311_155,
+        "point.x": 36_825_084,
+    }
+    found = field_ids(write(batch(plain(2), **columns)))
+    assert found == OWN_IDS | {"_nats_row": 8, "key": 9, "_nats_time": 11} | decoded
+    turned = dict(sorted(columns.items(), reverse=True))
+    assert field_ids(write(batch(plain(2), **turned))) == found
+    of_integers = field_ids(write(batch(plain(2), point=[1, 2])))["point"]
+    assert of_integers != decoded["point"], "no number may stand for values that no column of a table can hold together"
+    for integers in (pa.array([1, 2], pa.int8()), pa.array([1, 2], pa.uint16())):
+        assert field_ids(write(batch(plain(2), POINT=integers)))["POINT"] == of_integers
+    of_quarantine = field_ids(write(quarantined(plain(2)), block=BlockId(key=None, bucket=0, quarantine=True)))
+    assert of_quarantine == OWN_IDS | {"stage": 15, "error": 16, "raw_headers": 17}
+
+
+def test_fields_that_get_the_same_id_by_chance_are_told_apart_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout._hashed_id.cache_clear()
+    monkeypatch.setattr(layout, "MAX_FIELD_ID", layout.MIN_FIELD_ID + 3)
+    try:
+        found = layout.field_ids(dict.fromkeys("cabd", "long"))
+        assert sorted(found.values()) == [1000, 1001, 1002, 1003]
+        assert found == layout.field_ids(dict.fromkeys("dbca", "long"))
+        assert {path: layout.field_ids({path: "long"})[path] == found[path] for path in "abcd"}["a"]
+    finally:
+        layout._hashed_id.cache_clear()
 
 
 def test_a_quarantine_object_has_the_envelope_and_the_reason() -> None:

@@ -201,7 +201,7 @@ def test_pressure_seals_the_blocks_with_the_most_rows_first_until_it_is_relieved
     blocks = make()
     for key, count in (("a", 5), ("b", 50), ("c", 20), ("d", 1)):
         add(blocks, [(key, 0)] * count)
-    sealed = blocks.seal_most(messages=60)
+    sealed = blocks.seal_largest(messages=60)
     assert [(block.id.key, block.sealed_by) for block in sealed] == [("b", "pressure"), ("c", "pressure")]
     assert blocks.rows == 6
 
@@ -210,14 +210,14 @@ def test_pressure_of_memory_seals_the_blocks_with_the_most_bytes_first() -> None
     blocks = make()
     add(blocks, [("many", 0)] * 100, size=1)
     add(blocks, [("large", 0)], size=1 << 20)
-    assert [block.id.key for block in blocks.seal_most(size=1)] == ["large"]
+    assert [block.id.key for block in blocks.seal_largest(size=1)] == ["large"]
 
 
 def test_pressure_of_open_blocks_seals_as_many_blocks_as_asked_for() -> None:
     blocks = make()
     for index in range(10):
         add(blocks, [(f"k{index}", 0)] * (index + 1))
-    assert [block.rows for block in blocks.seal_most(blocks=3)] == [10, 9, 8]
+    assert [block.rows for block in blocks.seal_largest(blocks=3)] == [10, 9, 8]
     assert blocks.open == 7
 
 
@@ -225,21 +225,21 @@ def test_pressure_seals_no_more_blocks_than_the_store_has_room_for() -> None:
     blocks = make()
     for index in range(10):
         add(blocks, [(f"k{index}", 0)] * (index + 1))
-    assert [block.rows for block in blocks.seal_most(messages=1000, most=2)] == [10, 9]
-    assert blocks.seal_most(messages=1000, most=0) == blocks.seal_most(messages=1000, most=-3) == []
+    assert [block.rows for block in blocks.seal_largest(messages=1000, limit=2)] == [10, 9]
+    assert blocks.seal_largest(messages=1000, limit=0) == blocks.seal_largest(messages=1000, limit=-3) == []
     assert blocks.open == 8
 
 
 def test_without_pressure_nothing_is_sealed() -> None:
     blocks = make()
     add(blocks, [("a", 0)])
-    assert blocks.seal_most() == blocks.seal_most(messages=-5, size=0, blocks=-1) == []
+    assert blocks.seal_largest() == blocks.seal_largest(messages=-5, size=0, blocks=-1) == []
 
 
 def test_pressure_beyond_what_is_there_seals_everything() -> None:
     blocks = make()
     add(blocks, [("a", 0), ("b", 0)])
-    assert len(blocks.seal_most(messages=1000)) == 2
+    assert len(blocks.seal_largest(messages=1000)) == 2
     assert (blocks.rows, blocks.bytes, blocks.unacked) == (0, 0, 2)
 
 

@@ -208,11 +208,11 @@ def test_a_disk_that_hangs_is_given_up_at_once_until_it_answers(
 ) -> None:
     monkeypatch.setattr(spool_module, "TIMEOUT", 0.2)
     spool, answer, answered = Spool(tmp_path, 10 * SIZE), threading.Event(), threading.Event()
-    spool.disk.post(answer.wait)
+    spool.disk.submit(answer.wait)
     for _ in range(2):
         with pytest.raises(TimeoutError, match="the disk did not answer"):
             spool.write(ROWS)
-    spool.disk.post(answered.set)
+    spool.disk.submit(answered.set)
     answer.set()
     assert answered.wait(30)
     assert spool.write(ROWS).equals(ROWS)
@@ -289,7 +289,7 @@ def test_blocks_keep_their_rows_whatever_is_spooled_sealed_and_released(tmp_path
             if action < 0.5:
                 steps += await spool_all(work)
             elif action < 0.7:
-                sealed += blocks.seal_most(messages=1)
+                sealed += blocks.seal_largest(messages=1)
             elif sealed:
                 finish(blocks, [sealed.pop(chance.randrange(len(sealed)))])
             owners = {block: numbers_of(block) for block in blocks}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,14 +16,15 @@ from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId, ObjectName
-from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.schema import ENVELOPE, family
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.merge import classes
 from jetcapture_py.compaction.plan import TOLERANCE, units
-from jetcapture_py.compaction.schemas import classes
 from jetcapture_py.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
-from spark_jobs.compact import _fail_unseen
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings
+from jetcapture_py.store.archive import ArchiveFiles
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
 from tests.support.examples import examples
@@ -114,7 +115,7 @@ class Watched(Files):
     """Looks at the archive after every change to it, and dies after some of them."""
 
     def __init__(self, url: str, look: Callable[[], None], lives: int) -> None:
-        super().__init__(url, {})
+        super().__init__(ArchiveFiles(url, {}))
         self._look = look
         self._lives = lives
 
@@ -181,58 +182,11 @@ def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the
         assert stored(archive) == before
 
 
-@quick
-@given(
-    blocks=blocks_of_objects,
-    late=blocks_of_objects,
-    schedule=some.lists(some.integers(0, 3), min_size=10, max_size=60),
-    goals=some.tuples(targets, targets, targets),
-)
-def test_compactions_with_other_targets_at_the_same_time_and_late_objects_lose_and_repeat_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-    blocks: list[tuple[str, set[Row]]],
-    late: Blocks,
-    schedule: list[int],
-    goals: tuple[int, int, int],
-) -> None:
-    archive = Archive(tmp_path_factory.mktemp("archive"))
-    for key, found in blocks:
-        write(archive, key, found)
-
-    def compaction(target: int) -> Iterator[None]:
-        files = Files(archive.url, {})
-        while True:
-            listed = files.find(["ORDERS"])
-            yield
-            removable: list[str] = []
-            for unit in units(listed, target):
-                for outcome in compact_unit(files, CompactionSpec(target=target, closed=AFTER), unit.sources):
-                    assert not outcome.failed, outcome.left
-                    removable += outcome.removable
-                yield
-            for path in removable:
-                files.remove(path)
-                yield
-
-    def daemon() -> Iterator[None]:
-        for key, found in late:
-            write(archive, key, found)
-            blocks.append((key, found))
-            yield
-        while True:
-            yield
-
-    actors = [*(compaction(target) for target in goals), daemon()]
-    for number in schedule:
-        next(actors[number])
-        assert counted(archive) == once(blocks)
-
-
 class Spoiling(Files):
     """Stores something else than it is given."""
 
     def __init__(self, url: str, spoil: Callable[[pa.Table], pa.Table]) -> None:
-        super().__init__(url, {})
+        super().__init__(ArchiveFiles(url, {}))
         self._spoil = spoil
 
     def put(self, name: ObjectName, data: pa.Buffer) -> None:
@@ -282,7 +236,7 @@ def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
     name = archive.write([1, 2, 3])
     (archive.root / name.path).rename(archive.root / replace(name, **lie).path)  # type: ignore[arg-type]
     archive.write([2, 4])
-    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert outcome.failed
     assert outcome.left.endswith("do not match its name")
     assert len(stored(archive)) == 2
@@ -292,7 +246,7 @@ def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
 def test_a_row_twice_in_one_object_is_left_to_people(archive: Archive) -> None:
     archive.write([1, 1, 3], timestamps=[5, 5, 6])
     archive.write([3, 4])
-    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert (outcome.failed, outcome.left.endswith("contains a message twice")) == (True, True)
     assert len(stored(archive)) == 2
 
@@ -302,7 +256,7 @@ def test_a_damaged_object_fails_its_group_alone(archive: Archive) -> None:
         archive.write([1, 2], key)
         name = archive.write([2, 3], key)
     (archive.root / name.path).write_bytes(b"half an object")
-    good, bad = compacted(Files(archive.url, {}), 1 << 20)
+    good, bad = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert (good.failed, len(good.written), len(good.removable)) == (False, 1, 2)
     assert (bad.failed, bad.removable) == (True, [])
     assert name.digest in bad.left
@@ -313,18 +267,21 @@ def test_a_damaged_object_fails_its_group_alone(archive: Archive) -> None:
 def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -> None:
     archive.write([1, 2])
     gone = archive.write([2, 3])
-    files = Files(archive.url, {})
+    files = Files(ArchiveFiles(archive.url, {}))
     (unit,) = units(files.find(["ORDERS"]), 1 << 20)
     (archive.root / gone.path).unlink()
     (outcome,) = compact_unit(files, CompactionSpec(target=1 << 20, closed=AFTER), unit.sources)
     assert (outcome.left, outcome.failed, outcome.removable) == (CHANGED, False, [])
     assert outcome.missing == [gone.path]
-    _fail_unseen(files, ["ORDERS"], [outcome])
+    compaction = Compaction(
+        ArchiveFiles(archive.url, {}), "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0)
+    )
+    compaction.add([outcome])
     assert (outcome.left, outcome.failed) == (CHANGED, False)  # it is not in the archive any more
 
 
 def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive: Archive) -> None:
-    files = Files(archive.url, {})
+    files = Files(ArchiveFiles(archive.url, {}))
     name = archive.write([1])
     assert files.remove(name.path) is None
     assert files.remove(name.path) is None
@@ -355,7 +312,7 @@ def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape:
         archive.write(seqs, payloads=payloads(count, number, size), v=[seq % 7 for seq in seqs])
         first += {"chain": count * 2 // 3, "interleaved": 1 if number % 5 else count * step}.get(shape, count)
     target = 4_000 if shape == "tiny" else 120_000
-    compacted(Files(archive.url, {}), target)
+    compacted(Files(ArchiveFiles(archive.url, {})), target)
     sizes = [(archive.root / name.path).stat().st_size for name in stored(archive)]
     assert len(sizes) > 5
     assert all(target / TOLERANCE <= size <= target * TOLERANCE for size in sizes), str(sizes)
@@ -366,7 +323,7 @@ def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape:
 def test_what_is_too_little_for_the_target_becomes_one_object(archive: Archive) -> None:
     for number in range(20):
         archive.write([number * 2, number * 2 + 1])
-    compacted(Files(archive.url, {}), 1 << 20)
+    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     (name,) = stored(archive)
     assert (name.first_seq, name.last_seq, name.rows) == (0, 39, 40)
 
@@ -379,7 +336,7 @@ def test_rows_are_sorted_and_readers_can_skip_row_groups(archive: Archive, monke
         archive.write(
             sorted(numbers[part * 2000 : part * 2000 + 2100]), payloads=payloads(min(2100, 8000 - part * 2000))
         )
-    compacted(Files(archive.url, {}), 1 << 30)
+    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 30)
     (name,) = stored(archive)
     file = pq.ParquetFile(archive.root / name.path)
     assert file.read([layout.SEQ])[layout.SEQ].to_pylist() == list(range(1, 8001))
@@ -404,7 +361,7 @@ def test_the_footer_says_what_the_format_promises(archive: Archive) -> None:
         path = archive.root / encoded.name.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded.data)
-    compacted(Files(archive.url, {}), 1 << 20)
+    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     (name,) = stored(archive)
     metadata = pq.read_metadata(archive.root / name.path)
     own = {key.decode(): value.decode() for key, value in metadata.metadata.items() if key.startswith(b"jetcapture.")}
@@ -433,7 +390,7 @@ def test_the_footer_says_what_the_format_promises(archive: Archive) -> None:
 def test_a_footer_does_not_say_what_one_of_its_sources_does_not_know(archive: Archive) -> None:
     for seqs, created in (((1, 2), ""), ((2, 3), "2025-01-01T00:00:00Z")):
         put(archive.root, encoded([(seq, HOUR * 1_000_000) for seq in seqs], created=created, key="a", bucket=HOUR))
-    compacted(Files(archive.url, {}), 1 << 20)
+    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     (name,) = stored(archive)
     found = pq.read_metadata(archive.root / name.path).metadata
     assert (found[b"jetcapture.stream_created"], found[b"jetcapture.consumer"]) == (b"", b"archive")
@@ -454,7 +411,7 @@ def test_a_footer_names_the_rule_for_keys_that_all_its_sources_had(
     for first, rule in enumerate(rules, 1):
         identities = [(seq, HOUR * 1_000_000) for seq in (first, first + 1)]
         put(archive.root, encoded(identities, key="a", bucket=HOUR, key_rule=rule))
-    compacted(Files(archive.url, {}), 1 << 20)
+    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     (name,) = stored(archive)
     assert pq.read_metadata(archive.root / name.path).metadata.get(b"jetcapture.key_rule") == merged
 
@@ -465,7 +422,7 @@ def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Arch
     archive.write([1, 2])
     archive.write([2, 4])
     before = (archive.root / kept.path).stat()
-    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert (outcome.written, len(outcome.removable), outcome.duplicates) == ([], 2, 4)
     assert stored(archive) == [kept]
     assert (archive.root / kept.path).stat() == before
@@ -477,7 +434,7 @@ def test_a_dry_run_foretells_and_does_nothing(archive: Archive) -> None:
         seqs = list(range(number * 80, number * 80 + 100))
         archive.write(seqs, payloads=payloads(100, number))
     names = stored(archive)
-    files = Files(archive.url, {})
+    files = Files(ArchiveFiles(archive.url, {}))
     (planned,) = compacted(files, 60_000, dry_run=True)
     assert stored(archive) == names
     (done,) = compacted(files, 60_000)
@@ -491,7 +448,7 @@ def test_a_dry_run_foretells_and_does_nothing(archive: Archive) -> None:
 def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(archive: Archive) -> None:
     archive.write([1, 2])
     archive.write([2, 3])
-    files = Files(archive.url, {})
+    files = Files(ArchiveFiles(archive.url, {}))
     (outcome,) = compacted(files, 1 << 20, closed=HOUR + 86_399)  # these do not say, so it may be a day
     assert (outcome.left, outcome.failed, len(stored(archive))) == (OPEN, False, 2)
     for name in stored(archive):
@@ -557,7 +514,7 @@ def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Ar
     for number in range(6):
         value = pa.array([number] * 2) if number % 2 else pa.array([str(number)] * 2)
         archive.write([number * 2, number * 2 + 1], columns={"value": value})
-    note, *outcomes = compacted(Files(archive.url, {}), 1 << 20)
+    note, *outcomes = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert note.left == DRIFTED
     assert [len(outcome.written) for outcome in outcomes] == [1, 1]
     found = {}
@@ -577,7 +534,7 @@ def test_values_of_drifted_columns_survive(archive: Archive) -> None:
     archive.write([1, 2], a=pa.array([1, None], INT), s=[{"x": 1}, None], n=pa.nulls(2))
     archive.write([2, 3], a=pa.array([None, 2**40]), s=[None, {"x": 2, "y": ["t"]}], n=["text", "more"])
     archive.write([5], headers=[[("A", ["1", "2"]), ("B", [""])]], payloads=[b"\x00\xff"])
-    compacted(Files(archive.url, {}), 1 << 20)
+    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     (name,) = stored(archive)
     found = pq.ParquetFile(archive.root / name.path).read().to_pylist()
     columns = ("a", "s", "n", layout.HEADERS, layout.PAYLOAD)
@@ -589,13 +546,21 @@ def test_values_of_drifted_columns_survive(archive: Archive) -> None:
     ]
 
 
-def test_objects_with_and_without_nanoseconds_become_one(archive: Archive) -> None:
-    archive.write([1, 2], "a")
-    archive.write([2, 3], "a", columns={layout.NANOS: pa.array([7, 999], pa.int16())})
-    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+@pytest.mark.parametrize("key", ["a", None])
+def test_older_objects_without_keys_and_nanoseconds_join_newer_ones(archive: Archive, key: str | None) -> None:
+    times = {seq: HOUR * 1_000_000 + seq for seq in range(1, 5)}
+    archive.write([1, 2], key, v=[1, 2])
+    put(archive.root, encoded([(seq, times[seq]) for seq in (2, 3)], key=key, bucket=HOUR))
+    archive.write([4], key, columns={layout.NANOS: pa.array([7], pa.int16())})
+    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert (outcome.duplicates, outcome.left) == (1, "")
     (name,) = stored(archive)
-    table = pq.ParquetFile(archive.root / name.path).read()
-    nanos = dict(zip(table[layout.SEQ].to_pylist(), table[layout.NANOS].to_pylist(), strict=True))
-    assert table.schema.field(layout.NANOS).type == pa.int16()
-    assert (nanos[1], nanos[3]) == (None, 999)
+    file = pq.ParquetFile(archive.root / name.path)
+    table = file.read()
+    assert set(table.schema.names) == {*layout.ENVELOPE, layout.KEY, "v"}
+    assert table.schema.names[-2:] == [layout.KEY, "v"]
+    assert table[layout.NANOS].to_pylist() == [None, None, None, 7]
+    assert table[layout.KEY].to_pylist() == [key] * 4
+    assert table["v"].to_pylist() == [1, 2, None, None]
+    ids = {field.name: int(field.metadata[b"PARQUET:field_id"]) for field in file.schema_arrow}
+    assert ids == layout.field_ids({field.name: family(field.type) for field in table.schema})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.several import ConfigFiles, Selected
+from jetcapture_py.config.several import ConfigFiles, SelectedConfigs
 from jetcapture_py.errors import ConfigError
 from tests.support.running import settings
 
@@ -24,11 +24,11 @@ def write(directory: Path, name: str, **sections: Any) -> Path:
     return path
 
 
-def lines(selected: Selected) -> tuple[str, ...]:
+def lines(selected: SelectedConfigs) -> tuple[str, ...]:
     return tuple(line for problem in selected.problems.values() for line in problem)
 
 
-def problems(selected: Selected) -> dict[str, tuple[str, ...]]:
+def problems(selected: SelectedConfigs) -> dict[str, tuple[str, ...]]:
     return {path.name: problem for path, problem in selected.problems.items()}
 
 

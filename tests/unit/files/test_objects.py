@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.files.objects import StoreObjects
+from jetcapture_py.files.reading import StoreObjects
 from jetcapture_py.store import archive
 from jetcapture_py.store.archive import ArchiveFiles, File
 from tests.support.archives import put
@@ -28,7 +28,7 @@ def test_messages_of_a_subject_with_several_keys_come_in_order_out_of_bundles(
 
     monkeypatch.setattr(ArchiveFiles, "read", recorded)
     monkeypatch.setattr(ArchiveFiles, "local", False)  # Arrow reads local files without Python
-    monkeypatch.setattr(archive, "_SMALL", 0)
+    monkeypatch.setattr(archive, "SMALL", 0)
     for first, last in ((1, 900), (600, 1500), (1501, 1600)):
         identities = plain(last - first + 1, start=first)
         rows = batch(identities, key=pa.array([f"k{seq * 7 % 5}" for seq, _ in identities]))

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
-from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
+from jetcapture_py.jetstream.consumer import ConsumerState, ConsumerWatch, consumer_state
 
 CREATED = "2026-05-01T12:00:00.12860358Z"
 """Servers leave zeros at the end away."""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.jetstream.ack_subject import AckPosition, position, subjects_like
-from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
+from jetcapture_py.jetstream.acks import AckPosition, position, subjects_like
+from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
 from jetcapture_py.jetstream.deliveries import ALONE_AFTER, MAX_SEQUENCES, Deliveries, Lost
 
 PREFIXES = ["$JS.ACK", "$JS.ACK.hub.ACCOUNT"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jetcapture_py.jetstream.imported import PullAnswers
+from jetcapture_py.jetstream.pulls import PullAnswers
 
 OPEN = 10
 

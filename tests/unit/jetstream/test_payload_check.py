@@ -7,7 +7,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.jetstream.payload_check import PayloadCheck
+from jetcapture_py.jetstream.source import PayloadCheck
 from jetcapture_py.jetstream.wire.inbox import REPLY, Received
 
 BARE = b"NATS/1.0\r\nNats-Msg-Size: 5\r\n\r\n"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.config.shares import MAX_PULLED, MIN_PULLED, UNLIMITED_PULL_FROM
-from jetcapture_py.jetstream.pull_limits import (
+from jetcapture_py.jetstream.pulls import (
     RECOVERY,
     REMEMBERED,
     STUCK_AFTER,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.jetstream.pull_status import PullStatus, Reaction, parse_status, undelivered
+from jetcapture_py.jetstream.pulls import PullStatus, Reaction, parse_status
 
 EXPECTED = [
     ("100 Idle Heartbeat", Reaction.ALIVE),
@@ -17,7 +17,7 @@ EXPECTED = [
     ("409 Server Shutdown", Reaction.PULL_LATER),
     ("409 Leadership Change", Reaction.PULL_LATER),
     ("409 Exceeded MaxWaiting", Reaction.PULL_LATER),
-    ("423 Nats-Pin-Id mismatch", Reaction.PULL_LATER),
+    ("423 Nats-Pin-Id mismatch", Reaction.UNPINNED),
     ("503", Reaction.PULL_LATER),
     ("503 No Responders", Reaction.PULL_LATER),
     ("409 Exceeded MaxRequestBatch of 100", Reaction.ADAPT),
@@ -35,7 +35,7 @@ EXPECTED = [
 def test_every_status_of_the_server_has_its_reaction(line: str, reaction: Reaction, headers: str) -> None:
     status = parse_status(f"NATS/1.0 {line}\r\n{headers}\r\n".encode())
     code, _, text = line.partition(" ")
-    assert status == PullStatus(int(code), text, reaction)
+    assert status == PullStatus(int(code), text, reaction, *((5, 0) if headers else ()))
 
 
 @pytest.mark.parametrize("line", ["409 consumer deleted", "409 CONSUMER DELETED", "409 Consumer Deleted."])
@@ -79,4 +79,4 @@ def test_a_status_without_any_headers_is_passing() -> None:
     ],
 )
 def test_a_status_says_how_many_messages_the_pull_will_not_bring(headers: str, expected: int | None) -> None:
-    assert undelivered(f"NATS/1.0 408 Request Timeout\r\n{headers}\r\n".encode()) == expected
+    assert parse_status(f"NATS/1.0 408 Request Timeout\r\n{headers}\r\n".encode()).undelivered == expected

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.jetstream.admin import consumer_state
-from jetcapture_py.jetstream.settings import Difference
-from jetcapture_py.manage.rules import ConsumerChange
+from jetcapture_py.jetstream.consumer import Difference, consumer_state
+from jetcapture_py.manage.plan import ConsumerChange
 
 STORED = {"s.a": 10, "s.b.1": 1, "s.b.2": 2, "s.b.3": 3, "s.b.4": 4}
 KEEPS = {"durable_name": "other"}
@@ -34,7 +33,7 @@ def refused(
         change.add_consumer({"config": settings, "delivered": {"stream_seq": seq}})
     for subject, count in STORED.items():
         change.add(subject, count)
-    refusal = change.refusal([Difference(name="filter_subjects", wanted=after, actual=before)])
+    refusal = change.refusal([Difference(name="filter_subjects", configured=after, actual=before)])
     assert refusal is None or refusal[0] == "filter_subjects"
     return refusal and refusal[1]
 

@@ -164,21 +164,21 @@ class AnyOrder(RuleBasedStateMachine):
         self.close(self.blocks.seal_due(self.now), due, "age")
 
     @rule(number=st.integers(-3, 40), count=st.integers(-1, 3), most=st.integers(-1, 4))
-    def seal_most(self, number: int, count: int, most: int) -> None:
+    def seal_largest(self, number: int, count: int, most: int) -> None:
         sizes = sorted((len(self.first_rows(model)) for model in self.open.values()), reverse=True)
         wanted: list[int] = []
         left = number
         while sizes and len(wanted) < most and (left > 0 or len(wanted) < count):
             wanted.append(sizes.pop(0))
             left -= wanted[-1]
-        found = self.blocks.seal_most(messages=number, blocks=count, most=most)
+        found = self.blocks.seal_largest(messages=number, blocks=count, limit=most)
         assert sorted((block.messages for block in found), reverse=True) == wanted
         self.close(found, [self.open.pop((b.id.key, b.id.bucket, b.id.quarantine)) for b in found], "pressure")
 
     @rule(size=st.integers(1, 20_000))
     def seal_bytes(self, size: int) -> None:
         before = sorted((block.bytes for block in self.blocks if not block.sealed_by), reverse=True)
-        found = self.blocks.seal_most(size=size)
+        found = self.blocks.seal_largest(size=size)
         taken = [block.bytes for block in found]
         assert taken == before[: len(taken)]
         assert sum(taken) >= size or len(taken) == len(before)

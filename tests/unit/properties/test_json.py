@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 
 from jetcapture_py.archive import layout
-from jetcapture_py.transform.decode import InferringJsonDecoder, JsonDecoder
+from jetcapture_py.transform.decode.json_declared import ObjectDecoder
+from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from tests.support.batches import Declared, batch_of, outcomes
 
 INTEGERS = {f"{sign}int{bits}": (sign, bits) for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -332,7 +333,7 @@ def test_each_message_gives_what_its_own_bytes_say_by_the_declared_types(
     case: tuple[dict[str, Any], list[bytes]],
 ) -> None:
     columns, payloads = case
-    decoder = JsonDecoder({name: declared(kind) for name, kind in columns.items()})
+    decoder = ObjectDecoder({name: declared(kind) for name, kind in columns.items()})
     expected = [reference(columns, payload) for payload in payloads]
     together = decoder.decode(batch_of(payloads))
     together.fields.validate(full=True)
@@ -362,7 +363,7 @@ KINDS += ["decimal(20,0)", "decimal(38,3)", "epoch s", "epoch ms", "epoch us", "
 def test_every_notable_value_by_every_type(kind: str) -> None:
     plain = ["null", "true", "false", "{}", "[]", *map(str, EDGES), *ODD_NUMBERS]
     payloads = [b'{"a": %b}' % text.encode() for text in (*plain, *map(json.dumps, (*ODD_TEXTS, *plain)))]
-    found = outcomes(JsonDecoder({"a": declared(kind)}).decode(batch_of(payloads)), len(payloads))
+    found = outcomes(ObjectDecoder({"a": declared(kind)}).decode(batch_of(payloads)), len(payloads))
     for payload, row in zip(payloads, found, strict=True):
         assert same(row, reference({"a": kind}, payload)), payload
 
@@ -391,8 +392,8 @@ def test_broken_neighbours_change_no_inferred_row(sent: list[dict[str, Any]], br
     good = [json.dumps(document).encode() for document in sent]
     mixed = [(payload, True) for payload in good] + [(payload, False) for payload in broken]
     chance.shuffle(mixed)
-    alone = InferringJsonDecoder().decode(batch_of([payload for payload, fine in mixed if fine]))
-    beside = InferringJsonDecoder().decode(batch_of([payload for payload, _ in mixed]))
+    alone = InferringDecoder().decode(batch_of([payload for payload, fine in mixed if fine]))
+    beside = InferringDecoder().decode(batch_of([payload for payload, _ in mixed]))
     rows = outcomes(beside, len(mixed))
     assert [row for row, (_, fine) in zip(rows, mixed, strict=True) if fine] == outcomes(alone, len(good))
     assert [row for row, (_, fine) in zip(rows, mixed, strict=True) if not fine] == [None] * len(broken)
@@ -415,7 +416,7 @@ def widened(value: Any, to: pa.DataType) -> Any:
 def test_what_came_before_widens_a_row_and_changes_nothing_else(
     batch: list[dict[str, Any]], before: list[dict[str, Any]]
 ) -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     decoder.decode(batch_of([json.dumps(document).encode() for document in before]))
     decoded = decoder.decode(batch_of([json.dumps(document).encode() for document in batch]))
     fields = decoded.fields

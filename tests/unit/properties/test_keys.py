@@ -15,7 +15,8 @@ from hypothesis import example, given
 from jetcapture_py.archive import layout
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
-from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder, make_decoder
+from jetcapture_py.transform.decode import RawDecoder, make_decoder
+from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from jetcapture_py.transform.keys import KeyFunction, make_key
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.support.batches import Declared, decode_settings
@@ -167,7 +168,7 @@ def test_a_key_of_fields_that_nobody_declared_is_the_text_that_the_message_has_t
     template: tuple[str, ...], messages: list[bytes], before: list[bytes], chance: random.Random
 ) -> None:
     key = make_key("".join(template), INFERRED)
-    for keys in ways(InferringJsonDecoder, key, messages, before, chance):
+    for keys in ways(InferringDecoder, key, messages, before, chance):
         for number, found in keys.items():
             assert found == expected(template, messages[number - 1]), messages[number - 1]
 

@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from jetcapture_py.archive.watermark import MARGIN, Watermark, decode
-from jetcapture_py.capture.progress import Observer, update_watermark
-from jetcapture_py.jetstream.admin import consumer_state
+from jetcapture_py.capture.watermark import Observer, update_watermark
+from jetcapture_py.jetstream.consumer import consumer_state
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BASE = datetime(2026, 1, 1, tzinfo=UTC)

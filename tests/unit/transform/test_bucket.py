@@ -12,9 +12,10 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.config.model import parse
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch, decode_checked
-from jetcapture_py.transform.bucket import BucketDecoder, operations_of
-from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder, make_decoder
+from jetcapture_py.transform.decode import RawDecoder, make_decoder
+from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from jetcapture_py.transform.keys import make_key
+from jetcapture_py.transform.prepare import BucketDecoder, operations_of
 from tests.support.batches import Declared, decode_settings, outcomes
 
 Entry = tuple[str, bytes, Mapping[str, str]]
@@ -102,7 +103,7 @@ def test_deletions_are_not_decoded_and_bad_values_fail_alone(columns: dict[str, 
 
 
 def test_entries_without_any_value_have_no_columns_of_values() -> None:
-    assert decoded(InferringJsonDecoder(), ("$KV.s.a", b"", DELETE)) == [
+    assert decoded(InferringDecoder(), ("$KV.s.a", b"", DELETE)) == [
         {"key_name": "a", "operation": "delete", "revision": 7}
     ]
 
@@ -123,7 +124,7 @@ def test_values_with_several_rows_keep_their_order() -> None:
 
 def test_fields_called_like_columns_of_the_bucket_are_renamed_without_a_collision() -> None:
     value = b'{"Operation": "sum", "operation_": "x", "revision": "v2", "key_name": 5, "key": 6}'
-    (found,) = decoded(InferringJsonDecoder(), ("$KV.s.a", value, PUT))
+    (found,) = decoded(InferringDecoder(), ("$KV.s.a", value, PUT))
     assert found == {
         "key_name": "a",
         "operation": "put",
@@ -137,7 +138,7 @@ def test_fields_called_like_columns_of_the_bucket_are_renamed_without_a_collisio
 
 
 def test_known_columns_are_passed_on_under_their_names() -> None:
-    found = BucketDecoder(InferringJsonDecoder()).decode(entries(("$KV.s.a", b'{"revision": 1, "b": 2}', PUT)))
+    found = BucketDecoder(InferringDecoder()).decode(entries(("$KV.s.a", b'{"revision": 1, "b": 2}', PUT)))
     assert found.columns is not None
     assert sorted(found.columns.names) == ["b", "revision_"]
 
@@ -163,11 +164,16 @@ def test_a_decoder_that_breaks_its_promise_is_asked_for_each_value_alone() -> No
     assert found[2] is None
 
 
-@pytest.mark.parametrize(("template", "keys"), [("{key_name}", ["a.b", "c"]), ("{operation}", ["put", "delete"])])
-def test_key_templates_take_the_columns_of_the_bucket(template: str, keys: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    ("template", "keys"),
+    [("{key_name}", ["a.b", "c"]), ("{operation}", ["put", "delete"]), ("{region}", ["eu", None])],
+)
+def test_key_templates_take_columns_of_the_bucket_and_fields_of_values(
+    template: str, keys: Sequence[str | None]
+) -> None:
     source = {"bucket": "s", "consumer": "c"}
     config = parse({"source": source, "store": {"url": "/a"}, "decode": {"format": "json"}, "key": template})
-    batch = entries(("$KV.s.a.b", b'{"key_name": "x"}', PUT), ("$KV.s.c", b"", DELETE))
+    batch = entries(("$KV.s.a.b", b'{"key_name": "x", "region": "eu"}', PUT), ("$KV.s.c", b"", DELETE))
     fields = decode_checked(BucketDecoder(make_decoder(config.decode)), batch).fields
     own = ("key_name", "operation", "revision")
     assert make_key(config.key, config.decode, own)(batch, fields).to_pylist() == keys

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
-from jetcapture_py.jetstream.ack_subject import _checked_numbers, ack_numbers
+from jetcapture_py.jetstream.acks import _checked_numbers, ack_numbers
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.envelope import Assembled, assemble, parse_headers
 
@@ -151,7 +151,7 @@ def test_one_wrong_byte_changes_what_it_changes_read_one_by_one(
     changed[place % len(changed)] = byte
     texts = [bytes(reply) for reply in replies]
     numbers, keep = ack_numbers(pa.array(texts, pa.binary()), "S", "C")
-    expected, real = _checked_numbers(texts, b"S", b"C")
+    expected, real = _checked_numbers(texts, b"S", b"C", (2, 3, 5))
     assert [each.tolist() for each in numbers] == [each.tolist() for each in expected]
     assert (list(range(len(texts))) if keep is None else keep) == real
 

@@ -16,7 +16,7 @@ from jetcapture_py.transform.batch import Decoded, MessageBatch
 from jetcapture_py.transform.decode import RawDecoder, make_decoder
 from jetcapture_py.transform.event_time import EventTime, make_event_time
 from jetcapture_py.transform.keys import make_key
-from jetcapture_py.transform.prepare import Prepared, Preparer
+from jetcapture_py.transform.prepare import BucketDecoder, Prepared, Preparer
 from tests.unit.transform.test_prepare import Sent, faults, received, seqs
 
 NOON = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
@@ -263,3 +263,22 @@ def test_buckets_of_the_streams_time_have_no_column_for_it() -> None:
 def test_a_field_that_cannot_be_a_time_is_refused_at_the_start(time: str, decode: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         make_event_time(BlockConfig(time=time), DecodeConfig.model_validate(decode))
+
+
+def test_a_deletion_in_a_bucket_takes_the_fallback_whatever_its_payload_is() -> None:
+    deleted = [Sent(payload, headers=b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n") for payload in (b"", b"gone")]
+    decoding = DecodeConfig.model_validate({"format": "json"})
+    decoder = BucketDecoder(make_decoder(decoding))
+    time = make_event_time(BlockConfig(time="at", time_fallback="timestamp"), decoding)
+    preparer = Preparer(
+        stream="S",
+        consumer="C",
+        decoder=decoder,
+        key=make_key("{at}", decoding),
+        interval=900,
+        keep_payload=True,
+        time=time,
+    )
+    prepared = preparer(received(*deleted))
+    assert (seqs(prepared.rows), prepared.quarantine.num_rows) == ([1, 2], 0)
+    assert [run.key for run in prepared.runs] == [None]

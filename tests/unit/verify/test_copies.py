@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.verify import copies, ranges
+from jetcapture_py.verify import ranges, scan
+from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind, SequenceRange
 from jetcapture_py.verify.scan import ArchiveScan, survey
 from jetcapture_py.verify.scope import Incarnation
@@ -39,7 +39,7 @@ def twice_read(found: ArchiveScan) -> list[SequenceRange]:
 
 
 def surveyed(root: Path, life: Incarnation | None = LIFE) -> ArchiveScan:
-    return survey(ArchiveFiles(str(root), {}), "ORDERS", life, 1 << 40, deep=False, progress=lambda *_: None)
+    return survey(ObjectExaminer(ArchiveFiles(str(root), {}), life), "ORDERS", 1 << 40)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -79,7 +79,7 @@ def test_copies_are_counted_as_a_reader_returns_them(
 def test_no_object_is_read_again_where_none_has_a_sequence_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "positions", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr(ObjectExaminer, "positions", lambda *_: pytest.fail("it was read again"))
     for key, seqs in (("a", (1, 3, 5)), ("b", (2, 4, 6)), ("b", (8, 9, 11))):
         put(tmp_path, encoded([(seq, NOW + seq) for seq in seqs], key=key))
     assert count(surveyed(tmp_path), Kind.READ_TWICE) == 0
@@ -93,16 +93,14 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
     names = [encoded(messages, key=key).name for key in "ab"]
     for key in "ab":
         put(tmp_path, encoded(messages, key=key))
-    real = copies.positions
+    real = ObjectExaminer.positions
 
-    def positions(
-        shelf: ArchiveFiles, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
-    ) -> object:
+    def positions(reader: ObjectExaminer, file: File, name: ObjectName) -> object:
         if name == names[1]:
             raise error
-        return real(shelf, file, name, life, writer)
+        return real(reader, file, name)
 
-    monkeypatch.setattr(copies, "positions", positions)
+    monkeypatch.setattr(ObjectExaminer, "positions", positions)
     found = surveyed(tmp_path)
     assert (count(found, Kind.READ_TWICE), [each.summary for each in found.copies]) == (
         0,
@@ -111,7 +109,7 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
 
 
 def test_copies_beyond_those_that_are_listed_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "MAX_COPIES", 10)
+    monkeypatch.setattr(scan, "MAX_COPIES", 10)
     for key in "ab":
         put(tmp_path, encoded([(seq, NOW + seq) for seq in range(1, 100)], key=key))
     found = surveyed(tmp_path)

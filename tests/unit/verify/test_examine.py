@@ -23,7 +23,7 @@ from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import examine as verify_object
-from jetcapture_py.verify.examine import DamagedError, Held, examine
+from jetcapture_py.verify.examine import DamagedError, ObjectContents, ObjectExaminer
 from jetcapture_py.verify.scan import ArchiveScan, survey
 from jetcapture_py.verify.scope import Incarnation
 from tests.support.archives import encoded, lay_out, merge, put, tangle
@@ -46,12 +46,14 @@ def file_of(root: Path, block: EncodedBlock, name: layout.ObjectName | None = No
 
 def look(
     root: Path, block: EncodedBlock, *, life: Incarnation | None = LIFE, deep: bool = False, name: Any = None
-) -> Held:
-    return examine(ArchiveFiles(str(root), {}), file_of(root, block), name or block.name, life, deep=deep)
+) -> ObjectContents:
+    return ObjectExaminer(ArchiveFiles(str(root), {}), life).examine(
+        file_of(root, block), name or block.name, deep=deep
+    )
 
 
 def surveyed(root: Path, bound: int, *, deep: bool) -> ArchiveScan:
-    return survey(ArchiveFiles(str(root), {}), "ORDERS", LIFE, bound, deep=deep, progress=lambda *_: None)
+    return survey(ObjectExaminer(ArchiveFiles(str(root), {}), LIFE), "ORDERS", bound, deep=deep)
 
 
 def with_data(block: EncodedBlock, data: bytes) -> EncodedBlock:

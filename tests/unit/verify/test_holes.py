@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.verify import holes
-from jetcapture_py.verify.holes import Missing, find_gaps
+from jetcapture_py.verify.holes import HoleFinder, find_gaps
 from jetcapture_py.verify.ranges import Sequences
 
 Ranges = list[tuple[int, int, int]]  # first, last, messages
@@ -25,12 +25,14 @@ def archive(seqs: set[int]) -> Sequences:
 
 def looked(
     stored: set[int], batches: list[tuple[bool, list[int]]], floor: int, top: int, *, seq: int = 0, time: int = 0
-) -> Missing:
+) -> HoleFinder:
     """What is found when these batches of the stream's messages come, some as the first of a range."""
-    missing = Missing(archive(stored), floor, seq=seq, time=time)
+    missing = HoleFinder(archive(stored), floor, seq=seq, time=time)
     for begins, batch in batches:
         seqs = np.array(batch, np.int64)
-        missing.look(seqs, seqs * 1_000_000, 1, top, begins=begins)
+        if begins:
+            missing.close()
+        missing.compare(seqs, seqs * 1_000_000, 1, top)
     missing.close()
     return missing
 

@@ -222,6 +222,8 @@ def test_json_has_what_programs_read_by_these_names() -> None:
         "duplicates": 0,
         "quarantined": 0,
         "older": 0,
+        "expired": 0,
+        "erased": 0,
         "compared": None,
         "objects": 3,
         "damaged_objects": 2,

@@ -38,7 +38,7 @@ GRACE = 2
 STARTS = 600.0
 WAITS = {"writing": 0.5, "waiting": 1.0, "removing": 0.01}
 """Seconds within which a compaction is killed after what it began."""
-SOME = ("writing", "waiting", "removing")
+SOME = ("writing", "removing")
 EVERY = ("writing", "writing", "waiting", "removing", "removing")
 
 

@@ -11,9 +11,9 @@ from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamCo
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import range_reader
 from spark_jobs.datasource.columns import MessageColumns
-from spark_jobs.datasource.fetch import Fetch
 from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.read import Fetch
 from spark_jobs.datasource.session import Session
 from tests.integration.spark.live import ENVELOPE, Live
 from tests.support.nats_server import NatsServer

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import nkeys
 import pytest
 
-from spark_jobs.publishing.publish import open_connection
+from jetcapture_py.jetstream.connection import connect
+from spark_jobs.publishing.login import nats_config
 from tests.integration.spark.live import message
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
@@ -27,7 +28,7 @@ def round_trip(spark: SparkSession, login: dict[str, str]) -> None:
     """Create a stream, write to it and read it, by the same login."""
 
     async def create() -> None:
-        client = await open_connection(login)
+        client = await connect(nats_config(login), "test", timeout=20)
         await client.jetstream().add_stream(name="ORDERS", subjects=["orders.>"])
         await client.close()
 

@@ -166,6 +166,7 @@ def test_a_column_is_found_in_any_case_unless_the_session_is_case_sensitive(spar
         spark.conf.unset("spark.sql.caseSensitive")
 
 
+@pytest.mark.exhaustive
 def test_a_task_that_runs_again_publishes_nothing_twice(live: Live) -> None:
     command = [sys.executable, "-m", "tests.integration.spark.write_with_a_failing_task", live.server.url, "2000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

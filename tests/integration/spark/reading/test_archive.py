@@ -7,9 +7,11 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 import duckdb
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -17,9 +19,10 @@ from hypothesis import strategies as some
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading import plan as planning
 from spark_jobs.archive import Dedupe, Engine, archive_view, read_archive
-from spark_jobs.reading import objects
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
+from tests.support.archives import encoded, put
 from tests.support.examples import examples
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_jobs.reading.objects import Listing
+    from jetcapture_py.reading.plan import Listing, ObjectFacts
+    from jetcapture_py.store.archive import ArchiveFiles
 
 
 pytestmark = pytest.mark.spark
@@ -373,6 +377,52 @@ class TestArchive:
         frame = pl.scan_parquet(directory, hive_partitioning=True).select(pl.len()).collect()
         assert frame.item() == expected
 
+    @pytest.mark.parametrize("keys", [["007", "eu", "a/b", "", None], ["007", "12"]], ids=["texts", "numbers"])
+    def test_readers_of_paths_and_readers_of_columns_find_the_same_keys(
+        self, spark: SparkSession, archive: Archive, keys: list[str | None]
+    ) -> None:
+        for seq, key in enumerate(keys, 1):
+            put(archive.root, encoded([(seq, HOUR * 1_000_000)], key=key, bucket=HOUR))
+        directory = archive.root / "ORDERS"
+        expected = [key or None for key in keys]
+        found: dict[str, list[str | None]] = {}
+        for inferred in ("true", "false"):
+            spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", inferred)
+            try:
+                rows = spark.read.parquet(str(directory)).orderBy(layout.SEQ).select("key").collect()
+            finally:
+                spark.conf.unset("spark.sql.sources.partitionColumnTypeInference.enabled")
+            found[f"Spark, types inferred: {inferred}"] = [row[0] for row in rows]
+        for engine in ("spark", "arrow"):
+            rows = read_archive(spark, archive.url, "ORDERS", engine=engine).orderBy(layout.SEQ).collect()
+            found[engine] = [row["key"] for row in rows]
+            assert rows[0].asDict().keys() == {*layout.ENVELOPE, *layout.PARTITIONS}
+        for hive in (True, False):
+            query = f"FROM read_parquet('{directory}/**/*.parquet', hive_partitioning={hive}) ORDER BY {layout.SEQ}"
+            found[f"DuckDB, {hive}"] = [row[0] for row in duckdb.connect().execute(f"SELECT key {query}").fetchall()]
+            frame = pl.scan_parquet(f"{directory}/**/*.parquet", hive_partitioning=hive).sort(layout.SEQ)
+            found[f"Polars, {hive}"] = frame.collect()["key"].to_list()
+        typed = ds.partitioning(pa.schema([(name, pa.string()) for name in layout.PARTITIONS]), flavor="hive")
+        for partitioning in (typed, None):
+            table = ds.dataset(directory, partitioning=partitioning).to_table().sort_by(layout.SEQ)
+            found[f"pyarrow, {partitioning}"] = table["key"].to_pylist()
+            frame = pd.read_parquet(directory, partitioning=partitioning).sort_values(layout.SEQ)
+            found[f"pandas, {partitioning}"] = [None if pd.isna(key) else key for key in frame["key"]]
+        if keys == ["007", "12"]:  # it looks at paths only, and these are all numbers
+            assert found.pop("Spark, types inferred: true") == [7, 12]
+        assert found == dict.fromkeys(found, expected)
+
+        if "eu" in keys:  # beside older objects without the column, whose keys DuckDB takes for numbers if all are
+            older = next(archive.root.rglob("key=007/**/*.parquet"))
+            pq.write_table(pq.ParquetFile(older).read().drop_columns(["key"]), older)
+            query = f"FROM read_parquet('{directory}/**/*.parquet', hive_partitioning=true) ORDER BY {layout.SEQ}"
+            assert [row[0] for row in duckdb.connect().execute(f"SELECT key {query}").fetchall()] == expected
+            frame = pl.scan_parquet(f"{directory}/**/*.parquet", hive_partitioning=True).sort(layout.SEQ)
+            assert frame.collect()["key"].to_list() == expected
+            assert (
+                ds.dataset(directory, partitioning=typed).to_table().sort_by(layout.SEQ)["key"].to_pylist() == expected
+            )
+
     def test_headers_and_payloads_are_lossless(self, spark: SparkSession, archive: Archive) -> None:
         payload = bytes(range(256))
         archive.write([1], headers=[[("A", ["1", "2"]), ("B", [""])]], payloads=[payload])
@@ -435,15 +485,13 @@ class TestArchive:
         self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         archive.write([1, 2])
-        facts = objects.Archive.facts
+        facts = planning.read_facts
 
-        def late(
-            self: objects.Archive, names: Sequence[ObjectName], listing: Listing, **more: bool
-        ) -> objects.ObjectFacts:
+        def late(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing, **more: bool) -> ObjectFacts:
             archive.write([2, 3])
-            return facts(self, names, listing, **more)
+            return facts(files, names, listing, **more)
 
-        monkeypatch.setattr(objects.Archive, "facts", late)
+        monkeypatch.setattr(planning, "read_facts", late)
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
         monkeypatch.undo()
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
@@ -452,18 +500,16 @@ class TestArchive:
         self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sources = [archive.write([1, 2]), archive.write([3])]
-        facts = objects.Archive.facts
+        facts = planning.read_facts
 
-        def compacted(
-            self: objects.Archive, names: Sequence[ObjectName], listing: Listing, **more: bool
-        ) -> objects.ObjectFacts:
+        def compacted(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing, **more: bool) -> ObjectFacts:
             if names == sources:
                 archive.write([1, 2, 3])
                 for source in sources:
                     (archive.root / source.path).unlink()
-            return facts(self, names, listing, **more)
+            return facts(files, names, listing, **more)
 
-        monkeypatch.setattr(objects.Archive, "facts", compacted)
+        monkeypatch.setattr(planning, "read_facts", compacted)
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
 
     def test_plain_sql_finds_the_view(self, spark: SparkSession, archive: Archive) -> None:

@@ -13,7 +13,8 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.stream_config import StreamConfig, path
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.archive import read_bucket
+from jetcapture_py.reading import bucket as without_spark
+from spark_jobs import archive as with_spark
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import merge
 from tests.support.kv import Entry, held
@@ -72,6 +73,16 @@ def store(archive: Archive, changes: Sequence[Change], *, first: int = 1, **more
     )
 
 
+def read_bucket(spark: SparkSession, url: str, bucket: str, **arguments: Any) -> DataFrame:
+    """The entries that Spark reads, which are those that are read without it."""
+    table = with_spark.read_bucket(spark, url, bucket, **arguments).toArrow()
+    arguments.pop("engine", None)
+    own = without_spark.read_bucket(url, bucket, **arguments).read_all()
+    assert [(field.name, field.type) for field in own.schema] == [(field.name, field.type) for field in table.schema]
+    assert sorted(map(str, own.to_pylist())) == sorted(map(str, table.to_pylist()))
+    return spark.createDataFrame(table)
+
+
 def second(number: float) -> datetime:
     return datetime.fromtimestamp(HOUR, UTC) + timedelta(seconds=number)
 
@@ -91,6 +102,7 @@ def values(frame: DataFrame) -> dict[str, str]:
 
 
 class TestLifetimes:
+    @pytest.mark.exhaustive
     def test_deletions_and_purges_end_a_key_until_it_is_put_again(self, spark: SparkSession, archive: Archive) -> None:
         marker = {"Nats-Marker-Reason": "Remove"}
         store(archive, [("a", {}), ("b", {}), ("a", DELETE), ("b", PURGE), ("c.d", {}), ("a", {}), ("c.d", marker)])
@@ -130,6 +142,7 @@ class TestLifetimes:
         assert values(read_bucket(spark, archive.url, "s", as_of=second(22))).keys() == {"c"}
         assert values(read_bucket(spark, archive.url, "s")).keys() == {"c"}
 
+    @pytest.mark.exhaustive
     def test_max_age_ends_all_but_entries_that_never_expire(self, spark: SparkSession, archive: Archive) -> None:
         store(archive, [("a", {}), ("b", expiring("never")), ("c", expiring("1h")), ("d", expiring("10s"))])
         note(archive, "2026-05-01T00:00:00.123456789Z", max_age=60 * 10**9, max_msgs_per_subject=1)

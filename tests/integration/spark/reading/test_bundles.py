@@ -11,8 +11,8 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.footer import SchemaReader
 from spark_jobs.archive import Engine, archive_view, read_archive
-from spark_jobs.reading.footers import SchemaReader
 from tests.support.archives import lay_out, tangle
 
 if TYPE_CHECKING:

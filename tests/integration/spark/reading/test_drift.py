@@ -112,7 +112,7 @@ def test_fields_of_one_struct_that_differ_in_case_only_need_a_case_sensitive_ses
     with pytest.raises(JetcaptureError) as raised:
         read_archive(spark, archive.url, "ORDERS")
     expected = "column list has fields id and ID, which differ in case only: set spark.sql.caseSensitive=true"
-    assert str(raised.value) == expected
+    assert str(raised.value).startswith(expected)
     assert read_archive(spark, archive.url, "ORDERS", columns=["other"]).collect() == [Row(other=3)]
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import io
 import uuid
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.archive import ArchiveFiles, File
 from spark_jobs.archive import read_archive
 from spark_jobs.query import main
-from spark_jobs.reading.arrow_engine import ArrowEngine, rows_of
 from spark_jobs.sql import columns_in
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support import azurite, s3
@@ -105,53 +101,6 @@ def test_range_keys_columns_and_quarantine_choose_as_ever(spark: SparkSession, a
     assert len(same(*both(spark, archive, start=start, keys=["a/b"]))) == 2
     assert same(*both(spark, archive, end=start, columns=["amount", "key"])) == [{"amount": 1, "key": "a/b"}]
     assert len(same(*both(spark, archive, quarantine=True))) == 1
-
-
-def test_only_the_columns_and_row_groups_that_are_needed_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, target = 40_000, io.BytesIO()
-    table = pa.table(
-        {
-            layout.SEQ: range(count),
-            layout.TIMESTAMP: pa.array(range(count), pa.timestamp("us", "UTC")),
-            layout.PAYLOAD: [uuid.uuid4().bytes * 20 for _ in range(count)],
-        }
-    )
-    pq.write_table(table, target, row_group_size=count // 4, compression="none", use_dictionary=False)
-
-    fsspec.filesystem("memory").pipe_file("/needed/rows.parquet", target.getvalue())
-    files, fetch, sizes = ArchiveFiles("memory://needed", {}), ArchiveFiles.read, list[int]()
-
-    def counted(files: ArchiveFiles, file: File, start: int = 0, end: int | None = None) -> bytes:
-        data = fetch(files, file, start, end)
-        sizes.append(len(data))
-        return data
-
-    monkeypatch.setattr(ArchiveFiles, "read", counted)
-
-    def read(names: list[str], engine: ArrowEngine, ranges: list[tuple[int, int]] | None = None) -> tuple[int, int]:
-        sizes.clear()
-        with files.parquet(files.at("rows.parquet")) as parquet:
-            found = sum(batch.num_rows for batch in rows_of(parquet, engine, names, str, ranges))
-        return found, sum(sizes)
-
-    everything = ArrowEngine(files=files, start=None, end=None)
-    whole = count * (8 + 8 + 320)
-    found, taken = read(table.schema.names, everything)
-    assert found == count
-    assert taken > whole
-    found, taken = read([layout.SEQ], everything)
-    assert found == count
-    assert taken < whole / 20
-    moment = datetime.fromtimestamp(0, UTC).replace(microsecond=count // 4)
-    found, taken = read(table.schema.names, ArrowEngine(files=files, start=None, end=moment))
-    assert found == count // 4
-    assert taken < whole / 3
-    found, taken = read(table.schema.names, ArrowEngine(files=files, start=moment, end=None))
-    assert found == count * 3 // 4
-    assert taken < whole * 0.8
-    found, taken = read(table.schema.names, everything, [(5, 6), (count - 1, count)])
-    assert found == 3
-    assert taken < whole * 0.6
 
 
 def test_an_archive_in_s3_is_queried_without_a_file_system_of_sparks(

@@ -119,6 +119,7 @@ def _is_restored_exactly(archive: Archive, server: NatsServer, given: list[dict[
     ask(server.url, "STREAM.DELETE.COPY")
 
 
+@pytest.mark.exhaustive
 def test_a_bucket_is_replayed_into_another(archive: Archive, nats_server: Callable[..., NatsServer]) -> None:
     server = nats_server()
     purge = [("KV-Operation", ["PURGE"]), ("Nats-Rollup", ["sub"])]

@@ -181,6 +181,7 @@ def test_an_interrupted_run_is_continued_where_subjects_are_limited(setting: Set
     assert [content(message) for message in setting.stored()] == published(orders(1, 30))
 
 
+@pytest.mark.exhaustive
 def test_later_messages_that_came_back_first_are_not_replaced_by_older_ones(setting: Setting, capsys: Said) -> None:
     lose(setting, 10, 30, max_msgs_per_subject=50)
     assert give_back(setting, "--from-seq", "20") == 0
@@ -188,6 +189,7 @@ def test_later_messages_that_came_back_first_are_not_replaced_by_older_ones(sett
     assert "older ones would replace them" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_what_new_messages_that_were_not_captured_have_overtaken_is_found_from_a_sequence(
     setting: Setting, capsys: Said
 ) -> None:
@@ -203,6 +205,7 @@ def test_what_new_messages_that_were_not_captured_have_overtaken_is_found_from_a
     assert [content(message) for message in setting.stored()] == expected
 
 
+@pytest.mark.exhaustive
 def test_a_message_comes_back_although_one_with_its_sequence_came_back_shortly_before(setting: Setting) -> None:
     setting.publish(*orders(1, 10))
     setting.capture()

@@ -219,6 +219,7 @@ def test_a_server_that_restarts_in_the_middle_costs_neither_messages_nor_order(
     assert positions(stored(server.url)) == expected(6000)
 
 
+@pytest.mark.exhaustive
 def test_a_replay_that_was_killed_is_resumed_however_short_the_duplicate_window_is(
     spark: SparkSession, archive: Archive, server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

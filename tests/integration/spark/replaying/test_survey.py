@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import nats
@@ -16,6 +17,8 @@ from spark_jobs.archive import read_archive
 from spark_jobs.replay import main, replay
 from spark_jobs.replaying.rows import rows_of
 from tests.integration.spark.conftest import Archive
+from tests.support.archives import HOUR
+from tests.support.erasing import bury
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream, ask, stored
 
@@ -45,6 +48,17 @@ def without_region(archive: Archive) -> Archive:
     """A thousand messages, the last of which has no region."""
     archive.write(list(range(1, 1001)), region=["eu"] * 999 + [None])
     return archive
+
+
+def test_erased_messages_that_are_still_in_an_object_are_not_published(
+    archive: Archive, server: NatsServer, capsys: Said
+) -> None:
+    archive.write([*range(1, 11)], region=["eu"] * 10)
+    at = datetime.fromtimestamp(HOUR, UTC)
+    bury(archive.root, [{"_nats_seq": seq, "_nats_timestamp": at.replace(microsecond=seq)} for seq in (3, 4, 9)])
+    assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{region}"]) == 0
+    assert capsys.readouterr().out.startswith("replayed 7 messages in ")
+    assert last_seq(server) == 7
 
 
 @pytest.mark.parametrize("terminal", [True, False])

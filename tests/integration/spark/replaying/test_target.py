@@ -19,12 +19,11 @@ from rich.console import Console
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.jetstream.connection import connect
 from spark_jobs.arguments import login
-from spark_jobs.publishing.publish import open_connection
 from spark_jobs.replay import main
 from spark_jobs.replaying.arguments import parse
-from spark_jobs.replaying.progress import progress
-from spark_jobs.replaying.target import Target
+from spark_jobs.replaying.target import Target, progress
 from tests.integration.spark.conftest import Archive
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
@@ -224,7 +223,7 @@ def replayed(archive: Archive, server: NatsServer, *arguments: str, **login: Any
     """The exit code of a replay to a stream that was created by another login."""
 
     async def create() -> None:
-        client = await open_connection(NatsConfig.model_validate({"servers": [server.url], **login}))
+        client = await connect(NatsConfig.model_validate({"servers": [server.url], **login}), "test", timeout=20)
         await client.jetstream().add_stream(name="REPLAY", subjects=["replay.>"])
         await client.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,10 +23,12 @@ from pyspark.sql import SparkSession
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.archive.watermark import Watermark, path
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store import LocalStore
 from spark_jobs.compact import compact
 from spark_jobs.report import main, report
 from spark_jobs.reporting.coverage import MAX_HOLES, IncarnationCoverage
@@ -34,6 +37,7 @@ from spark_jobs.reporting.source import ReportSource
 from tests.integration.spark.conftest import HOUR
 from tests.support import s3
 from tests.support.archives import lay_out
+from tests.support.erasing import bury
 from tests.support.examples import examples
 from tests.support.nats_server import NatsServer
 from tests.support.report_page import Page
@@ -250,6 +254,24 @@ class TestFigures:
 
 
 class TestCoverage:
+    def test_what_was_removed_on_purpose_is_no_hole(self, spark: SparkSession, store: Store) -> None:
+        """Between objects, inside one, before all, and of a message that was captured again."""
+        store.put([11, 12, 14, 15, 19])
+        store.put([25, 26])
+        removed = [*range(1, 11), 13, 20, 21, 26]
+        expired = Expired(stream=STREAM, until=datetime(2026, 5, 1, tzinfo=UTC))
+        expired = expired.with_messages(CREATED, np.array(removed), expired.until, expired.until)
+        LocalStore(str(store.root)).write_note(expired_path(STREAM), expired.encode())
+        at = datetime.fromtimestamp(HOUR, UTC)
+        bury(store.root, [{"_nats_seq": seq, "_nats_timestamp": at} for seq in (16, 23)])
+        facts = store.facts(spark)
+        (life,) = facts.incarnations
+        assert (life.first, life.last, life.present, life.removed, life.missing) == (11, 26, 7, 5, 4)
+        assert [(hole.first, hole.last) for hole in life.largest] == [(17, 18), (22, 22), (24, 24)]
+        text = store.page(spark).root.text
+        assert "14 messages expired, in buckets up to 2026-05-01T00:00:00Z: they were removed on purpose." in text
+        assert "2 messages were erased." in text
+
     def test_holes_are_found_exactly(self, spark: SparkSession, store: Store) -> None:
         store.put([1, 2, 3, 7, 9, 10], "a")
         store.put([4, 5, 12], "b", times=[(HOUR + 3) * 1_000_000 + n for n in range(3)])
@@ -329,7 +351,9 @@ class TestCoverage:
     ) -> None:
         store.put([1, 2, 3, 5], times=[HOUR * 1_000_000 + n for n in (1, 2, 3, 5)])
         store.put([3], errors=[("decode", "not by the old decoder")], times=[HOUR * 1_000_000 + 3])
-        assert missing(store.facts(spark).incarnations[0]) == [(4, 4)]
+        facts = store.facts(spark)
+        assert missing(facts.incarnations[0]) == [(4, 4)]
+        assert (facts.messages(facts.objects), facts.messages(facts.quarantine), facts.reasons) == (4, 0, [])
 
     def test_what_is_beyond_the_watermark_may_still_come(self, spark: SparkSession, store: Store) -> None:
         store.put([1, 2, 5, 9])

@@ -23,8 +23,8 @@ from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.restore import StreamRestore
-from spark_jobs.restore import RestoreRequest, main, prepare, restore
-from spark_jobs.restoring import makers, plan
+from spark_jobs.restore import RestoreCommand, main, prepare, restore
+from spark_jobs.restoring import plan, send
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
 from tests.integration.spark.conftest import Archive
 from tests.support.nats_server import NatsServer, older_servers
@@ -133,7 +133,7 @@ def test_a_range_that_the_archive_does_not_have_as_a_whole_has_holes(
     assert main([kept.url, "ORDERS", "--servers", server.url, "--allow-holes", *options]) == 0
     state = asyncio.run(state_of(server.url, "ORDERS"))
     assert (state["first_seq"], state["last_seq"]) == (20, 22)
-    until = prepare(RestoreRequest(url=kept.url, stream="ORDERS", name="ORDERS", first=20, last=100, until=1 << 62))
+    until = prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS", first=20, last=100, until=1 << 62))
     assert until.hole is None, "a time was the bound"
 
 
@@ -208,6 +208,7 @@ def test_an_interest_stream_without_a_consumer_would_keep_nothing(
 
 
 @pytest.mark.parametrize("subject", listed("RESTORER", optional=False))
+@pytest.mark.exhaustive
 def test_a_missing_permission_is_named(
     nats_server: Start, kept: Archive, monkeypatch: pytest.MonkeyPatch, subject: str
 ) -> None:
@@ -233,7 +234,7 @@ def permitted(nats_server: Start, monkeypatch: pytest.MonkeyPatch, text: str) ->
 
 
 def restore_as(server: NatsServer, archive: Archive) -> None:
-    prepared = prepare(RestoreRequest(url=archive.url, stream="ORDERS", name="RESTORED"))
+    prepared = prepare(RestoreCommand(url=archive.url, stream="ORDERS", target="RESTORED"))
     assert restore(prepared, NatsConfig.model_validate(as_user(server, "restorer"))).kept == 10
 
 
@@ -258,7 +259,7 @@ def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
     server = nats_server()
     last = max(large.root.rglob("*.parquet"))
     table = pq.ParquetFile(last).read()
-    prepared = prepare(RestoreRequest(url=large.url, stream="ORDERS", name="ORDERS"))
+    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
     pq.write_table(table.drop_columns([layout.PAYLOAD]), last)
     with pytest.raises(Exception, match=layout.PAYLOAD):
         restore(prepared, NatsConfig(servers=(server.url,)))
@@ -271,10 +272,10 @@ def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
 
 def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: Start, large: Archive) -> None:
     server = nats_server()
-    prepared = prepare(RestoreRequest(url=large.url, stream="ORDERS", name="ORDERS"))
-    work = makers.Maker.futures
+    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
+    work = send.Maker.futures
 
-    def futures(maker: makers.Maker, make: Any, specs: Any) -> Any:
+    def futures(maker: send.Maker, make: Any, specs: Any) -> Any:
         for number, future in enumerate(work(maker, make, specs)):
             if number == 10:
                 server.kill()
@@ -282,7 +283,7 @@ def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: St
             yield future
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(makers.Maker, "futures", futures)
+        patch.setattr(send.Maker, "futures", futures)
         with pytest.raises(JetcaptureError, match=r"the connection was lost|restore was interrupted"):
             restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(streams(server.url)) == []
@@ -304,7 +305,7 @@ sys.exit(restore.main(sys.argv[1:]))
 
 def test_a_cancellation_that_a_flush_swallows_ends_the_restore(nats_server: Start, large: Archive) -> None:
     server = nats_server()
-    prepared = prepare(RestoreRequest(url=large.url, stream="ORDERS", name="ORDERS"))
+    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
     send, created = StreamRestore.send, StreamRestore.create
 
     async def create(restoring: StreamRestore, head: bytes) -> None:
@@ -327,7 +328,7 @@ def test_a_cancellation_that_a_flush_swallows_ends_the_restore(nats_server: Star
 
 def test_further_signals_do_not_end_the_removal_of_the_incomplete_stream(nats_server: Start, large: Archive) -> None:
     server = nats_server()
-    prepared = prepare(RestoreRequest(url=large.url, stream="ORDERS", name="ORDERS"))
+    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
     max(large.root.rglob("*.parquet")).unlink()
     abort = StreamRestore.abort
 
@@ -378,7 +379,7 @@ def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(
     nats_server: Start, kept: Archive, subject: str
 ) -> None:
     server = nats_server()
-    prepared = prepare(RestoreRequest(url=kept.url, stream="ORDERS", name="ORDERS"))
+    prepared = prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
     with overtaking(server, f"{subject}.>"):
         with pytest.raises(JetcaptureError, match="stream ORDERS already exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
@@ -396,7 +397,7 @@ def test_a_stream_that_somebody_creates_after_the_server_has_refused_is_left_alo
 ) -> None:
     server = nats_server()
     asyncio.run(create(server.url, {**CONFIG, "name": "TAKEN"}))
-    prepared = prepare(RestoreRequest(url=kept.url, stream="ORDERS", name="ORDERS"))
+    prepared = prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
     info, asked = StreamRestore._info, 0
 
     async def late(started: StreamRestore) -> Any:
@@ -431,10 +432,10 @@ def test_a_stream_that_somebody_creates_in_place_of_the_incomplete_one_is_left_a
     nats_server: Start, large: Archive
 ) -> None:
     server = nats_server()
-    prepared = prepare(RestoreRequest(url=large.url, stream="ORDERS", name="ORDERS"))
-    work = makers.Maker.futures
+    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
+    work = send.Maker.futures
 
-    def futures(maker: makers.Maker, make: Any, specs: Any) -> Any:
+    def futures(maker: send.Maker, make: Any, specs: Any) -> Any:
         for number, future in enumerate(work(maker, make, specs)):
             if number == 10:
                 break
@@ -445,7 +446,7 @@ def test_a_stream_that_somebody_creates_in_place_of_the_incomplete_one_is_left_a
         raise JetcaptureError("this range cannot be read")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(makers.Maker, "futures", futures)
+        patch.setattr(send.Maker, "futures", futures)
         with pytest.raises(JetcaptureError, match="this range cannot be read"):
             restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
@@ -455,7 +456,7 @@ def test_a_restore_that_may_not_ask_whose_the_stream_is_leaves_it(
     nats_server: Start, large: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = permitted(nats_server, monkeypatch, without("$JS.API.STREAM.INFO.RESTORED", of="RESTORER"))
-    prepared = prepare(RestoreRequest(url=large.url, stream="ORDERS", name="RESTORED"))
+    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="RESTORED"))
     max(large.root.rglob("*.parquet")).unlink()
     with pytest.raises(
         JetcaptureError, match=r"the incomplete stream RESTORED could not be removed \(.*STREAM.INFO.RESTORED"

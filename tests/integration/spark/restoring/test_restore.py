@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from jetcapture_py.config.model import NatsConfig
-from spark_jobs.restore import PreparedRestore, Restored, RestoreRequest, main, prepare, restore
+from spark_jobs.restore import PreparedRestore, RestoreCommand, Restored, main, prepare, restore
 from spark_jobs.restoring import plan
-from spark_jobs.restoring.makers import Maker
+from spark_jobs.restoring.send import Maker
 from tests.support.nats_server import NatsServer
 from tests.support.restores import api, capture, compact_all, compare, fill, next_sequence, opened, state_of
 from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish_and_capture
@@ -34,8 +34,8 @@ class Origin(NamedTuple):
     url: str
     root: Path
 
-    def wanted(self, **changes: Any) -> RestoreRequest:
-        return RestoreRequest(**{"url": f"file://{self.root}", "stream": STREAM, "name": STREAM, **changes})
+    def wanted(self, **changes: Any) -> RestoreCommand:
+        return RestoreCommand(**{"url": f"file://{self.root}", "stream": STREAM, "target": STREAM, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_stream_comes_back_as_it_was_at_a_time(nats_server: Start, origin: Ori
 def test_a_stream_comes_back_under_another_name_and_prefix_beside_the_original(
     nats_server: Start, origin: Origin
 ) -> None:
-    wanted = origin.wanted(name="COPY", prefix="copy.", consumers={"reader": COUNT // 2})
+    wanted = origin.wanted(target="COPY", prefix="copy.", consumers=[("reader", COUNT // 2)])
     done(prepare(wanted), origin.url)
     try:
         asyncio.run(compare(origin.url, origin.url, "COPY", subject=lambda subject: f"copy.{subject}"))
@@ -164,7 +164,7 @@ def test_a_stream_that_was_restored_and_captured_again_comes_back_as_a_whole(
     one, two, three = nats_server(), nats_server(), nats_server()
     publish_and_capture(one.url, tmp_path / "a", [("orders.one", b"%d" % number, None) for number in range(5)])
     wanted = Origin(one.url, tmp_path / "a").wanted
-    done(prepare(wanted(consumers={CONSUMER: 5})), two.url)
+    done(prepare(wanted(consumers=[(CONSUMER, 5)])), two.url)
     assert [asyncio.run(next_sequence(two.url, STREAM, "orders.two")) for _ in range(3)] == [6, 7, 8]
     asyncio.run(capture_all(config(two.url, tmp_path / "a")))
     assert {(name.first_seq, name.last_seq) for name in objects(tmp_path / "a")} == {(1, 5), (6, 8)}

@@ -19,15 +19,14 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.publish.frames import (
     byte_strings,
     check_subject,
-    frame,
     frames,
-    header_block,
     header_blocks,
     unusual_subjects,
     without,
 )
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
+from tests.support.publishing import frame, header_block
 from tests.unit.jetstream.wire.test_client import messages_in
 
 names = st.sampled_from(["A", "B", "X-Y", "Nats-Msg-Id", "!~"])

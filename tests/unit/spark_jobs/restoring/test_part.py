@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,7 +61,7 @@ def restored(archive: Archive, found: RestorePlan, prefix: str = "") -> list[Ent
     made = [make_part(reading, spec) for spec in found.parts]
     messages = [list(entries(inflated(b"".join(chunks)))) for _, chunks in made]
     assert [count for count, _ in made] == [len(each) for each in messages]
-    surveys = [survey_part(reading, spec, None, by_subject=False) for spec in found.parts]
+    surveys = [survey_part(reading, spec, by_subject=False) for spec in found.parts]
     assert [each.messages for each in surveys] == [count for count, _ in made]
     return [entry for each in messages for entry in each]
 
@@ -171,11 +172,11 @@ def test_a_survey_counts_gaps_copies_and_the_quarantine_and_finds_a_time(archive
     archive.write([10], quarantine=True, columns={layout.STAGE: ["decode"], layout.RAW_HEADERS: pa.nulls(1)})
     (spec,) = planned(archive).parts
     reading = Reading(files=ArchiveFiles(archive.url, {}))
-    found = survey_part(reading, spec, (START + 9) * 1000 + nanos(9), by_subject=True)
+    found = survey_part(replace(reading, until=(START + 9) * 1000 + nanos(9)), spec, by_subject=True)
     assert (found.messages, found.first, found.last, found.copies, found.quarantined) == (7, 3, 20, 2, 1)
     assert (found.gaps, found.shown) == (2, ((5, 6), (11, 19)))
     assert (found.until, found.subjects) == (9, {"orders.new": 7})
-    assert survey_part(reading, spec, (START + 9) * 1000 + nanos(9) - 1, by_subject=False).until == 8
+    assert survey_part(replace(reading, until=(START + 9) * 1000 + nanos(9) - 1), spec, by_subject=False).until == 8
 
 
 def test_a_stream_that_was_created_again_is_restored_by_incarnation(archive: Archive) -> None:
@@ -243,9 +244,7 @@ def test_what_only_an_earlier_stream_has_of_the_beginning_is_a_hole(archive: Arc
     found = planned(archive)
     assert (found.continued, found.others, found.begins) == ((), (CREATED,), 1)
     reading = Reading(files=ArchiveFiles(archive.url, {}))
-    counted = RestoreSurvey.of(
-        (survey_part(reading, spec, None, by_subject=False) for spec in found.parts), found.begins, 0
-    )
+    counted = RestoreSurvey.of((survey_part(reading, spec, by_subject=False) for spec in found.parts), found.begins, 0)
     assert (counted.first, counted.last) == (6, 8)
     hole = holes(counted, "ORDERS")
     assert hole is not None

@@ -22,9 +22,8 @@ import pytest
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from jetcapture_py.transform.batch import BatchTooWideError, decode_checked
-from jetcapture_py.transform.decode import avro, avro_registry
-from jetcapture_py.transform.decode.avro import AvroDecoder
-from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
+from jetcapture_py.transform.decode import avro
+from jetcapture_py.transform.decode.avro import AvroDecoder, Registry
 from tests.support.batches import Declared, batch_of, outcomes
 from tests.support.formats import zigzag
 
@@ -274,7 +273,7 @@ def test_the_wire_format_of_confluent_names_a_schema_in_the_registry(tmp_path: P
         b"",
     ]
     assert decode(decoder, good, *bad, good) == [NEW, *[None] * len(bad), NEW]
-    with pytest.raises(RegistryError):
+    with pytest.raises(ValueError, match="registry: the directory does not exist"):
         Registry(str(tmp_path / "missing"))
 
 
@@ -336,7 +335,7 @@ def test_a_registry_is_asked_once_for_a_schema_that_cannot_be_used(
 def test_messages_of_a_registry_that_never_answers_are_quarantined_without_asking_for_each(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(avro_registry, "_PATIENCE", 0.1)
+    monkeypatch.setattr(avro, "_PATIENCE", 0.1)
     monkeypatch.setattr(Answers, "down", 1 << 30)
     decoder = AvroDecoder(READER, {}, registry=Registry(server))
     assert decode(decoder, *(confluent(number % 50, datum(WRITER, OLD)) for number in range(1000))) == [None] * 1000
@@ -497,11 +496,12 @@ def test_a_schema_that_cannot_be_used_is_parsed_once(monkeypatch: pytest.MonkeyP
     assert len(asked) == 302
 
 
-def test_an_enum_has_no_symbol_with_a_negative_number(tmp_path: Path) -> None:
-    enum = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
-    schema = record(field("a", enum), field("b", ["null", "E"]), field("c", {"type": "array", "items": "E"}))
+@pytest.mark.parametrize("name", ["E", "default"])
+def test_an_enum_has_no_symbol_with_a_negative_number(tmp_path: Path, name: str) -> None:
+    enum = {"type": "enum", "name": name, "symbols": ["A", "B"]}
+    schema = record(field("a", enum), field("b", ["null", name]), field("c", {"type": "array", "items": name}))
     older = record(field("a", {**enum, "symbols": ["B", "A"]}))
-    newer = record(field("a", enum), field("b", ["null", "E"], default=None))
+    newer = record(field("a", enum), field("b", ["null", name], default=None))
     good = [b"\0\2\2\2\2\0", b"\2\0\0"]
     bad = [b"\1\2\2\0", b"\0\2\1\0", b"\0\2\2\2\1\0", b"\4\0\0"]
     assert decode(AvroDecoder(schema, {}), *good, *bad) == [
@@ -518,8 +518,8 @@ def test_a_directory_of_schemas_is_read_again_only_when_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    real = avro_registry._read
-    monkeypatch.setattr(avro_registry, "_read", lambda path: (read.append(path), real(path))[1])
+    real = avro._read
+    monkeypatch.setattr(avro, "_read", lambda path: (read.append(path), real(path))[1])
     (tmp_path / "1.avsc").write_text(json.dumps(record(field("id", "long"))))
     decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
     unknown = [b"\xc3\x01" + struct.pack(">Q", number) + b"\2" for number in range(1, 500)]
@@ -534,8 +534,8 @@ def test_a_schema_of_a_fingerprint_that_cannot_be_used_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    real = avro_registry._read
-    monkeypatch.setattr(avro_registry, "_read", lambda path: (read.append(path), real(path))[1])
+    real = avro._read
+    monkeypatch.setattr(avro, "_read", lambda path: (read.append(path), real(path))[1])
     endless = record(field("x", {"type": "array", "items": "null"}))
     (tmp_path / "1.avsc").write_text(json.dumps(endless))
     decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.transform.decode import RawDecoder, make_decoder, parse_type
+from jetcapture_py.config.column_types import parse_type
+from jetcapture_py.transform.decode import RawDecoder, make_decoder
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
 
@@ -92,11 +93,9 @@ def test_a_format_may_name_a_class_of_the_users_own() -> None:
 @pytest.mark.parametrize(
     ("fmt", "columns", "hint"),
     [
-        ("xml", {}, "raw, json, msgpack, csv, tsv, avro, protobuf or package.module:object"),
         ("no_such_module:thing", {}, "cannot import"),
         ("jetcapture_py.transform.decode:nothing", {}, "cannot import"),
         ("builtins:dict", {}, "no method decode"),
-        ("raw", {"a": Declared("int64")}, "json"),
     ],
 )
 def test_a_format_that_cannot_be_had_is_refused(fmt: str, columns: dict[str, Declared], hint: str) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.transform.decode import JsonDecoder
+from jetcapture_py.transform.decode.json_declared import ObjectDecoder
 from tests.support.batches import Declared, batch_of, hostile, outcomes
 
 
 def decode(columns: dict[str, Declared], *payloads: bytes) -> list[dict[str, Any] | None]:
-    return outcomes(JsonDecoder(columns).decode(batch_of(payloads)), len(payloads))
+    return outcomes(ObjectDecoder(columns).decode(batch_of(payloads)), len(payloads))
 
 
 def values(declared: Declared, *texts: str) -> list[Any]:
@@ -39,14 +39,14 @@ def test_hostile_payloads_fail_alone_and_their_neighbours_keep_their_own_values(
 
 
 def test_a_batch_of_nothing_but_failures_still_has_its_columns() -> None:
-    decoded = JsonDecoder({"id": Declared("int64")}).decode(batch_of([b"", None, b"[]"]))
+    decoded = ObjectDecoder({"id": Declared("int64")}).decode(batch_of([b"", None, b"[]"]))
     assert decoded.fields.schema == pa.schema([("id", pa.int64())])
     assert outcomes(decoded, 3) == [None, None, None]
 
 
 def test_a_failure_says_what_is_wrong_with_its_own_payload() -> None:
     sent = batch_of([b'{"id": 1}', b"", None, b'{"z": "\xff"}', b"\xff", b'{"id": 2}'])
-    decoded = JsonDecoder({"id": Declared("int64")}).decode(sent)
+    decoded = ObjectDecoder({"id": Declared("int64")}).decode(sent)
     assert {failure.index: failure.error for failure in decoded.failures} == {
         1: "the payload is empty",
         2: "the payload is empty",
@@ -61,7 +61,7 @@ def test_an_empty_batch_gives_no_rows() -> None:
 
 
 def test_messages_is_none_when_every_message_gives_a_row() -> None:
-    assert JsonDecoder({"id": Declared("int64")}).decode(batch_of([b"{}", b'{"id": 1}'])).messages is None
+    assert ObjectDecoder({"id": Declared("int64")}).decode(batch_of([b"{}", b'{"id": 1}'])).messages is None
 
 
 def test_missing_and_null_are_null_and_the_last_duplicate_counts() -> None:
@@ -272,5 +272,5 @@ def test_names_the_archive_reserves_get_an_underscore() -> None:
 )
 def test_wrong_declarations_are_refused_when_the_decoder_is_made(columns: dict[str, Declared], hint: str) -> None:
     with pytest.raises(ValueError, match=hint) as caught:
-        JsonDecoder(columns)
+        ObjectDecoder(columns)
     assert str(caught.value).isprintable()

@@ -9,15 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
+from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded
-from jetcapture_py.transform.decode import InferringJsonDecoder, conform, unify
+from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from tests.support.batches import batch_of, hostile, outcomes
 
 
-def decode(*documents: Any, by: InferringJsonDecoder | None = None) -> pa.RecordBatch:
+def decode(*documents: Any, by: InferringDecoder | None = None) -> pa.RecordBatch:
     """The fields of `documents`, all of which are decoded; a bytes object is a payload as it is."""
     payloads = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in documents]
-    decoded = (by or InferringJsonDecoder()).decode(batch_of(payloads))
+    decoded = (by or InferringDecoder()).decode(batch_of(payloads))
     assert decoded.failures == ()
     return decoded.fields
 
@@ -39,7 +40,7 @@ def column(*values: Any) -> pa.Array:
 def test_hostile_payloads_fail_alone_and_their_neighbours_keep_their_own_values(seed: int) -> None:
     documents = [{"id": i, "name": f"n{i}", "more": {"list": [i, None]}} for i in range(100)]
     mixed = hostile(seed, [json.dumps(document).encode() for document in documents])
-    rows = outcomes(InferringJsonDecoder().decode(batch_of([payload for payload, _ in mixed])), len(mixed))
+    rows = outcomes(InferringDecoder().decode(batch_of([payload for payload, _ in mixed])), len(mixed))
     for (payload, good), row in zip(mixed, rows, strict=True):
         assert row == (json.loads(payload) if good else None)
 
@@ -65,7 +66,7 @@ def test_types_follow_the_values_and_lose_none(values: list[Any], expected: pa.D
 
 
 def test_integers_widen_to_double_and_stay_so() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     assert decode({"x": 1}, by=decoder).column("x").type == pa.int64()
     assert decode({"x": 0.5}, {"x": 2}, by=decoder).column("x").to_pylist() == [0.5, 2.0]
     assert decode({"x": 2**60 + 1}, by=decoder).column("x").to_pylist() == [float(2**60 + 1)]
@@ -84,7 +85,7 @@ def test_a_number_no_double_can_hold_fails_alone() -> None:
         b'{"x": ' + b"9" * 5000 + b"}",
         b'{"x": 2}',
     ]
-    rows = outcomes(InferringJsonDecoder().decode(batch_of(payloads)), 5)
+    rows = outcomes(InferringDecoder().decode(batch_of(payloads)), 5)
     assert rows == [{"x": 1}, None, None, None, {"x": 2}]
 
 
@@ -103,7 +104,7 @@ def test_what_cannot_be_reconciled_is_json_text(values: list[Any], expected: lis
 
 
 def test_a_column_of_json_text_stays_one() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     decode({"x": {"a": 1}}, by=decoder)
     decode({"x": 1}, by=decoder)
     assert decode({"x": {"a": 1, "b": None}}, by=decoder).column("x").to_pylist() == ['{"a":1,"b":null}']
@@ -129,10 +130,10 @@ def test_what_holds_nothing_gives_no_column() -> None:
 
 
 def test_documents_without_any_value_are_decoded_all_the_same() -> None:
-    decoded = InferringJsonDecoder().decode(batch_of([b"{}", b"[]", b'{"a": null}']))
+    decoded = InferringDecoder().decode(batch_of([b"{}", b"[]", b'{"a": null}']))
     assert decoded.fields.num_columns == 0
     assert outcomes(decoded, 3) == [{}, None, {}]
-    assert InferringJsonDecoder().decode(batch_of([b"{}"])).messages is None
+    assert InferringDecoder().decode(batch_of([b"{}"])).messages is None
 
 
 def test_names_that_spark_takes_for_one_are_kept_apart_at_every_level() -> None:
@@ -151,13 +152,13 @@ def test_names_that_spark_takes_for_one_are_kept_apart_at_every_level() -> None:
 
 
 def test_a_name_once_given_is_kept() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     decode({"id": 1}, by=decoder)
     assert decode({"id": 1, "ID": 2}, by=decoder).to_pylist() == [{"id": 1, "ID_": 2}]
 
 
 def test_a_batch_has_the_columns_with_a_value_in_it_and_names_all_known_ones() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     decode({"a": 1, "s": {"x": 1, "y": [{"u": 1, "v": 2}]}}, by=decoder)
     decoded = decoder.decode(batch_of([b'{"b": "x", "s": {"y": [{"v": 3}, {}]}}', b'{"a": null}']))
     assert decoded.fields.to_pylist() == [{"s": {"y": [{"v": 3}, {"v": None}]}, "b": "x"}, {"s": None, "b": None}]
@@ -180,7 +181,7 @@ def test_a_batch_has_the_columns_with_a_value_in_it_and_names_all_known_ones() -
     ],
 )
 def test_what_is_empty_differs_from_what_is_missing_once_the_column_is_known(before: Any, after: Any) -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     decode(before, by=decoder)
     empty, missing = decode(after, {}, by=decoder).column("s").to_pylist()
     assert empty is not None
@@ -188,7 +189,7 @@ def test_what_is_empty_differs_from_what_is_missing_once_the_column_is_known(bef
 
 
 def test_more_than_a_thousand_columns_fail_the_messages_that_bring_them() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     payloads = [json.dumps({f"c{i}": i}).encode() for i in range(1005)]
     decoded = decoder.decode(batch_of([*payloads, b'{"c0": 1, "new": 2}', b'{"c0": 1, "c999": 2}']))
     assert decoded.fields.num_columns == 1000
@@ -203,7 +204,7 @@ def test_an_object_with_ever_new_fields_becomes_json_text() -> None:
 
 
 def test_no_message_makes_the_schema_grow_without_end() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     monster = {f"c{i}": {f"f{j}": j for j in range(100)} for i in range(200)}
     row = decode(monster, by=decoder).to_pylist()[0]
     assert [value if isinstance(value, dict) else json.loads(value) for value in row.values()] == list(monster.values())
@@ -212,7 +213,7 @@ def test_no_message_makes_the_schema_grow_without_end() -> None:
 
 
 def test_a_name_too_long_for_a_column_fails_its_message_alone() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     payloads = [b'{"a": 1}', json.dumps({"a": 2, "é" * 501: 1}).encode(), json.dumps({"x" * 1000: 3}).encode()]
     decoded = decoder.decode(batch_of(payloads))
     assert [(each.index, each.stage) for each in decoded.failures] == [(1, "schema")]
@@ -221,7 +222,7 @@ def test_a_name_too_long_for_a_column_fails_its_message_alone() -> None:
 
 
 def test_names_that_are_too_long_together_fail_the_messages_that_bring_them() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     payloads = [json.dumps({f"{i:04}" + "x" * 990: i}).encode() for i in range(300)]
     decoded = decoder.decode(batch_of([*payloads, b'{"a": 1}']))
     assert [each.index for each in decoded.failures] == list(range(263, 300))
@@ -236,7 +237,7 @@ def test_an_object_with_a_name_too_long_for_a_column_becomes_json_text() -> None
 
 
 def test_objects_that_became_json_text_leave_their_room_to_others() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     for turn in range(30):  # 990 fields each, of the 10,000 that there is room for
         decode({f"s{turn}": {f"k{i}": [i] for i in range(495)}}, by=decoder)
         decode({f"s{turn}": "text"}, by=decoder)
@@ -255,7 +256,7 @@ def test_levels_of_lists_take_room_as_fields_do() -> None:
 
 
 def test_few_wide_messages_among_many_small_ones_come_in_smaller_batches() -> None:
-    decoder = InferringJsonDecoder()
+    decoder = InferringDecoder()
     wide = json.dumps({"n": {f"k{i}": {f"f{j}": j for j in range(99)} for i in range(99)}}).encode()
     batch = batch_of([wide, *([b'{"a": 1}'] * 5000)])
     with pytest.raises(BatchTooWideError):
@@ -267,7 +268,7 @@ def test_few_wide_messages_among_many_small_ones_come_in_smaller_batches() -> No
 def test_a_message_whose_columns_are_too_large_fails_alone() -> None:
     items = [{f"f{j}": j for j in range(999)}, *({"f1": 1} for _ in range(10_000))]
     payloads = [json.dumps({"a": 1, "l": items}).encode(), b"not JSON"]
-    decoded = InferringJsonDecoder().decode(batch_of(payloads))
+    decoded = InferringDecoder().decode(batch_of(payloads))
     assert [each.stage for each in decoded.failures] == ["schema", "decode"]
     assert "declare decode.columns" in decoded.failures[0].error
 
@@ -283,7 +284,7 @@ def test_deep_nesting_is_kept_as_json_text_or_fails_alone(opening: str, closing:
         b'{"x": ' + opening.encode() * depth + b"1" + closing.encode() * depth + b"}"
         for depth in [3, 40, 300, *range(430, 1100, 7), 10_000]
     ]
-    rows = outcomes(InferringJsonDecoder().decode(batch_of(payloads)), len(payloads))
+    rows = outcomes(InferringDecoder().decode(batch_of(payloads)), len(payloads))
     for payload, row in zip(payloads, rows, strict=True):
         assert row is None or _text_of(row["x"]) == payload.decode()[len('{"x": ') : -1]
     assert None not in rows[:3]
@@ -318,7 +319,7 @@ documents = st.dictionaries(st.sampled_from(["a", "b", "A", "key", "long name"])
 @given(st.lists(st.lists(documents, min_size=1, max_size=4), min_size=1, max_size=4), st.data())
 def test_no_payload_changes_its_neighbours_row(batches: list[list[dict[str, Any]]], data: st.DataObject) -> None:
     """Each document gives the same row alone as among its batch, by a decoder that has seen the same before."""
-    one, other = InferringJsonDecoder(), InferringJsonDecoder()
+    one, other = InferringDecoder(), InferringDecoder()
     for batch in batches:
         decode(*batch, by=one)
         decode(*batch, by=other)

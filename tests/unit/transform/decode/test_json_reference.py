@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given, reject
 
-from jetcapture_py.transform.decode import JsonDecoder
+from jetcapture_py.transform.decode.json_declared import ObjectDecoder
 from tests.support.batches import Declared, batch_of, outcomes
 
 COLUMNS = {
@@ -112,6 +112,6 @@ def payloads(draw: st.DrawFn) -> bytes:
 @given(st.lists(payloads(), min_size=1, max_size=6))
 def test_each_message_of_a_batch_gives_what_the_standard_library_makes_of_it_alone(batch: list[bytes]) -> None:
     expected = [reference(payload) for payload in batch]
-    decoder = JsonDecoder(COLUMNS)
+    decoder = ObjectDecoder(COLUMNS)
     assert outcomes(decoder.decode(batch_of(batch)), len(batch)) == expected
     assert [outcomes(decoder.decode(batch_of([payload])), 1)[0] for payload in batch] == expected

@@ -264,19 +264,24 @@ def test_required_fields_and_closed_enums_of_proto2_hold(tmp_path: Path) -> None
     syntax = "proto2";
     package old;
     enum E { A = 1; }
+    enum F { Z = 0; }
     message M {
       required int32 id = 1; optional E e = 2; optional string s = 3; optional group G = 4 { optional int32 x = 5; }
+      map<string, F> by = 6;
     }
     """
     path = descriptor_set(tmp_path, text)
     kind = message_class(path, "old.M")
     sent = kind(id=1, e=1, s="x")
     sent.g.x = 5
-    rows = decode(path, sent.SerializeToString(), b"", b"\x08\x01\x10\x07", b"\x08\x01\x1a\x01\xff", message="old.M")
-    assert rows[0] == {"id": 1, "e": "A", "s": "x", "g": {"x": 5}}
+    new = b"\x08\x01\x10\x07" + b"2\x05\x0a\x01k\x10\x07"  # both with a number that the enum does not have
+    rows = decode(
+        path, sent.SerializeToString(), b"", new, b"\x08\x01\x1a\x01\xff", b"\x08\x01\x30\x01", message="old.M"
+    )
+    assert rows[0] == {"id": 1, "e": "A", "s": "x", "g": {"x": 5}, "by": []}
     assert rows[1] is None
-    assert rows[2] == {"id": 1, "e": None, "s": None, "g": None}
-    assert rows[3] is None
+    assert rows[2] == {"id": 1, "e": None, "s": None, "g": None, "by": []}
+    assert rows[3:] == [None, None]
 
 
 def test_a_descriptor_set_without_googles_own_files_is_enough(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.transform.decode import conform, unify
+from jetcapture_py.archive.schema import conform, unify
 
 
 def batch(**columns: Any) -> pa.RecordBatch:

@@ -1,0 +1,147 @@
+"""Compaction of small objects by `jetcapture compact`, and by `jetcapture spark compact`: rate and memory.
+
+    python -m benchmarks.maintain [--objects 20000] [--keys 40] [--together 50] [--rounds 1] [--directory /tmp]
+
+Each object has 500 JSON messages of 1 KB, about 250 KB after compression. Those of a key and hour are 50, or
+`--together`, as when blocks are sealed early. Every run compacts a copy of the same archive, whose files are
+links to the same bytes; both have the same target size and no grace period, and take turns. Spark's run includes its
+start, and its memory is that of its Python workers and of Java.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.store.archive import ArchiveFiles
+from tests.support.archives import put
+from tests.support.running import STREAM
+
+ROWS, PAYLOAD = 500, 1000
+INTERVAL = 3600
+START = 1_700_000_000 // INTERVAL * INTERVAL
+TARGET = "256MiB"
+POLL = 0.05
+COLUMNS = 64
+"""Different columns of payloads."""
+
+
+def payloads(seed: int) -> pa.Array:
+    """JSON of which a little more than half cannot be compressed."""
+    chance = np.random.default_rng(seed)
+    texts = []
+    for number in range(ROWS):
+        noise = chance.bytes(PAYLOAD * 55 // 100 // 2 * 2).hex()[: PAYLOAD - 60]
+        texts.append(b'{"order": %d, "region": "eu", "status": "paid", "note": "%s"}' % (number, noise.encode()))
+    return pa.array(texts, pa.binary())
+
+
+def fill(root: Path, objects: int, keys: int, together: int) -> None:
+    """Store so many small objects."""
+    encoder = Encoder(stream=STREAM, interval=INTERVAL, compression="zstd", consumer="archive")
+    columns = [payloads(seed) for seed in range(COLUMNS)]
+    for index in range(objects):
+        row, key = divmod(index, keys)
+        bucket = START + row // together * INTERVAL
+        seqs = row * keys * ROWS + 1 + key + keys * np.arange(ROWS)
+        times = bucket * 1_000_000 + (row % together * ROWS + np.arange(ROWS)) * 1_000
+        arrays = [
+            {
+                "_nats_subject": lambda: pa.repeat(f"orders.{key}", ROWS),  # noqa: B023
+                "_nats_seq": lambda: pa.array(seqs),  # noqa: B023
+                "_nats_timestamp": lambda: pa.array(times, pa.timestamp("us", "UTC")),  # noqa: B023
+                "_nats_payload": lambda: columns[index % COLUMNS],  # noqa: B023
+                "_nats_delivered": lambda: pa.repeat(pa.scalar(1, pa.int32()), ROWS),
+            }.get(field.name, lambda: pa.nulls(ROWS, field.type))()  # noqa: B023
+            for field in ENVELOPE
+        ]
+        block = BlockId(key=f"key{key:03}", bucket=bucket)
+        put(root, encoder.encode(block, "pressure", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)]))
+
+
+def linked(root: Path, copy: Path) -> None:
+    """Make a copy of the archive whose files are links: objects are never modified."""
+    for path in root.rglob("*.parquet"):
+        target = copy / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, target)
+
+
+def resident(process: psutil.Process, cpu: dict[int, float]) -> int:
+    """Return the resident bytes of a process and of all that it started; note the CPU seconds of each in `cpu`."""
+    total = 0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            total += each.memory_info().rss
+            cpu[each.pid] = sum(each.cpu_times()[:2])
+        except psutil.Error:
+            continue
+    return total
+
+
+def run(words: list[str]) -> tuple[float, float, int]:
+    """Run a command; return its seconds, and the CPU seconds and most memory of it and its processes."""
+    started, peak = time.monotonic(), 0
+    cpu: dict[int, float] = {}
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        watched = psutil.Process(process.pid)
+        while process.poll() is None:
+            try:
+                peak = max(peak, resident(watched, cpu))
+            except psutil.Error:
+                break
+            time.sleep(POLL)
+        if process.wait():
+            raise SystemExit(f"{' '.join(words)} failed")
+    return time.monotonic() - started, sum(cpu.values()), peak
+
+
+def main() -> None:
+    """Make the archive, and measure both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--objects", type=int, default=20_000)
+    parser.add_argument("--keys", type=int, default=40)
+    parser.add_argument("--together", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--without-spark", action="store_true")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=chosen.directory) as directory:
+        root = Path(directory, "archive")
+        fill(root, chosen.objects, chosen.keys, chosen.together)
+        size = sum(file.size for file in ArchiveFiles(str(root), {}).files(STREAM))
+        print(f"{chosen.objects:,} objects, {size / 1e9:.2f} GB", flush=True)
+        config = Path(directory, "config.yaml")
+        for number in range(chosen.rounds):
+            for name in ("compact", "spark compact")[: 1 if chosen.without_spark else 2]:
+                copy = Path(directory, f"{name.replace(' ', '-')}-{number}")
+                linked(root, copy)
+                config.write_text(
+                    f"source: {{stream: {STREAM}, consumer: archive}}\nstore: {{url: {copy}}}\n"
+                    f"maintain: {{compact: {{target: {TARGET}, grace: 0s}}}}\n"
+                )
+                options = ["--config", str(config), "--target-size", TARGET, "--grace", "0s"]
+                words = ["compact", str(config)] if name == "compact" else ["spark", "compact", *options]
+                seconds, cpu, peak = run([sys.executable, "-m", "jetcapture_py", *words])
+                left = sum(1 for _ in ArchiveFiles(str(copy), {}).files(STREAM))
+                print(
+                    f"{name:14} {seconds:>7.1f} s {cpu:>7.1f} CPU s {chosen.objects / seconds:>7,.0f} objects/s"
+                    f" {size / seconds / 1e6:>7.1f} MB/s {peak >> 20:>6,} MiB, {left:,} objects left",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""Notes of what was removed from an archive on purpose: buckets that have expired, and messages that were erased.
+
+    {store.url}/_expired/{stream}.json
+    {store.url}/_erased/{stream}/{time}-{id}.json
+
+Both are written before anything is removed, so that what is absent is never taken for lost. The first only grows; of
+the second, called tombstones, there is one for every erasure, and it never changes. Neither has any content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from jetcapture_py.archive.stream_config import is_path
+from jetcapture_py.archive.watermark import time_text
+from jetcapture_py.errors import JetcaptureError
+
+EXPIRED, ERASED = "_expired", "_erased"
+"""Directories of the notes."""
+MAX_RANGES = 4096
+"""Maximum ranges of sequences that the note of expired buckets lists for an incarnation; the closest are joined."""
+_DAMAGED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+
+
+def expired_path(stream: str) -> str:
+    """The path of the note of expired buckets, relative to the archive's root."""
+    return f"{EXPIRED}/{stream}.json"
+
+
+def erased_directory(stream: str) -> str:
+    """The directory of a stream's tombstones, relative to the archive's root."""
+    return f"{ERASED}/{stream}"
+
+
+# ------------------------------------------------------------------ expired buckets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredMessages:
+    """The messages of one incarnation of a stream that have expired."""
+
+    created: str
+    """When the stream was created, as in `stream_created` of footers; "" if unknown."""
+    messages: int
+    """Number of the messages."""
+    newest: datetime
+    """Timestamp of the newest one, UTC."""
+    ranges: tuple[tuple[int, int], ...]
+    """Ranges of their sequences, inclusive, in order.
+
+    Of more than `MAX_RANGES` ranges the closest are joined, with the sequences between them.
+    """
+
+    def with_messages(self, seqs: Any, newest: datetime) -> Self:
+        """Add messages by their sequences, a sorted int64 array; those that are known count once."""
+        seqs = np.unique(seqs)
+        starts, ends = _bounds(self.ranges)
+        at = np.searchsorted(starts, seqs, "right") - 1
+        known = (at >= 0) & (seqs <= ends[at]) if len(starts) else np.zeros(len(seqs), np.bool_)
+        return replace(
+            self,
+            messages=self.messages + int((~known).sum()),
+            newest=max(self.newest, newest),
+            ranges=_united([*self.ranges, *_runs(seqs)]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expired:
+    """Which messages of a stream were removed with their buckets, because these were older than `maintain.keep`."""
+
+    stream: str
+    until: datetime
+    """The latest end of a bucket that was removed, UTC."""
+    incarnations: tuple[ExpiredMessages, ...] = ()
+    """In the order of their creation."""
+
+    @property
+    def messages(self) -> int:
+        """Number of messages, of all incarnations."""
+        return sum(part.messages for part in self.incarnations)
+
+    def with_messages(self, created: str, seqs: Any, newest: datetime, until: datetime) -> Expired:
+        """Add messages of the incarnation `created` in buckets that ended at `until` or before."""
+        parts = {part.created: part for part in self.incarnations}
+        part = parts.get(created) or ExpiredMessages(created=created, messages=0, newest=newest, ranges=())
+        parts[created] = part.with_messages(seqs, newest)
+        ordered = tuple(parts[each] for each in sorted(parts))
+        return replace(self, until=max(self.until, until), incarnations=ordered)
+
+    def ranges(self, created: Iterable[str]) -> list[tuple[int, int]]:
+        """Return the ranges of sequences of these incarnations, and of those whose creation time is unknown."""
+        wanted = {"", *created}
+        return [span for part in self.incarnations if part.created in wanted for span in part.ranges]
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        fields = {
+            "format": 1,
+            "stream": self.stream,
+            "until": time_text(self.until),
+            "incarnations": [
+                {
+                    "stream_created": part.created,
+                    "messages": part.messages,
+                    "newest": time_text(part.newest),
+                    "ranges": part.ranges,
+                }
+                for part in self.incarnations
+            ],
+        }
+        return json.dumps(fields).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes, stream: str) -> Expired:
+        """Read the file's content. Raises JetcaptureError if damaged, or if it belongs to another stream."""
+        try:
+            fields = json.loads(data)
+            expired = cls(
+                stream=str(fields["stream"]),
+                until=_time(fields["until"]),
+                incarnations=tuple(
+                    ExpiredMessages(
+                        created=str(part["stream_created"]),
+                        messages=int(part["messages"]),
+                        newest=_time(part["newest"]),
+                        ranges=_united((int(first), int(last)) for first, last in part["ranges"]),
+                    )
+                    for part in fields["incarnations"]
+                ),
+            )
+        except _DAMAGED as error:
+            raise JetcaptureError(f"{expired_path(stream)} is damaged: {error!r}") from error
+        if expired.stream != stream:
+            raise JetcaptureError(f"{expired_path(stream)} belongs to stream {expired.stream}")
+        return expired
+
+
+# ------------------------------------------------------------------ erased messages
+
+
+class ErasedRange(NamedTuple):
+    """Messages with sequences from `first` to `last` and timestamps from `oldest` to `newest`, all inclusive.
+
+    Timestamps are in microseconds since the epoch. A stream that was rewound or created again gives the sequences to
+    later messages, which are others.
+    """
+
+    first: int
+    last: int
+    oldest: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """Which messages of a stream one erasure has removed, when, by whom and why; nothing of their content."""
+
+    stream: str
+    time: datetime
+    """When they were erased, UTC."""
+    by: str
+    """Who erased them: user and host."""
+    reason: str
+    """Why, as given."""
+    ranges: tuple[ErasedRange, ...]
+    """Which messages, in the order of their sequences."""
+
+    @classmethod
+    def of(
+        cls,
+        stream: str,
+        seqs: Any,
+        times: Any,
+        *,
+        by: str,
+        reason: str,
+        time: datetime | None = None,
+        created: Sequence[int] = (),
+    ) -> Tombstone:
+        """Return the tombstone of messages with these sequences and timestamps in microseconds, int64 arrays.
+
+        `created` are the times, in microseconds, at which streams of this name were created: no range spans one.
+        """
+        order = np.lexsort((times, seqs))
+        seqs, times = seqs[order], times[order]
+        incarnations = np.searchsorted(np.sort(np.array(created, np.int64)), times, "right")
+        follows = (np.diff(seqs) == 1) & (np.diff(times) >= 0) & (np.diff(incarnations) == 0)
+        edges = np.flatnonzero(np.concatenate([[True], ~follows, [True]])) if len(seqs) else np.zeros(1, np.int64)
+        columns = (seqs[edges[:-1]], seqs[edges[1:] - 1], times[edges[:-1]], times[edges[1:] - 1])
+        ranges = dict.fromkeys(map(ErasedRange._make, zip(*(column.tolist() for column in columns), strict=True)))
+        return cls(stream=stream, time=time or datetime.now(UTC), by=by, reason=reason, ranges=tuple(ranges))
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return sum(span.last - span.first + 1 for span in self.ranges)
+
+    @property
+    def path(self) -> str:
+        """The file's path, relative to the archive's root; its digits tell erasures at one second apart."""
+        digits = hashlib.blake2b(self.encode(), digest_size=4).hexdigest()
+        return f"{erased_directory(self.stream)}/{self.time:%Y%m%dT%H%M%SZ}-{digits}.json"
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        fields = {
+            "format": 1,
+            "stream": self.stream,
+            "time": time_text(self.time),
+            "by": self.by,
+            "reason": self.reason,
+            "messages": self.messages,
+            "ranges": self.ranges,
+        }
+        return json.dumps(fields).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes, stream: str, path: str) -> Tombstone:
+        """Read the content of the file at `path`. Raises JetcaptureError if damaged, or of another stream."""
+        try:
+            fields = json.loads(data)
+            tombstone = cls(
+                stream=str(fields["stream"]),
+                time=_time(fields["time"]),
+                by=str(fields["by"]),
+                reason=str(fields["reason"]),
+                ranges=tuple(ErasedRange(*map(int, span)) for span in fields["ranges"]),
+            )
+            if any(span.first > span.last or span.oldest > span.newest for span in tombstone.ranges):
+                raise ValueError("a range ends before it begins")
+        except _DAMAGED as error:
+            raise JetcaptureError(f"{path} is damaged: {error!r}") from error
+        if tombstone.stream != stream:
+            raise JetcaptureError(f"{path} belongs to stream {tombstone.stream}, not {stream}")
+        return tombstone
+
+
+class Erased:
+    """All erased messages of a stream. Without tombstones it is false."""
+
+    def __init__(self, tombstones: Mapping[str, Tombstone] | None = None) -> None:
+        """`tombstones` by the paths of their files."""
+        self.tombstones = tombstones or {}
+        every = sorted({span for tombstone in self.tombstones.values() for span in tombstone.ranges})
+        self.ranges = _merged(every)
+        """The messages; those that several tombstones name are there once."""
+
+    @classmethod
+    def read(
+        cls,
+        stream: str,
+        list_notes: Callable[[str], Iterable[str]],
+        read_notes: Callable[[Iterable[str]], Iterable[bytes | None]],
+        known: Erased | None = None,
+    ) -> Erased:
+        """Read a stream's tombstones, but not those in `known` again.
+
+        `list_notes` lists the files in a directory, and `read_notes` reads files, None for one that is gone. Raises
+        JetcaptureError, also if a tombstone is damaged.
+        """
+        before = {} if known is None else known.tombstones
+        paths = [path for path in list_notes(erased_directory(stream)) if is_path(path)]
+        if known is not None and before.keys() == set(paths):
+            return known
+        new = [path for path in paths if path not in before]
+        contents = zip(new, read_notes(new), strict=True)
+        read = {path: Tombstone.decode(data, stream, path) for path, data in contents if data is not None}
+        return cls({path: before.get(path) or read[path] for path in paths if path in before or path in read})
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return sum(span.last - span.first + 1 for span in self.ranges)
+
+    @cached_property
+    def _layers(self) -> list[Any]:
+        """The ranges as arrays with a row each for first, last, oldest and newest; within one, no sequence is twice."""
+        layers: list[list[ErasedRange]] = []
+        for span in self.ranges:
+            layer = next((layer for layer in layers if layer[-1].last < span.first), None)
+            if layer is None:
+                layers.append([span])
+            else:
+                layer.append(span)
+        return [np.array(layer, np.int64).T for layer in layers]
+
+    def near(self, first: int, last: int) -> bool:
+        """Whether a message with a sequence from `first` to `last` may be erased; False is exact."""
+        return any(
+            np.searchsorted(lasts, first) < np.searchsorted(firsts, last, "right") for firsts, lasts, *_ in self._layers
+        )
+
+    def contains(self, seqs: Any, times: Any) -> Any:
+        """Return a mask of the erased ones of messages: sequences, and timestamps in microseconds, int64 arrays."""
+        mask = np.zeros(len(seqs), np.bool_)
+        for firsts, lasts, oldest, newest in self._layers:
+            at = np.searchsorted(firsts, seqs, "right") - 1
+            mask |= (at >= 0) & (seqs <= lasts[at]) & (times >= oldest[at]) & (times <= newest[at])
+        return mask
+
+
+def _merged(ranges: Sequence[ErasedRange]) -> list[ErasedRange]:
+    """Join sorted ranges that overlap in sequences and in time."""
+    merged: list[ErasedRange] = []
+    for span in ranges:
+        before = merged[-1] if merged else None
+        if before and span.first <= before.last and before.oldest <= span.newest and span.oldest <= before.newest:
+            last, oldest = max(span.last, before.last), min(span.oldest, before.oldest)
+            merged[-1] = ErasedRange(before.first, last, oldest, max(span.newest, before.newest))
+        else:
+            merged.append(span)
+    return merged
+
+
+# ------------------------------------------------------------------ ranges
+
+
+def _bounds(ranges: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+    starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
+    return starts, ends
+
+
+def _runs(seqs: Any) -> Iterable[tuple[int, int]]:
+    """Return sorted, distinct sequences as ranges, at most `MAX_RANGES` of them."""
+    gaps = np.flatnonzero(np.diff(seqs) > 1)
+    if len(gaps) >= MAX_RANGES:
+        gaps = np.sort(gaps[np.argsort(-np.diff(seqs)[gaps], kind="stable")[: MAX_RANGES - 1]])
+    starts = seqs[np.concatenate([[0], gaps + 1])[: len(seqs)]]
+    ends = seqs[[*gaps, len(seqs) - 1][: len(seqs)]]
+    return zip(starts.tolist(), ends.tolist(), strict=True)
+
+
+def _united(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Join ranges that overlap or touch, and then the closest, until there are at most `MAX_RANGES`."""
+    united: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if first > last:
+            raise ValueError("a range ends before it begins")
+        if united and first <= united[-1][1] + 1:
+            united[-1] = united[-1][0], max(last, united[-1][1])
+        else:
+            united.append((first, last))
+    if len(united) <= MAX_RANGES:
+        return tuple(united)
+    starts, ends = _bounds(united)
+    apart = np.sort(np.argsort(ends[:-1] - starts[1:], kind="stable")[: MAX_RANGES - 1])  # the widest gaps
+    firsts, lasts = starts[np.concatenate([[0], apart + 1])], ends[np.append(apart, len(ends) - 1)]
+    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)

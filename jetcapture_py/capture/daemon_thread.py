@@ -1,0 +1,58 @@
+"""A thread for calls that may hang: a disk's, or a user's."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DaemonThread:
+    """Makes one call at a time, in a thread that does not keep the process alive; it starts with the first call."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._since: float | None = None
+
+    @property
+    def busy_for(self) -> float | None:
+        """Seconds that the present call has taken; None without one."""
+        since = self._since  # read once: the thread changes it
+        return None if since is None else time.monotonic() - since
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Queue a call. The garbage collector may do so, after another call."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[T] = Future()
+        self._work.put((future, work))
+        return future
+
+    def close(self) -> None:
+        """End the thread after its last call."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            future, work = item
+            if future.set_running_or_notify_cancel():
+                self._since = time.monotonic()
+                try:
+                    result = work()
+                except BaseException as error:
+                    self._since = None  # before anybody learns that it has ended
+                    future.set_exception(error)
+                else:
+                    self._since = None
+                    future.set_result(result)
+                    del result
+            del item, future, work  # they may hold a file

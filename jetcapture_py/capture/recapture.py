@@ -1,0 +1,132 @@
+"""Store messages that no consumer delivers as a capture with this configuration does: decode, route, encode, put.
+
+Nothing is acknowledged, and the watermark stays. Names follow from messages: to store the same ones again changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture import parts, pressure
+from jetcapture_py.capture.blocks import Block
+from jetcapture_py.capture.decoding import Decoding
+from jetcapture_py.capture.encoding import Encoding
+from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.storing import probe, put_all
+from jetcapture_py.config.model import Config
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.store import configured_store, read_erased
+from jetcapture_py.transform.keys import Run
+
+RETRY_FOR = 60.0
+"""Seconds for which a failing store is retried at most: somebody waits for the answer."""
+
+Rows = tuple[pa.RecordBatch, Sequence[Run]]
+"""Routed rows, and where those of each block are."""
+
+
+class Recapture(ABC):
+    """Stores messages; objects name `sealed_by` as the reason why they were sealed. A context manager: it ends threads.
+
+    Subclasses implement `choose` and may override `put`.
+    """
+
+    def __init__(self, config: Config, sealed_by: str) -> None:
+        """Raises ConfigError."""
+        limits = config.limits.model_copy(update={"spool": None})
+        store = config.store.model_copy(update={"retry_for": min(config.store.retry_for, RETRY_FOR)})
+        self.config = config.model_copy(update={"limits": limits, "store": store})
+        self._preparer = parts.preparer(self.config, None, None)
+        encoder = parts.encoder(self.config, None, None)
+        self.state = CaptureState(self.config, configured_store(store), whole_blocks=encoder.whole_blocks)
+        self._sealed_by = sealed_by
+        self._encoding = Encoding(self.state, encoder)
+        self._decoding: tuple[str, Decoding] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.decode_threads.shutdown(wait=False, cancel_futures=True)
+        self.state.store_threads.shutdown(wait=False, cancel_futures=True)
+
+    @abstractmethod
+    def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
+        """Return those of the routed rows that are to be stored."""
+
+    async def put(self, encoded: EncodedBlock) -> None:
+        """Store an object. Raises StoreError."""
+        async for _ in put_all(self.state, [encoded]):
+            pass
+
+    def set_source(self, stream_created: str, consumer: str) -> None:
+        """Set what footers of the following objects name as their source."""
+        self._encoding.encoder = self._encoding.encoder.for_stream(stream_created, consumer)
+
+    async def check_store(self) -> None:
+        """Raise StoreError unless objects can be stored. Read which messages were erased, and are not stored again.
+
+        Raises JetcaptureError if that cannot be read.
+        """
+        state = self.state
+        await probe(state, asyncio.Event())
+        stream = self.config.source.stream
+        state.erased = await state.in_thread(state.store_threads, read_erased, state.notes, stream, state.erased)
+
+    async def add(self, consumer: str, received: Received) -> None:
+        """Decode and route messages delivered to `consumer`, and put them into blocks; store those that are full, or
+        too much together. Raises StoreError."""
+        state, decoding = self.state, self._decoder(consumer)
+        state.preparing = received
+        while state.preparing:
+            prepared = await decoding.next()
+            if prepared is None:
+                continue  # too many at once: fewer come next time
+            self._encoding.set_columns(prepared.columns)
+            full: list[Block] = []
+            for quarantine, rows, runs in (
+                (False, prepared.rows, prepared.runs),
+                (True, prepared.quarantine, prepared.quarantine_runs),
+            ):
+                own, own_runs = self.choose(rows, runs, quarantine=quarantine)
+                if own_runs:
+                    full += state.blocks.add(own, own_runs, 0.0, quarantine=quarantine)
+            state.preparing = decoding.rest
+            await self._store([*full, *pressure.seal(state.blocks, self.config.limits)])
+
+    async def flush(self) -> None:
+        """Store all blocks. Raises StoreError."""
+        await self._store(self.state.blocks.seal_all(self._sealed_by))
+
+    def _decoder(self, consumer: str) -> Decoding:
+        """Return what decodes messages delivered to `consumer`."""
+        if self._decoding is None or self._decoding[0] != consumer:
+            self._decoding = consumer, Decoding(self.state, replace(self._preparer, consumer=consumer))
+        return self._decoding[1]
+
+    async def _store(self, blocks: Sequence[Block]) -> None:
+        """Encode blocks and store their objects, several at a time."""
+        waiting = deque(blocks)
+
+        async def work() -> None:
+            while waiting:
+                block = waiting.popleft()
+                for encoded in await self._encoding.encode([block]):
+                    if encoded is not None:
+                        await self.put(encoded)
+                        self.state.encoded_bytes -= encoded.memory
+                self.state.blocks.forget(block)
+
+        await asyncio.gather(*(work() for _ in range(min(len(blocks), self.config.store.concurrency))))

@@ -1,0 +1,125 @@
+"""The commands that give back or change what is stored: `files`, `get` and `quarantine`."""
+
+# No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jetcapture_py.errors import ConfigError
+
+app = typer.Typer()
+
+WHEN = "2026-05-01T12:00:00Z, a date, today or yesterday"
+"""How a time may be given."""
+
+
+def time_option(option: str, text: str | None) -> datetime | None:
+    """Parse the time that an option names. Raises ConfigError."""
+    from jetcapture_py.config.units import parse_time
+
+    try:
+        return None if text is None else parse_time(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
+_AsOf = Annotated[
+    str | None,
+    typer.Option("--as-of", metavar="TIME|REVISION", help=f"As it was then: {WHEN}, or a revision; default: newest."),
+]
+
+
+@app.command()
+def files(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    as_of: _AsOf = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per file.")] = False,
+) -> None:
+    """List the files of an archived object store."""
+    from jetcapture_py.config.model import load
+    from jetcapture_py.manage.files import moment, run_list
+
+    raise typer.Exit(run_list(load(config), as_of=moment(as_of), as_json=as_json))
+
+
+@app.command()
+def get(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name in the object store.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Target; -: standard output. Default: last part of NAME."),
+    ] = None,
+    as_of: _AsOf = None,
+) -> None:
+    """Write a file of an archived object store, checked against its SHA-256."""
+    from jetcapture_py.config.model import load
+    from jetcapture_py.manage.files import moment, run_get
+
+    raise typer.Exit(run_get(load(config), name, output, as_of=moment(as_of)))
+
+
+quarantine = typer.Typer(
+    name="quarantine", help="See why messages could not be decoded, and decode them again.", no_args_is_help=True
+)
+app.add_typer(quarantine)
+
+
+@quarantine.command("list")
+def list_quarantine(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the reasons of the quarantine: how many messages, when, on which subjects, and an example."""
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
+
+    settings = load(config)
+    with startup.imports():
+        from jetcapture_py.manage import quarantine as command
+    raise typer.Exit(command.run_list(settings, as_json=as_json))
+
+
+@quarantine.command("show")
+def show_quarantined(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, help="The message's stream sequence.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
+) -> None:
+    """Show a message of the quarantine: its bytes, headers and reason, and how the configuration decodes it now."""
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
+
+    settings = load(config)
+    with startup.imports():
+        from jetcapture_py.manage import quarantine as command
+    raise typer.Exit(command.run_show(settings, seq, as_json=as_json))
+
+
+@quarantine.command("redecode")
+def redecode_quarantine(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    reasons: Annotated[
+        list[str] | None,
+        typer.Option("--reason", metavar="TEXT", help="Only messages with this text in `stage: error`; repeatable."),
+    ] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decode, but store and remove nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decode the quarantine with the configuration as it is now; what succeeds moves to the archive."""
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
+
+    settings = load(config)
+    with startup.imports():
+        from jetcapture_py.manage import quarantine as command
+        from jetcapture_py.rewriting.redecode import QuarantineSelection
+    selection = QuarantineSelection(
+        reasons=reasons or (), start=time_option("--from", start), end=time_option("--to", end)
+    )
+    raise typer.Exit(command.run_redecode(settings, selection, dry_run=dry_run, as_json=as_json))

@@ -1,0 +1,227 @@
+"""Remove messages from objects: write each object again without them, read it back, compare, and remove the old one.
+
+The new object has fewer rows than the one that it replaces, against the rule of `plan`. A compaction that ran at the
+same time could therefore take it for a copy of the old one, and each would remove what the other relies on. So the new
+object's footer names the objects that it replaces, and a compaction leaves a unit alone that has both. While both
+exist, readers compare their messages; afterwards the new object is one like any other.
+
+A compaction that has read the old object before may write the messages once more, with others, in a new object. To
+remove them again finds them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import MAX_ROWS
+from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.ordering import PIECE_BYTES
+from jetcapture_py.archive.schema import conform, with_key_column
+from jetcapture_py.archive.writer import EncodedBlock, ObjectWriter
+from jetcapture_py.compaction.files import Files, Footer
+from jetcapture_py.compaction.merge import Identities
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.unit import encoder_like, replaced_by
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles
+
+Change = Callable[[pa.Table], pa.Table]
+"""Returns the rows that are to be stored instead of these; as many, of the same messages."""
+
+
+class MessageSet:
+    """A set of messages, each a sequence and a timestamp in microseconds."""
+
+    def __init__(self, seqs: Any, times: Any) -> None:
+        """Take int64 arrays, in any order, also with repetitions."""
+        self._ids = np.unique(_ids(seqs, times))
+
+    @classmethod
+    def union(cls, sets: Iterable[MessageSet]) -> MessageSet:
+        """Return the messages of all sets."""
+        return cls._of(np.unique(np.concatenate([np.zeros(0, "S16"), *(each._ids for each in sets)])))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def seqs(self) -> Any:
+        """The sequences, sorted."""
+        return self._ids.view(">i8").reshape(-1, 2)[:, 0].astype(np.int64)
+
+    def contains(self, seqs: Any, times: Any) -> Any:
+        """Return a mask of the messages that are in the set."""
+        return self._contains(_ids(seqs, times))
+
+    def _contains(self, ids: Any) -> Any:
+        if not len(self._ids):
+            return np.zeros(len(ids), bool)
+        return self._ids[np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)] == ids
+
+    def places(self, seqs: Any, times: Any) -> Any:
+        """Return the position of each message, which must be in the set, among all of them in order."""
+        return np.searchsorted(self._ids, _ids(seqs, times))
+
+    def without(self, other: MessageSet) -> MessageSet:
+        """Return the messages that are not in another set."""
+        return self._of(self._ids[~other._contains(self._ids)])
+
+    @classmethod
+    def _of(cls, ids: Any) -> MessageSet:
+        result = cls(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        result._ids = ids
+        return result
+
+
+def _ids(seqs: Any, times: Any) -> Any:
+    """Return byte strings that sort by sequence."""
+    return np.ascontiguousarray(np.stack([seqs, times], axis=1).astype(">i8")).view("S16").ravel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """An object whose messages are stored in another one, but those that are to be removed."""
+
+    source: Source
+    """The object that was read."""
+    target: ObjectName | None
+    """The object that has its other rows; None if there are none."""
+    dropped: int
+    """Rows that are not in it."""
+    removable: bool
+    """Whether the source may be removed. Not if an object of the target's name existed, which did not say that it
+    replaces the source: a compaction may be about to remove it in favor of the source. The next run removes it."""
+
+
+def rewrite(
+    archive: ArchiveFiles, source: Source, dropped: MessageSet, sealed_by: str, change: Change | None = None
+) -> Rewritten:
+    """Store the rows of an object in Parquet again without the messages `dropped`, and with the others as in `change`.
+
+    Nothing is removed: `remove_replaced` does that. Raises VanishedError, StoreError, JetcaptureError if what was
+    written does not read like the source.
+    """
+    files = Files(archive)
+    footer = files.footer(source)
+    rows = partial(_rows, files, source, footer, dropped, change)
+    replaces = (source.name.digest, *replaced_by(footer))
+    encoded = _encode(source, footer, sealed_by, rows(), replaces)
+    if encoded is None:
+        return Rewritten(source=source, target=None, dropped=footer.rows, removable=True)
+    name = encoded.name
+    known, expected = files.lookup(name.path), rows
+    before = () if known is None else replaced_by(files.footer(known))
+    if known is None:
+        files.put(name, encoded.data)
+    elif source.name.digest not in before or not _equal(rows(), _stored(files, known)):
+        every = dict.fromkeys((*replaces, *before))
+        whole = _encode(source, footer, sealed_by, rows(), [digest for digest in every if digest != name.digest])
+        data = (whole or encoded).data
+        if name == source.name:  # whose rows cannot be read again afterwards
+            expected = partial(files.rows_of, name, data)
+            if not _equal(rows(), expected()):
+                raise JetcaptureError(f"{files.shown}/{name.path} cannot be written again with the same messages")
+        files.overwrite(name, data)
+    again = Files(archive)  # without what the other has in its cache
+    stored = again.lookup(name.path)
+    if stored is None or again.footer(stored).rows != name.rows or not _equal(expected(), _stored(again, stored)):
+        raise JetcaptureError(f"{files.shown}/{name.path} does not match its source, which is kept")
+    removable = name != source.name and (known is None or source.name.digest in before)
+    return Rewritten(source=source, target=name, dropped=footer.rows - name.rows, removable=removable)
+
+
+def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[int, list[str]]:
+    """Remove the sources whose targets exist now; return how many were removed, and why others could not be.
+
+    Before that, the caller makes sure that the messages that were dropped are where they belong. Raises StoreError.
+    """
+    files, ready = Files(archive), [each for each in done if each.removable]
+    names = [name for each in ready for name in (each.source.name, each.target) if name is not None]
+    present = {found.name.path for found in files.find({name.directory for name in names})}
+    paths = [
+        each.source.name.path
+        for each in ready
+        if each.source.name.path in present and (each.target is None or each.target.path in present)
+    ]
+    errors = list(filter(None, files.each(files.remove, paths)))
+    return len(paths) - len(errors), errors
+
+
+def _rows(
+    files: Files, source: Source, footer: Footer, dropped: MessageSet, change: Change | None
+) -> Iterator[pa.Table]:
+    """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
+    name = source.name
+    schema = footer.schema if name.quarantine else with_key_column(footer.schema)
+    held: list[pa.Table] = []
+    for group in footer.row_groups:
+        table = files.rows(source, group.index)
+        if layout.KEY in schema.names and layout.KEY not in table.schema.names:
+            table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
+        table = pa.Table.from_batches([conform(batch, schema) for batch in table.to_batches()], schema)
+        own = Identities.of(table)
+        gone = dropped.contains(own.seqs, own.times)
+        table = table if not gone.any() else table.filter(pa.array(~gone))
+        table = table if change is None else change(table)
+        for start in range(0, table.num_rows, MAX_ROWS):
+            part = table.slice(start, MAX_ROWS)
+            rows = sum(each.num_rows for each in held) + part.num_rows
+            if held and (rows > MAX_ROWS or sum(each.nbytes for each in (*held, part)) > PIECE_BYTES):
+                yield pa.concat_tables(held)
+                held = []
+            held.append(part)
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _encode(
+    source: Source, footer: Footer, sealed_by: str, rows: Iterable[pa.Table], replaces: Sequence[str]
+) -> EncodedBlock | None:
+    """Return an object with these rows; None without any."""
+    name, empty = source.name, True
+    block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
+    encoder = encoder_like(name.stream, [footer], int(footer.own.get(layout.BUNDLES) or 0))
+    schema = footer.schema if name.quarantine else with_key_column(footer.schema)
+    with ObjectWriter(replace(encoder, replaces=tuple(replaces)), block, schema) as writer:
+        for piece in rows:
+            writer.write(piece)
+            empty = False
+        return None if empty else writer.finish(sealed_by)
+
+
+def _stored(files: Files, source: Source) -> Iterator[pa.Table]:
+    """Yield an object's rows."""
+    for group in files.footer(source).row_groups:
+        yield files.rows(source, group.index)
+
+
+def _equal(expected: Iterable[pa.Table], actual: Iterable[pa.Table]) -> bool:
+    """Whether two sequences of tables have the same rows in the same order."""
+    others, other = iter(actual), pa.table({})
+    for table in expected:
+        while table.num_rows:
+            while not other.num_rows:
+                following = next(others, None)
+                if following is None:
+                    return False
+                other = following
+            count = min(table.num_rows, other.num_rows)
+            if not _same(table.slice(0, count), other.slice(0, count)):
+                return False
+            table, other = table.slice(count), other.slice(count)
+    return not other.num_rows and not any(table.num_rows for table in others)
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    """Whether the rows are equal; NaN equals NaN."""
+    if not one.schema.equals(other.schema):
+        return False
+    pairs = zip(one.columns, other.columns, strict=True)
+    return all(left.equals(right) or repr(left.to_pylist()) == repr(right.to_pylist()) for left, right in pairs)

@@ -1,0 +1,54 @@
+"""The `maintain` section: what `jetcapture maintain` does to the archive."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from jetcapture_py.config import values as types
+from jetcapture_py.config.section import Section, setting, wrong
+
+
+class CompactConfig(Section):
+    """Merging of small and overlapping objects; `{}` for the defaults."""
+
+    target: types.Size = setting("Approximate size of the objects that it makes.", default="256MiB")
+    after: types.DurationFromZero = setting(
+        "How long ago a bucket must have ended. With a watermark, it must also be complete.", default="10m"
+    )
+    grace: types.DurationFromZero = setting(
+        "How long replaced objects stay for readers that are about to open them.", default="5m"
+    )
+
+
+class TableConfig(Section):
+    """An Iceberg table of the archive's complete buckets; needs the extra `table`."""
+
+    name: types.TableName = Field(description="Namespace and name of the table, such as `nats.orders`.")
+    catalog: types.Options = Field(
+        repr=False,
+        exclude=True,
+        description="Properties of the catalog, as PyIceberg's `load_catalog` takes them, such as `type: sql` and "
+        "`uri: sqlite:////var/lib/jetcapture/catalog.db`; never printed or logged.",
+    )
+    quarantine: types.TableName | None = setting("Table of the messages that could not be decoded.")
+    location: types.TableLocation | None = setting(
+        "URL of a directory for the tables' metadata; default: `_table` in the archive."
+    )
+
+    @model_validator(mode="after")
+    def _two_tables(self) -> Self:
+        if self.quarantine == self.name:
+            raise wrong("quarantine", f"expected another table than {self.name}, which has the messages")
+        return self
+
+
+class MaintainConfig(Section):
+    """What `jetcapture maintain` does; what is left out is not done."""
+
+    compact: CompactConfig | None = setting("Merging of small and overlapping objects.")
+    table: TableConfig | None = setting("An Iceberg table of the archive, for engines that know nothing of jetcapture.")
+    keep: types.Duration | None = setting(
+        "How long buckets are kept after their end; older ones are removed. Default: for ever."
+    )

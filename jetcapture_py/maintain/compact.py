@@ -1,0 +1,288 @@
+"""One compaction of a stream or its quarantine: what to merge, the work in threads, and removal of what it replaced.
+
+At all times, even if it is killed, every message is in the archive, and a reader that follows the deduplication rule
+of `layout` counts it once:
+
+- New objects appear atomically, next to their sources. While both exist, their sequence ranges overlap, so readers
+  compare their messages. The objects written for one unit are disjoint, so later they are read without comparing.
+- Sources are removed last: after all new objects have been written, read back and compared with the sources, and after
+  a grace period for readers that listed objects earlier. Only objects that were listed and read are removed, not those
+  that the capture stores meanwhile; if these overlap the new objects, readers compare them.
+- If killed while writing, it leaves more copies than before. The next run keeps new objects that are complete in their
+  range and continues with the rest. If killed while waiting or removing, the next run only removes the sources.
+- Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
+  both remove them, because an object is only replaced by objects with more rows (see `compaction.plan`).
+
+With `bundles`, all objects move to that number of bundles: from directories of keys, and from bundles whose number is
+a multiple of it. So messages never move back, and an object may give way to one with fewer rows only on this way.
+
+Large objects without overlap are left unchanged, so a second run does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import ROW_GROUP_BYTES
+from jetcapture_py.compaction.files import CACHE, Files
+from jetcapture_py.compaction.plan import TOLERANCE, Source, moves, units
+from jetcapture_py.compaction.summary import Summary, summarize
+from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
+from jetcapture_py.config.block import MAX_BUNDLES
+from jetcapture_py.config.shares import COMPACTING_SHARE
+from jetcapture_py.config.units import format_duration
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import SHARE, ArchiveFiles
+from jetcapture_py.text import plural
+
+_REMOVERS = 16
+_ROW_GROUPS = 3
+"""Row groups of a unit that are in memory at once: as read, sorted, and encoded."""
+_MAX_RATIO = 16
+"""Uncompressed bytes of a row group for each byte of an object, if it is small."""
+_ROW_BYTES = 64
+"""Bytes for the identity of each row of an object, while it is named and checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionSettings:
+    """Which buckets to compact, and into what."""
+
+    target: int
+    """Bytes of an object."""
+    after: float
+    """Seconds since a bucket's end."""
+    grace: float
+    """Seconds that replaced objects stay after the last object that replaces them was written."""
+    quarantine: bool = False
+    """The stream's quarantine in place of its messages."""
+    selection: Selection = field(default_factory=Selection)
+    """Buckets that start in this range; keys exclude objects in bundles."""
+    incomplete: bool = False
+    """Also compact buckets that the watermark has not passed."""
+    bundles: int = 0
+    """Move all objects to this number of bundles; 0 leaves each in its layout."""
+    dry_run: bool = False
+    """Change nothing."""
+
+    def __post_init__(self) -> None:
+        """Raise JetcaptureError for settings that exclude one another."""
+        if self.target <= 0:
+            raise JetcaptureError("the target size must be above 0")
+        if self.quarantine and self.selection.keys is not None:
+            raise JetcaptureError("the quarantine is not divided by key")
+        if self.bundles and (self.quarantine or self.selection.keys is not None):
+            raise JetcaptureError("bundles cannot be combined with keys or quarantine")
+        if not 0 <= self.bundles <= MAX_BUNDLES:
+            raise JetcaptureError(f"bundles: expected 1 to {MAX_BUNDLES}, got {self.bundles}")
+
+
+class Compaction:
+    """One compaction. The caller does the `work` and hands its outcomes to `add`; `remove` comes last.
+
+    `waiting` are outcomes of an earlier one whose replaced objects are still there: they need no work. `tell` gets
+    messages for people. Raises JetcaptureError, also later, if the archive cannot be listed.
+    """
+
+    def __init__(
+        self,
+        archive: ArchiveFiles,
+        stream: str,
+        settings: CompactionSettings,
+        *,
+        waiting: Iterable[Outcome] = (),
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._files = Files(archive)
+        self._settings = settings
+        self._tell = tell
+        start, end, keys, *_ = settings.selection
+        self._directories = [f"{layout.QUARANTINE}/{stream}" if settings.quarantine else stream]
+        if keys is not None:
+            self._directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
+        found = self._files.find(self._directories)
+        self.listed = [source for source in found if source.name.parquet]
+        """All Parquet objects, also those of buckets that are not selected or not complete."""
+        self.others = len(found) - len(self.listed)
+        """Objects in other formats, which are left alone."""
+        if self.others:
+            tell(f"left alone, because only Parquet is compacted: {plural(self.others, 'other object')}")
+        self._chosen = [source for source in self.listed if _begins_within(source.name.bucket, start, end)]
+        closed = time.time() - settings.after
+        mark = None if settings.incomplete else archive.watermark(stream)
+        if mark is not None and mark.time.timestamp() < closed:
+            closed = mark.time.timestamp()
+            tell(f"skipping buckets that end after the watermark, {mark.time.isoformat()}: they are incomplete")
+        self.spec = CompactionSpec(
+            target=settings.target,
+            closed=closed,
+            dry_run=settings.dry_run,
+            bundles=settings.bundles,
+        )
+        present = {source.name.path for source in self.listed}
+        self.outcomes = [
+            replace(each, objects=each.objects + len(each.written), written=[])
+            for each in waiting
+            if present.intersection(each.removable)
+        ]
+        """What was done, for a unit, or for the objects of a unit with compatible schemas."""
+        self.waiting = list(self.outcomes)
+        """Those of them whose replaced objects are still there."""
+        self._removed: set[str] = set()
+        self._errors: list[str] = []
+
+    def work(self) -> list[Sequence[Source]]:
+        """Return the objects to compact, by unit."""
+        closed = [source for source in self._chosen if source.name.bucket < self.spec.closed]
+        found: Iterable[Sequence[Source]] = (unit.sources for unit in units(closed, self.spec.target))
+        if self.spec.bundles:
+            found = moves(closed, self.spec.bundles, self.spec.target)
+        done = {path for each in self.outcomes for path in (*each.removable, *each.holders)}
+        return [sources for sources in found if not any(source.name.path in done for source in sources)]
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Add the outcomes of the work. That a worker does not see objects which are all still there is a failure."""
+        new = list(outcomes)
+        missing = [outcome for outcome in new if outcome.missing]
+        present = {source.name.path for source in self._files.find(self._directories)} if missing else set()
+        for outcome in missing:
+            if present.issuperset(outcome.missing):
+                count = plural(len(outcome.missing), "object")
+                path = f"{self._files.shown}/{outcome.missing[0]}"
+                outcome.failed = True
+                outcome.left = f"{outcome.worker} does not see {count} of the archive, such as {path}: {SHARE}"
+        self.outcomes += new
+        self.waiting += [outcome for outcome in new if outcome.removable and not self.spec.dry_run]
+
+    def keep(self, paths: AbstractSet[str], dropped: Mapping[str, float]) -> None:
+        """Remove no object that a table names, and those that it dropped, at the given times, only after the grace."""
+        self.waiting = [outcome for outcome in self.waiting if paths.isdisjoint(outcome.removable)]
+        for outcome in self.waiting:
+            outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
+
+    def remove(self, *, wait: bool = True) -> None:
+        """Remove replaced objects after their grace period, if the objects that replace them still exist.
+
+        Without `wait`, those whose grace period has not passed are left `waiting`.
+        """
+        grace, begin = self._settings.grace, time.time()
+        due: list[Outcome] = []
+        later: list[Outcome] = []
+        for outcome in self.waiting:
+            (due if wait or outcome.since + grace <= begin else later).append(outcome)
+        self.waiting = later
+        if not due:
+            return
+        # a catalog's clock may be ahead
+        if (seconds := min(grace, max(outcome.since for outcome in due) + grace - begin)) > 0:
+            count = plural(sum(len(outcome.removable) for outcome in due), "object")
+            self._tell(f"waiting {format_duration(round(seconds))} for readers before removing {count}")
+            time.sleep(seconds)
+        present = {source.name.path for source in self._files.find(self._directories)}
+        paths: list[str] = []
+        for outcome in due:
+            if present.issuperset(outcome.holders):
+                paths += [path for path in outcome.removable if path in present]
+            else:
+                outcome.left = CHANGED
+        with ThreadPoolExecutor(_REMOVERS) as threads:
+            failed = dict(zip(paths, threads.map(self._files.remove, paths), strict=True))
+        self._removed |= {path for path, error in failed.items() if error is None}
+        self._errors += filter(None, failed.values())
+
+    @property
+    def removed(self) -> int:
+        """The number of objects that `remove` removed."""
+        return len(self._removed)
+
+    def summary(self) -> Summary:
+        """Summarize what was done, or would be."""
+        return summarize(self._chosen, self.outcomes, self._removed, self._errors, self.spec.dry_run)
+
+
+def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:
+    return (start is None or bucket >= start.timestamp()) and (end is None or bucket < end.timestamp())
+
+
+def compact_in_threads(
+    archive: ArchiveFiles,
+    compaction: Compaction,
+    memory: int,
+    *,
+    stop: threading.Event | None = None,
+    progress: Callable[[int, int], object] = lambda *_: None,
+) -> None:
+    """Do the work of a compaction in as many threads as there are cores, with about `memory` bytes.
+
+    After `stop` is set, no further unit is begun. `progress` gets the number of objects that are left, and their bytes.
+    """
+    work = compaction.work()
+    sizes = [sum(source.size for source in sources) for sources in work]
+    left, left_bytes = sum(map(len, work)), sum(sizes)
+    room = _Room(memory // COMPACTING_SHARE)
+
+    def compact(sources: Sequence[Source], size: int) -> list[Outcome]:
+        with room.taken(_memory(sources, size, compaction.spec.target, local=archive.local)):
+            if stop is not None and stop.is_set():
+                return []
+            return compact_unit(Files(archive), compaction.spec, sources)
+
+    progress(left, left_bytes)
+    with ThreadPoolExecutor(_cores(), "compact") as threads:
+        running = {threads.submit(compact, *each): each for each in zip(work, sizes, strict=True)}
+        for done in as_completed(running):
+            compaction.add(done.result())
+            sources, size = running[done]
+            left, left_bytes = left - len(sources), left_bytes - size
+            progress(left, left_bytes)
+    pa.default_memory_pool().release_unused()
+
+
+def _memory(sources: Sequence[Source], size: int, target: int, *, local: bool) -> int:
+    """Return the bytes of memory that compacting a unit of `size` bytes takes at most.
+
+    That is one new object, of which a remote store gets a copy, the identities of its rows, and row groups.
+    """
+    share = min(1.0, target * TOLERANCE / max(size, 1))
+    rows = sum(source.name.rows for source in sources)
+    written = size * share * (1 if local else 2) + rows * share * _ROW_BYTES
+    return int(written) + min(_ROW_GROUPS * ROW_GROUP_BYTES, _MAX_RATIO * size) + (0 if local else min(size, CACHE))
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Room:
+    """Memory that several threads share."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._free = size
+        self._freed = threading.Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Wait until `size` bytes are free, or everything for more than that, and take them."""
+        size = min(size, self._size)
+        with self._freed:
+            self._freed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._free += size
+                self._freed.notify_all()

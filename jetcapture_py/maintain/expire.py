@@ -1,0 +1,271 @@
+"""Expiry: remove the buckets of an archive that are older than `maintain.keep`, and record what they held.
+
+What is to be removed is recorded in `_expired/{stream}.json` first, so that nothing that is gone is ever taken for
+missing. If it is killed at any moment, the next pass records and removes what is left; several may run at once. Only
+whole objects are removed, oldest bucket first, and only of buckets that the watermark has passed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+
+from jetcapture_py.archive import layout, stream_config
+from jetcapture_py.archive.block_writer import UserWriter
+from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
+from jetcapture_py.archive.removed import Expired, expired_path
+from jetcapture_py.config.units import format_size, format_time, microseconds_of, moment_of
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.text import plural
+from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
+
+_ROWS = 4_000_000
+"""Rows of objects that are recorded at once."""
+_THREADS = 16
+_ATTEMPTS = 5
+"""How often a note is written that another process overwrites with an older one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpirySummary:
+    """What has expired, or would."""
+
+    dry_run: bool
+    buckets: int
+    """Buckets with objects that were removed."""
+    objects: int
+    """Objects that were removed."""
+    rows: int
+    """Their rows."""
+    bytes: int
+    """Their size."""
+    until: str | None
+    """The latest end of those buckets, RFC 3339; None without any."""
+    waiting: int
+    """Further objects, which stay for queries of the table until a later pass."""
+    errors: tuple[str, ...]
+    """Why other objects were not removed; another pass may succeed."""
+
+    def line(self, stream: str) -> str:
+        """Return the summary as text."""
+        left = (
+            plural(self.waiting, "expired object", grouped=True) + " left for queries of the table until a later pass"
+        )
+        if not self.objects:
+            return f"{stream}: {left if self.waiting else 'nothing has expired'}"
+        verb = "would expire" if self.dry_run else "expired"
+        return (
+            f"{stream}: {verb}: {plural(self.objects, 'object', grouped=True)} in "
+            f"{plural(self.buckets, 'bucket', grouped=True)} up to {self.until}, "
+            f"{plural(self.rows, 'row', grouped=True)}, {format_size(self.bytes)}{f'; {left}' if self.waiting else ''}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """An object whose bucket is older than the archive keeps."""
+
+    file: File
+    name: ObjectName
+    end: float
+    """The bucket's end in seconds since the epoch."""
+    created: tuple[str, ...]
+    """When the stream was created, by the footer; several after compaction, none if it does not say."""
+    seqs: Any
+    """Its sequences, an int64 array."""
+    times: Any
+    """Their timestamps in microseconds."""
+
+
+@dataclass(slots=True)
+class Expiry:
+    """One expiry of a stream and its quarantine; `keep` is in seconds.
+
+    First `record` what is to be removed. It is safe to remove it from elsewhere after that; `remove` comes last.
+    """
+
+    archive: ArchiveFiles
+    stream: str
+    keep: float
+    writer: UserWriter | None = None
+    """Reads objects in a user's format."""
+    dry_run: bool = False
+    due: list[File] = field(default_factory=list)
+    """The recorded objects, which `remove` removes, oldest bucket first."""
+    removed: list[File] = field(default_factory=list)
+    """Those that are removed, or would be."""
+    _waiting: int = 0
+    _ends: dict[str, float] = field(default_factory=dict)
+    _errors: list[str] = field(default_factory=list)
+
+    def record(self) -> None:
+        """Find what has expired and record it, unless this is a dry run. Raises JetcaptureError."""
+        mark = self.archive.watermark(self.stream)
+        closed = time.time() - self.keep
+        closed = closed if mark is None else min(closed, mark.time.timestamp())
+        named = [(file, file.name) for file in self.archive.files(self.stream) if file.name is not None]
+        older = [(file, name) for file, name in named if name.bucket < closed and self._is_known(name)]
+        older.sort(key=lambda pair: (pair[1].bucket, pair[0].path))
+        creations = _creations(self.archive, self.stream) if older and not self.dry_run else []
+        for batch in _batches(older):
+            objects = [due for due in self.archive.each(self._examined, batch) if due is not None and due.end <= closed]
+            if objects and not self.dry_run:
+                self._write(objects, creations)
+            self.due += [due.file for due in objects]
+            self._ends |= {due.file.path: due.end for due in objects}
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Paths of the objects that are recorded."""
+        return frozenset(file.path for file in self.due)
+
+    def remove(self, in_tables: Collection[str] = (), held: Collection[str] = ()) -> None:
+        """Remove what was recorded, oldest bucket first. Failures are in the summary.
+
+        The paths `in_tables`, which queries of a table may read, stay for a later pass, and so do all "messages" or the
+        "quarantine" if they are `held`.
+        """
+        due = [file for file in self.due if file.path not in in_tables and _part(file) not in held]
+        self._waiting = len(self.due) - len(due)
+        if self.dry_run:
+            self.removed = due
+            return
+        with ThreadPoolExecutor(_THREADS, "expire") as threads:
+            for file, error in zip(due, threads.map(self._remove, due), strict=True):
+                if error is None:
+                    self.removed.append(file)
+                else:
+                    self._errors.append(error)
+
+    def summary(self) -> ExpirySummary:
+        """Summarize what was removed."""
+        names = [file.name for file in self.removed if file.name is not None]
+        end = max((self._ends[file.path] for file in self.removed), default=None)
+        return ExpirySummary(
+            dry_run=self.dry_run,
+            buckets=len({name.bucket for name in names}),
+            objects=len(names),
+            rows=sum(name.rows for name in names),
+            bytes=sum(file.size for file in self.removed),
+            until=None if end is None else format_time(datetime.fromtimestamp(end, UTC)),
+            waiting=self._waiting,
+            errors=tuple(self._errors),
+        )
+
+    def _is_known(self, name: ObjectName) -> bool:
+        """Whether the object is of a format that can be read: anything can be named like one of a user's format."""
+        own = self.writer is not None and self.writer.reads and name.suffix == self.writer.suffix
+        return name.parquet or name.suffix in layout.TEXT_SUFFIXES or own
+
+    def _examined(self, pair: tuple[File, ObjectName]) -> _Due | None:
+        """Read what an object holds; None if it is gone, or damaged, which is an error."""
+        file, name = pair
+        try:
+            entries, seqs, times = ObjectExaminer(self.archive, None, self.writer).identities(file, name)
+        except VanishedError:
+            return None
+        except DamagedError as error:
+            why = "it stays, because what it holds cannot be recorded"
+            advice = "repair it with jetcapture verify --repair, or remove it by hand"
+            self._errors.append(f"{self.archive.shown}/{file.path}: {error}; {why}: {advice}")
+            return None
+        interval = entries.get("interval", "")  # other formats do not tell
+        length = int(interval) if interval.isdecimal() else LONGEST_INTERVAL.total_seconds()
+        created = tuple(filter(None, entries.get("stream_created", "").split(",")))
+        return _Due(file=file, name=name, end=name.bucket + length, created=created, seqs=seqs, times=times)
+
+    def _write(self, objects: Sequence[_Due], creations: Sequence[str]) -> None:
+        """Add the objects' messages to the note, and make sure that it has them. Raises JetcaptureError."""
+        messages = _by_incarnation(objects, creations)
+        until = datetime.fromtimestamp(max(due.end for due in objects), UTC)
+        nothing = Expired(stream=self.stream, until=datetime.fromtimestamp(0, UTC))
+
+        def with_messages(data: bytes | None) -> tuple[Expired, Expired]:
+            before = nothing if data is None else Expired.decode(data, self.stream)
+            after = before
+            for created, (seqs, newest) in messages.items():
+                after = after.with_messages(created, seqs, newest, until)
+            return before, after
+
+        def change(data: bytes | None) -> bytes | None:
+            before, after = with_messages(data)
+            return None if before == after else after.encode()
+
+        path = expired_path(self.stream)
+        for _ in range(_ATTEMPTS):
+            change_note(cast("NoteStore", self.archive.store), path, change)
+            if change(self.archive.read_note(path)) is None:  # stores without conditional writes may lose it
+                return
+        raise StoreError(f"{path} was overwritten {_ATTEMPTS} times; nothing was removed")
+
+    def _remove(self, file: File) -> str | None:
+        try:
+            self.archive.remove(file)
+        except StoreError as error:
+            return str(error)
+        return None
+
+
+def _part(file: File) -> str:
+    """Return the part of the archive that a file is in, as a pass names it."""
+    return "quarantine" if file.name is not None and file.name.quarantine else "messages"
+
+
+def _batches(objects: Iterable[tuple[File, ObjectName]]) -> Iterator[list[tuple[File, ObjectName]]]:
+    """Divide objects into batches of limited rows."""
+    batch: list[tuple[File, ObjectName]] = []
+    rows = 0
+    for file, name in objects:
+        if batch and rows + name.rows > _ROWS:
+            yield batch
+            batch, rows = [], 0
+        batch.append((file, name))
+        rows += name.rows
+    if batch:
+        yield batch
+
+
+def _creations(archive: ArchiveFiles, stream: str) -> list[str]:
+    """Return the creation times of the stream's incarnations that the archive keeps configurations of."""
+    paths = [path for path in archive.notes(stream_config.directory(stream)) if stream_config.is_path(path)]
+    notes = ((path, archive.read_note(path)) for path in paths)
+    return [stream_config.decode(data, stream, path).created for path, data in notes if data is not None]
+
+
+def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mapping[str, tuple[Any, datetime]]:
+    """Return sequences, and the timestamp of the newest message, by the creation time of the incarnation.
+
+    Footers tell it. Messages of objects without one, and of several, belong to the last creation before them.
+    """
+    known = {*creations, *(created for due in objects for created in due.created)}
+    parts: dict[str, list[tuple[Any, Any]]] = {}
+    for due in objects:
+        candidates = due.created or tuple(known)
+        if len(candidates) <= 1:
+            parts.setdefault(next(iter(candidates), ""), []).append((due.seqs, due.times))
+            continue
+        ordered = sorted(candidates, key=_micros)
+        begins = np.array([_micros(created) for created in ordered], np.int64)
+        owners = np.maximum(np.searchsorted(begins, due.times, "right") - 1, 0)
+        for number in np.unique(owners).tolist():
+            mask = owners == number
+            parts.setdefault(ordered[number], []).append((due.seqs[mask], due.times[mask]))
+    return {
+        created: (
+            np.unique(np.concatenate([seqs for seqs, _ in own])),
+            moment_of(max(int(times.max()) for _, times in own)),
+        )
+        for created, own in parts.items()
+    }
+
+
+def _micros(created: str) -> int:
+    return microseconds_of(datetime.fromisoformat(created))

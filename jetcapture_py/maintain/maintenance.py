@@ -1,0 +1,213 @@
+"""One pass over one capture's archive: compact it, bring its table up to date, and remove what compaction replaced
+and what has expired.
+
+Nothing is coordinated but by the names of objects, so any number of passes may run at once, on any machine, and each
+may be killed at any moment. What this module keeps between passes only saves work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from jetcapture_py.compaction.summary import Summary, report
+from jetcapture_py.config.maintain import CompactConfig
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
+from jetcapture_py.maintain.expire import Expiry, ExpirySummary
+from jetcapture_py.maintain.table import TableResult, commit
+from jetcapture_py.store.archive import open_archive
+from jetcapture_py.verify.proof import user_writer
+
+Progress = Callable[[str, int, int], object]
+"""Gets "messages" or "quarantine", the number of objects that are still to be merged, and their bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """What a pass did to an archive, or would do."""
+
+    stream: str
+    """The stream's name."""
+    seconds: float
+    """How long the pass took."""
+    compacted: Mapping[str, Summary]
+    """What compaction did, by what it compacted: "messages" and "quarantine"."""
+    waiting: int
+    """Replaced objects that a later pass removes."""
+    removed: int
+    """Objects that compaction replaced and that are removed."""
+    tables: Mapping[str, TableResult]
+    """What was done to tables, by what they are of: "messages" and "quarantine"."""
+    table_errors: Sequence[str] = ()
+    """What failed with tables; what they may still name is not removed."""
+    expired: ExpirySummary | None = None
+    """What has expired; None without the setting `keep`."""
+
+    @property
+    def errors(self) -> list[str]:
+        """What failed; another pass may succeed."""
+        compacted = (error for summary in self.compacted.values() for error in summary.errors)
+        return [*compacted, *self.table_errors, *(self.expired.errors if self.expired else ())]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        tables = {part: table.as_dict() for part, table in self.tables.items()}
+        return {**asdict(replace(self, tables={})), "tables": tables}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as text; for a dry run also one line per group of objects."""
+        for part, summary in self.compacted.items():
+            if part == "messages" or summary.objects_before:
+                yield from report(self.stream if part == "messages" else f"{self.stream} ({part})", summary)
+        for table in self.tables.values():
+            yield from table.lines()
+        if self.waiting:
+            yield f"{self.waiting:,} replaced objects stay for readers until a later pass"
+        if self.expired is not None:
+            yield self.expired.line(self.stream)
+
+
+class Maintenance:
+    """The passes over one capture's archive.
+
+    `compact` is in place of the configuration's settings of that name. `tell` gets messages for people.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        compact: CompactionSettings | None = None,
+        dry_run: bool = False,
+        tell: Callable[[str], object] = lambda _: None,
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        self.config = config
+        self._compact = compact or _compaction_settings(config, dry_run=dry_run)
+        self._keep = config.maintain.keep if config.maintain and compact is None else None
+        self._expiry: Expiry | None = None
+        self._dry_run = dry_run
+        self._tables: dict[str, TableResult] = {}
+        self._table_errors: list[str] = []
+        self._held: set[str] = set()
+        self._in_tables: set[str] = set()
+        self._tell, self._progress = tell, progress
+        self._compactions: Mapping[str, Compaction] = {}
+        self._seconds = 0.0
+
+    def run(self, stop: threading.Event | None = None) -> PassResult:
+        """Make one pass. What it replaced and may not be removed yet is left to `finish`, or to the next pass.
+
+        After `stop` is set, no further objects are merged. Raises JetcaptureError if the archive cannot be listed.
+        """
+        started = time.monotonic()
+        self._compactions = self._compacted(stop)
+        self._expiry = self._expired()
+        self._tabulate()
+        for part, compaction in self._compactions.items():
+            if part not in self._held:
+                compaction.remove(wait=False)
+        if self._expiry is not None:
+            self._expiry.remove(self._in_tables, self._held)
+        self._seconds = time.monotonic() - started
+        return self._result()
+
+    def finish(self) -> PassResult:
+        """Wait until what the pass replaced may be removed, and remove it. Raises JetcaptureError."""
+        for part, compaction in self._compactions.items():
+            if part not in self._held:
+                compaction.remove()
+        return self._result()
+
+    def _result(self) -> PassResult:
+        compactions = self._compactions
+        return PassResult(
+            stream=self.config.source.stream,
+            seconds=self._seconds,
+            compacted={part: compaction.summary() for part, compaction in compactions.items()},
+            waiting=sum(len(each.removable) for compaction in compactions.values() for each in compaction.waiting),
+            removed=sum(compaction.removed for compaction in compactions.values()),
+            tables=self._tables,
+            table_errors=self._table_errors,
+            expired=None if self._expiry is None else self._expiry.summary(),
+        )
+
+    def _expired(self) -> Expiry | None:
+        """Record what has expired, which may be removed after that."""
+        if self._keep is None:
+            return None
+        config = self.config
+        archive = open_archive(config.store.url, config.store.options)
+        writer = user_writer(config.block.format, config.block.compression)
+        expiry = Expiry(archive, config.source.stream, self._keep, writer, dry_run=self._dry_run)
+        expiry.record()
+        return expiry
+
+    def _tabulate(self) -> None:
+        """Bring the tables up to date, and keep the objects that they name, or queries of them may read."""
+        self._tables, self._table_errors, self._held, self._in_tables = {}, [], set(), set()
+        given = self.config.maintain.table if self.config.maintain else None
+        if given is None:
+            return
+        archive = open_archive(self.config.store.url, self.config.store.options)
+        compact = self._compact or CompactConfig()
+        expired = self._expiry.paths if self._expiry else frozenset()
+        for part in ("messages", "quarantine") if given.quarantine else ("messages",):
+            compaction = self._compactions.get(part)
+            try:
+                table = commit(
+                    self.config,
+                    archive,
+                    after=compact.after,
+                    quarantine=part == "quarantine",
+                    outcomes=compaction.outcomes if compaction else (),
+                    expired=lambda name: name.path in expired,
+                    dry_run=self._dry_run,
+                    recent=compact.grace,
+                )
+            except JetcaptureError as error:
+                self._table_errors.append(str(error))
+                self._held.add(part)
+                continue
+            self._tables[part] = table.result
+            self._in_tables |= {*table.paths, *table.dropped}
+            if compaction is not None:
+                compaction.keep(table.paths, table.dropped)
+
+    def _compacted(self, stop: threading.Event | None) -> dict[str, Compaction]:
+        """Compact the messages and the quarantine, which have parts of their own in what is returned."""
+        if self._compact is None:
+            return {}
+        config = self.config
+        archive = open_archive(config.store.url, config.store.options)
+        parts = {"messages": self._compact}
+        if self._compact.selection.keys is None and not self._compact.bundles:
+            parts["quarantine"] = replace(self._compact, quarantine=True)
+        waiting = {part: compaction.waiting for part, compaction in self._compactions.items()}
+        self._compactions = {}  # not two listings at once
+        compactions = {}
+        for part, settings in parts.items():
+            compactions[part] = Compaction(
+                archive, config.source.stream, settings, waiting=waiting.get(part, ()), tell=self._tell
+            )
+            compact_in_threads(
+                archive,
+                compactions[part],
+                config.limits.memory,
+                stop=stop,
+                progress=partial(self._progress, part),
+            )
+        return compactions
+
+
+def _compaction_settings(config: Config, *, dry_run: bool) -> CompactionSettings | None:
+    given = config.maintain.compact if config.maintain else None
+    if given is None:
+        return None
+    return CompactionSettings(target=given.target, after=given.after, grace=given.grace, dry_run=dry_run)

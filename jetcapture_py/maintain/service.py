@@ -1,0 +1,293 @@
+"""The commands `maintain` and `compact`: one pass over the archives of one or several captures, or a service.
+
+The service makes a pass at an interval, reads the files again before each, and tells over HTTP how it goes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from jetcapture_py import text
+from jetcapture_py.config.maintain import CompactConfig
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.section import validated
+from jetcapture_py.config.several import ConfigFiles, SelectedConfigs
+from jetcapture_py.config.units import format_duration
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.log import about, event, setup
+from jetcapture_py.maintain.compact import CompactionSettings
+from jetcapture_py.maintain.maintenance import Maintenance, PassResult, Progress
+from jetcapture_py.monitoring.facts import MaintenanceState, TableState
+from jetcapture_py.monitoring.http import MaintenanceSite
+from jetcapture_py.monitoring.http_server import HttpServer
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.text import LONGEST_LOGGED, one_line, plural
+
+log = logging.getLogger("jetcapture.maintain")
+
+DONE, FAILED, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+"""Exit codes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactRequest:
+    """What the command `compact` was asked for."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that replace those of `maintain.compact`, as text."""
+    selection: Selection = field(default_factory=Selection)
+    """Keys, and times of buckets."""
+    incomplete: bool = False
+    """Also compact buckets that the watermark has not passed."""
+    bundles: int = 0
+    """Move all objects to this number of bundles."""
+
+    def of(self, config: Config, *, dry_run: bool) -> CompactionSettings:
+        """Return the settings for one capture. Raises JetcaptureError if they exclude one another."""
+        given = (config.maintain.compact if config.maintain else None) or CompactConfig()
+        given = validated(CompactConfig, {**given.model_dump(), **self.settings})
+        return CompactionSettings(
+            target=given.target,
+            after=given.after,
+            grace=given.grace,
+            selection=self.selection,
+            incomplete=self.incomplete,
+            bundles=self.bundles,
+            dry_run=dry_run,
+        )
+
+
+# ---------------------------------------------------------------------- one pass
+
+
+def maintain(
+    files: ConfigFiles, request: CompactRequest | None = None, *, dry_run: bool = False, as_json: bool = False
+) -> int:
+    """Make one pass over the archive of each capture, with `request` only of compaction; return the exit code.
+
+    Raises ConfigError, and JetcaptureError for a request that cannot be met.
+    """
+    signal.signal(signal.SIGINT, _interrupted)
+    code, passes = DONE, {}
+    with text.progress_bars() as show:
+        for name, config in _required(files, section=request is None).items():
+            label = "" if files.single else f"{name}: "
+            maintenance = Maintenance(
+                config,
+                compact=None if request is None else request.of(config, dry_run=dry_run),
+                dry_run=dry_run,
+                tell=partial(_tell, label),
+                progress=_bars(show, label),
+            )
+            try:
+                maintenance.run()
+            except JetcaptureError as error:
+                _tell(label, str(error))
+                code = FAILED
+                continue
+            passes[name] = label, maintenance
+    for name, (label, maintenance) in passes.items():  # all wait at the same time for what they may remove
+        try:
+            result = maintenance.finish()
+        except JetcaptureError as error:
+            _tell(label, str(error))
+            code = FAILED
+            continue
+        lines = [json.dumps({"capture": name, **result.as_dict()})] if as_json else result.lines()
+        sys.stdout.writelines(f"{'' if as_json else label}{line}\n" for line in lines)
+        if reason := _failure(result):
+            _tell(label, reason)
+            code = FAILED
+    return code
+
+
+def _required(files: ConfigFiles, *, section: bool) -> Mapping[str, Config]:
+    """Return the configurations by name. Raises ConfigError if one is wrong or, with `section`, lacks `maintain`."""
+    selected = files.select()
+    problems = [line for lines in selected.problems.values() for line in lines]
+    for path, config in selected.configs.items() if section else ():
+        if config.maintain is None:
+            problems.append(f"{'' if files.single else f'{path}: '}{_NO_SECTION}")
+    if problems:
+        raise ConfigError(*problems)
+    return {path.stem: config for path, config in selected.configs.items()}
+
+
+_NO_SECTION = "maintain: required by `jetcapture maintain`, but not set, such as {compact: {}}"
+
+
+def _bars(show: Callable[[str, int, int], None], label: str) -> Progress:
+    """Return what shows a bar for each part of an archive."""
+    totals: dict[str, int] = {}
+
+    def progress(part: str, objects: int, _size: int) -> None:
+        total = totals.setdefault(part, objects)
+        if total:
+            show(f"{label}compacting {part}", total - objects, total)
+
+    return progress
+
+
+def _failure(result: PassResult) -> str:
+    """Return what failed in a pass, in one line; "" if nothing did."""
+    errors = result.errors
+    more = f" (and {plural(len(errors) - 1, 'more failure')})" if len(errors) > 1 else ""
+    return f"{errors[0]}{more}" if errors else ""
+
+
+def _tell(label: str, line: str) -> None:
+    sys.stderr.write(f"jetcapture: {label}{one_line(line, LONGEST_LOGGED)}\n")
+
+
+def _interrupted(*_: object) -> None:
+    sys.stderr.write("jetcapture: interrupted; another pass goes on from here\n")
+    os._exit(INTERRUPTED)
+
+
+# ---------------------------------------------------------------------- service
+
+
+def serve(files: ConfigFiles, every: float, server: HttpServer | None = None) -> int:
+    """Make a pass over each archive every `every` seconds until SIGTERM or SIGINT; return the exit code.
+
+    After the first signal, objects that are being merged are finished; a second one exits immediately. `server` already
+    answers probes. Raises ConfigError for problems at the start; later ones leave a capture's settings as they were.
+    """
+    _required(files, section=True)
+    service = _Service(files, every)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, service.end)
+    return service.run(server)
+
+
+class _Service:
+    """The passes of a process, one archive after the other."""
+
+    def __init__(self, files: ConfigFiles, every: float) -> None:
+        self._files, self._every = files, every
+        self._stop = threading.Event()
+        self._passes: dict[Path, Maintenance] = {}
+        self._states: dict[str, MaintenanceState] = {}
+
+    def end(self, number: int, _frame: object) -> None:
+        """Stop; when called again, exit immediately."""
+        if self._stop.is_set():
+            os._exit(FAILED)
+        event(log, logging.INFO, "maintain.stopping", signal=signal.Signals(number).name)
+        self._stop.set()
+
+    def run(self, server: HttpServer | None) -> int:
+        """Make passes until it is stopped."""
+        selected = self._files.select()
+        setup(selected.log.format, selected.log.level)
+        server = self._listening(selected, server)
+        event(log, logging.INFO, "maintain.started", captures=len(selected.configs), every=format_duration(self._every))
+        while not self._stop.is_set():
+            started = time.monotonic()
+            self._adopt(self._files.select({path: each.config for path, each in self._passes.items()}))
+            for path, maintenance in self._passes.items():
+                with about(None if self._files.single else path.stem):
+                    self._pass(maintenance, self._states[path.stem])
+            self._stop.wait(max(0.0, started + self._every - time.monotonic()))
+        if server is not None:
+            server.stop()
+        return DONE
+
+    def _listening(self, selected: SelectedConfigs, server: HttpServer | None) -> HttpServer | None:
+        """Serve metrics and probes. Raises JetcaptureError if nothing can listen on a configured address."""
+        site = MaintenanceSite(self._states)
+        if server is not None and server.listen != selected.listen:
+            server.stop()
+            server = None
+        if server is None and selected.listen is not None:
+            try:
+                server = HttpServer(selected.listen, site)
+            except JetcaptureError as error:
+                if selected.listen_required:
+                    raise
+                event(log, logging.WARNING, "http.off", reason=str(error))
+        if server is not None:
+            server.serve(site)
+        return server
+
+    def _adopt(self, selected: SelectedConfigs) -> None:
+        """Have passes over the archives that the files name now."""
+        for lines in selected.problems.values():
+            event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), LONGEST_LOGGED))
+        wanted = {path: config for path, config in selected.configs.items() if config.maintain is not None}
+        for path in [path for path in self._passes if path not in wanted]:
+            del self._passes[path], self._states[path.stem]
+        for path, config in wanted.items():
+            if path in self._passes and self._passes[path].config == config:
+                continue
+            state = self._states[path.stem] = MaintenanceState(stream=config.source.stream)
+            self._passes[path] = Maintenance(
+                config, progress=lambda part, *left, state=state: state.backlog.update({part: left})
+            )
+
+    def _pass(self, maintenance: Maintenance, state: MaintenanceState) -> None:
+        """Make one pass, and note how it went. A failure is logged; the next pass tries again."""
+        if self._stop.is_set():
+            return
+        state.started, reason = time.time(), ""
+        try:
+            result = maintenance.run(self._stop)
+            reason = _failure(result)
+            _note(result, state)
+        except JetcaptureError as error:
+            reason = str(error)
+        except Exception as error:  # a bug, or a library's: other archives go on
+            reason = one_line(error)
+            log.debug("traceback", exc_info=error)
+        state.started, state.failure = None, one_line(reason, LONGEST_LOGGED)
+        state.passes += 1
+        if reason:
+            state.failures += 1
+            event(log, logging.ERROR, "maintain.failed", error=reason)
+        else:
+            state.ended = time.time()
+
+
+def _note(result: PassResult, state: MaintenanceState) -> None:
+    """Log a pass, and keep its figures."""
+    summaries = result.compacted.values()
+    state.seconds, state.waiting = result.seconds, result.waiting
+    state.removed += result.removed
+    expired = 0 if result.expired is None else result.expired.objects
+    state.expired += expired
+    state.objects_before = sum(summary.objects_before for summary in summaries)
+    state.objects_after = sum(summary.objects_after for summary in summaries)
+    state.bytes_after = sum(summary.bytes_after for summary in summaries)
+    state.tables = tuple(
+        TableState(
+            name=table.name,
+            snapshot=table.snapshot,
+            files=table.files,
+            waiting=table.unsettled,
+            renamed=len(table.renamed),
+            complete_to=table.complete_to.timestamp() if table.complete_to else None,
+        )
+        for table in result.tables.values()
+    )
+    event(
+        log,
+        logging.INFO,
+        "maintain.done",
+        stream=result.stream,
+        seconds=round(result.seconds, 3),
+        objects_before=state.objects_before,
+        objects_after=state.objects_after,
+        waiting=result.waiting,
+        removed=result.removed,
+        expired=expired,
+    )

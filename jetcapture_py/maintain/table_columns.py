@@ -1,0 +1,194 @@
+"""The columns of an Iceberg table, which grow with the files that are added: ids, names and types from the objects.
+
+A column of the table is a field id of the format, which stands for a name and a family of types. If a name comes with
+several families, the first one has the name itself, and every other the name with its family: `amount`,
+`amount_string`. So no value is ever converted, and none reads as null because another object has another type.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+)
+
+from jetcapture_py.archive.layout import MIN_FIELD_ID
+from jetcapture_py.archive.schema import KEY_FIELD, family, field_id, with_field_ids
+
+_SIMPLE: dict[str, IcebergType] = {
+    "long": LongType(),
+    "uint32": LongType(),
+    "double": DoubleType(),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "boolean": BooleanType(),
+    "time": TimeType(),
+    "timestamp": TimestampType(),
+    "timestamptz": TimestamptzType(),
+}
+"""Types in a table by family. All numbers of a family have one, so that no column ever changes its type."""
+_MAX_DIGITS = 38
+_INTEGER_BITS = 32
+
+
+class TableColumns:
+    """The columns of a table; `add` adds those of files."""
+
+    def __init__(self, schema: Schema, *, quarantine: bool) -> None:
+        self._fields: Sequence[NestedField] = schema.fields
+        self._quarantine = quarantine
+        self.left_out: dict[str, str] = {}
+        """Columns, with dots between names, that the table cannot have, and their types."""
+
+    def add(self, file: pa.Schema) -> bool:
+        """Add the columns of a file; return False if the table cannot tell the file's columns: it must not have it.
+
+        That is a file from before the format had ids, with a name that means another column in the table.
+        """
+        numbered = file if has_ids(file) else with_field_ids(file, quarantine=self._quarantine)
+        fields = self._merged(self._fields, numbered, "")
+        if numbered is not file:
+            known = set(_ids(_mapping(fields)))
+            if any(number not in known for number in Schema(*self._merged((), numbered, "")).field_ids):
+                return False
+        self._fields = fields
+        return True
+
+    @property
+    def schema(self) -> Schema:
+        """The table's schema; with a key, which is a source of partitions even if only paths have it."""
+        fields = self._fields
+        if not self._quarantine and all(field.name != KEY_FIELD.name for field in fields):
+            fields = self._merged(fields, with_field_ids(pa.schema([KEY_FIELD])), "")
+        return Schema(*fields)
+
+    @property
+    def name_mapping(self) -> str:
+        """Which columns names stand for in files without ids, as Iceberg writes it."""
+        return json.dumps(_mapping(self.schema.fields))
+
+    @property
+    def drifted(self) -> list[str]:
+        """The columns that have another name than in objects, with dots between names."""
+        return sorted(_drifted(self._fields, ""))
+
+    def _merged(self, known: Sequence[NestedField], fields: Iterable[pa.Field], path: str) -> tuple[NestedField, ...]:
+        """Return the columns, or fields of a struct, `known` before, and those of a file."""
+        merged = {field.field_id: field for field in known}
+        for field in fields:
+            number, name = field_id(field), f"{path}{field.name}"
+            before = merged.get(number)
+            type_ = self._type(field, None if before is None else before.field_type, name)
+            if type_ is None or (before is not None and type(type_) is not type(before.field_type)):
+                if not pa.types.is_null(field.type):  # it has no values
+                    self.left_out.setdefault(name, str(field.type))
+            elif before is not None:
+                merged[number] = before.model_copy(update={"field_type": type_})
+            else:
+                taken = {each.name.casefold() for each in merged.values()}
+                own = _name(field, taken)
+                doc = None if own == field.name else f"{field.name}, where it is {family(field.type)}"
+                merged[number] = NestedField(number, own, type_, required=False, doc=doc)
+        return tuple(merged.values())
+
+    def _type(self, field: pa.Field, before: IcebergType | None, path: str) -> IcebergType | None:
+        """Return the type of a column that a file has as `field` and the table as `before`; None if there is none."""
+        types, type_ = pa.types, field.type
+        if types.is_dictionary(type_):
+            type_ = type_.value_type
+        if types.is_struct(type_):
+            known = before.fields if isinstance(before, StructType) else ()
+            inner = self._merged(known, list(type_), f"{path}.")
+            return StructType(*inner) if inner else None
+        if types.is_map(type_):
+            was_map = before if isinstance(before, MapType) else None
+            key = self._type(type_.key_field, was_map and was_map.key_type, f"{path}.key")
+            value = self._type(type_.item_field, was_map and was_map.value_type, f"{path}.value")
+            if key is None or value is None:
+                return None
+            return MapType(field_id(type_.key_field), key, field_id(type_.item_field), value, value_required=False)
+        if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+            was_list = before if isinstance(before, ListType) else None
+            element = self._type(type_.value_field, was_list and was_list.element_type, f"{path}.element")
+            number = field_id(type_.value_field)
+            return None if element is None else ListType(number, element, element_required=False)
+        if types.is_decimal(type_):
+            precision = max(type_.precision, before.precision if isinstance(before, DecimalType) else 0)
+            return DecimalType(precision, type_.scale) if precision <= _MAX_DIGITS else None
+        if types.is_fixed_size_binary(type_):
+            return FixedType(type_.byte_width)
+        if field_id(field) < MIN_FIELD_ID and types.is_integer(type_) and type_.bit_width <= _INTEGER_BITS:
+            return IntegerType()  # a column of the format, whose type never changes
+        return _SIMPLE.get(family(type_))
+
+
+def has_ids(schema: pa.Schema) -> bool:
+    """Whether a file's columns have field ids."""
+    return all(field_id(field) >= 0 for field in schema)
+
+
+def _name(field: pa.Field, taken: set[str]) -> str:
+    """Return the name of a new column: the field's own, or one that also says its type; names differ in any case."""
+    name = str(field.name)
+    if name.casefold() in taken:
+        name = f"{name}_{re.sub(r'[^a-z0-9]+', '_', family(field.type)).strip('_')}"
+    while name.casefold() in taken:
+        name += "_"
+    return name
+
+
+def _mapping(fields: Iterable[NestedField]) -> list[dict[str, Any]]:
+    """Return Iceberg's name mapping, without columns that are called otherwise in files."""
+    mapped = []
+    for field in fields:
+        if not field.doc:
+            entry: dict[str, Any] = {"field-id": field.field_id, "names": [field.name]}
+            if inner := _mapping(_inner(field.field_type)):
+                entry["fields"] = inner
+            mapped.append(entry)
+    return mapped
+
+
+def _inner(type_: IcebergType) -> Sequence[NestedField]:
+    """Return the fields directly inside a type, with their names in paths."""
+    if isinstance(type_, MapType):
+        return type_.key_field, type_.value_field
+    if isinstance(type_, ListType):
+        return (type_.element_field,)
+    return type_.fields if isinstance(type_, StructType) else ()
+
+
+def _ids(mapping: Iterable[dict[str, Any]]) -> Iterator[int]:
+    for entry in mapping:
+        yield entry["field-id"]
+        yield from _ids(entry.get("fields", ()))
+
+
+def _drifted(fields: Iterable[NestedField], path: str) -> Iterator[str]:
+    for field in fields:
+        if field.doc:
+            yield f"{path}{field.name}"
+        yield from _drifted(_inner(field.field_type), f"{path}{field.name}.")

@@ -1,0 +1,170 @@
+"""The commands `quarantine list`, `show` and `redecode`: why messages could not be decoded, and decoding them again."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pyarrow as pa
+
+from jetcapture_py import log, text
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.parts import preparer
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import format_time
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.manage.cases import MessageOutcome, outcomes
+from jetcapture_py.manage.tap import fields, shown
+from jetcapture_py.reading.arrow import PlanReader, read_archive
+from jetcapture_py.reading.plan import plan
+from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
+from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
+from jetcapture_py.store.archive import open_archive, retried
+from jetcapture_py.text import escaped, plural
+from jetcapture_py.transform.frames import received_of
+
+MAX_SHOWN = 4096
+"""Maximum bytes of a payload that are shown."""
+_LINE = 16
+
+
+def run_list(config: Config, *, as_json: bool) -> int:
+    """Print the reasons; return the exit code. Raises JetcaptureError."""
+    stream, counter = config.source.stream, ReasonCounter()
+    url, options = config.store.url, config.store.options
+    for batch in read_archive(url, stream, quarantine=True, columns=COLUMNS, options=options):
+        counter.add(pa.Table.from_batches([batch]))
+    reasons = counter.summaries()
+    messages = sum(reason.messages for reason in reasons)
+    if as_json:
+        found = {"stream": stream, "messages": messages, "reasons": [reason.fields() for reason in reasons]}
+        _print([json.dumps(found)])
+    else:
+        _print(_reasons(reasons))
+        _print([f"{plural(messages, 'message', grouped=True)} of stream {stream} in quarantine"])
+    return 0
+
+
+def run_show(config: Config, seq: int, *, as_json: bool) -> int:
+    """Print the messages with this sequence, of which a recreated stream may have several; return the exit code.
+
+    Raises ConfigError, JetcaptureError, also if there is none.
+    """
+    rows = retried(lambda: _stored(config, seq))
+    if not rows:
+        raise JetcaptureError(f"the quarantine of stream {config.source.stream} has no message {seq}")
+    for batch in rows:
+        stored = batch.to_pylist()[0]
+        outcome = _today(config, batch)
+        _print([json.dumps(_fields(stored, outcome))] if as_json else _lines(config, stored, outcome))
+    return 0
+
+
+def run_redecode(config: Config, selection: QuarantineSelection, *, dry_run: bool, as_json: bool) -> int:
+    """Decode messages again, and print what was done; return the exit code. Raises ConfigError, JetcaptureError."""
+    log.setup(config.log.format, "error")
+    with text.progress_bars() as progress:
+        done = asyncio.run(redecode(config, selection, dry_run=dry_run, progress=progress))
+    found = asdict(done) | {"reasons": [reason.fields() for reason in done.reasons]}
+    _print([json.dumps(found)] if as_json else _summary(done))
+    return 1 if done.errors else 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def _reasons(reasons: Iterable[ReasonSummary]) -> Iterator[str]:
+    for reason in reasons:
+        yield from reason.lines()
+
+
+def _summary(done: Redecoded) -> Iterator[str]:
+    def count(number: int, noun: str) -> str:
+        return plural(number, noun, grouped=True)
+
+    would = "would be " if done.dry_run else ""
+    yield f"{count(done.messages, 'message')} of the quarantine: {done.decoded:,} {would}decoded and archived" + (
+        "" if done.dry_run else f" in {count(done.objects, 'object')}"
+    )
+    if done.archived:
+        yield f"{count(done.archived, 'message')} were in the archive before and {would}removed from the quarantine"
+    if done.without_payload:
+        yield f"{count(done.without_payload, 'message')} cannot be decoded: the quarantine has no payload of theirs"
+    if done.failed:
+        yield f"{count(done.failed, 'message')} cannot be decoded:"
+        yield from (f"  {line}" for line in _reasons(done.reasons))
+    if done.changed or done.waiting:
+        yield f"{count(done.changed + done.waiting, 'object')} changed meanwhile by a compaction: run the command again"
+    yield from done.errors
+
+
+def _stored(config: Config, seq: int) -> list[pa.RecordBatch]:
+    """Return the messages with this sequence, each as a batch of one row. Raises VanishedError, JetcaptureError."""
+    archive = open_archive(config.store.url, config.store.options)
+    planned = plan(archive, config.source.stream, quarantine=True)
+    reader = PlanReader.of(planned, planned.table.schema.names)
+    found: dict[Any, pa.RecordBatch] = {}
+    for name in planned.names:
+        if name.first_seq <= seq <= name.last_seq:
+            for batch in reader.batches(planned.listing.files[name], name, [(seq, seq)]):
+                for index in range(batch.num_rows):
+                    found.setdefault(batch.column(layout.TIMESTAMP)[index].value, batch.slice(index, 1))
+    return [found[time] for time in sorted(found)]
+
+
+def _today(config: Config, batch: pa.RecordBatch) -> MessageOutcome | None:
+    """Return what the configuration makes of a message; None without its payload. Raises ConfigError."""
+    if layout.PAYLOAD not in batch.schema.names or batch.column(layout.PAYLOAD).null_count:
+        return None
+    prepare = replace(preparer(config, None, None), keep_payload=True)
+    return outcomes(prepare, received_of(batch, prepare.consumer))[0]
+
+
+def _fields(stored: dict[str, Any], outcome: MessageOutcome | None) -> dict[str, Any]:
+    payload, raw = stored.get(layout.PAYLOAD), stored.get(layout.RAW_HEADERS)
+    return {
+        "sequence": stored[layout.SEQ],
+        "timestamp": format_time(stored[layout.TIMESTAMP]),
+        "subject": stored[layout.SUBJECT],
+        "headers": None if stored[layout.HEADERS] is None else dict(stored[layout.HEADERS]),
+        "raw_headers_base64": None if raw is None else base64.b64encode(raw).decode(),
+        "payload_bytes": None if payload is None else len(payload),
+        "payload_base64": None if payload is None else base64.b64encode(payload[:MAX_SHOWN]).decode(),
+        "stage": stored[layout.STAGE],
+        "error": stored[layout.ERROR],
+        "today": None if outcome is None else fields(outcome),
+    }
+
+
+def _lines(config: Config, stored: dict[str, Any], outcome: MessageOutcome | None) -> Iterator[str]:
+    yield f"{stored[layout.SEQ]}  {format_time(stored[layout.TIMESTAMP])}  {escaped(stored[layout.SUBJECT])}"
+    yield f"reason: {text.one_line(stored[layout.STAGE])}: {text.one_line(stored[layout.ERROR])}"
+    for name, values in stored[layout.HEADERS] or ():
+        yield from (f"header: {escaped(name)}: {escaped(value)}" for value in values)
+    if (raw := stored.get(layout.RAW_HEADERS)) is not None:
+        yield f"headers: {plural(len(raw), 'byte', grouped=True)}"
+        yield from _dump(raw)
+    payload = stored.get(layout.PAYLOAD)
+    if payload is None:
+        yield "payload: not stored"
+    else:
+        yield f"payload: {plural(len(payload), 'byte', grouped=True)}"
+        yield from _dump(payload)
+    if outcome is not None:
+        yield f"today: {shown(outcome, config).plain}"
+
+
+def _dump(data: bytes) -> Iterator[str]:
+    """Yield bytes as hexadecimal digits and ASCII; only the first `MAX_SHOWN`."""
+    for start in range(0, min(len(data), MAX_SHOWN), _LINE):
+        part = data[start : min(start + _LINE, MAX_SHOWN)]
+        ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        yield f"    {start:08x}  {part.hex(' '):{_LINE * 3 - 1}}  {ascii_}"
+    if len(data) > MAX_SHOWN:
+        yield f"    … and {plural(len(data) - MAX_SHOWN, 'more byte', 'more bytes', grouped=True)}"

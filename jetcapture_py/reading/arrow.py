@@ -1,0 +1,507 @@
+"""Read an archive with Arrow: each message once, in bounded memory, with the next row groups read ahead.
+
+Objects that a compaction removes while they are read are no error. The archive is planned again, and of objects that
+were not in the plan before, rows are left out that were returned already:
+
+- rows below the sequence below which all objects have been read;
+- rows within the sequences of an object that was read completely, of the same keys and bucket, if no other object of
+  the plan overlapped it: all messages there were in it;
+- rows that are equal to one that was returned of objects that overlap others, or can vanish while they are open. Their
+  identities are kept until no object that is left begins before them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import reduce
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.footer import group_bounds
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.overlaps import Range
+from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.reading.columns import INSTANT, Columns, Table
+from jetcapture_py.reading.convert import convert
+from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, plan
+from jetcapture_py.reading.selection import Keys, Moment, Selection
+from jetcapture_py.store.archive import SMALL, ArchiveFiles, File, open_archive
+
+_BATCH_BYTES = 8 << 20
+_MAX_ROWS = 1 << 16
+_PIECE_BYTES = 8 << 20
+"""Decoded bytes after which the other objects have their turn."""
+_REMOTE_OBJECTS = 8
+"""Remote objects that are read at the same time; of local ones, one more than there are cores."""
+_ATTEMPTS = 3
+"""How often an object may be gone and still be listed."""
+
+Batches = Generator[pa.RecordBatch]
+
+
+def read_archive(
+    url: str,
+    stream: str,
+    *,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    event_start: Moment | None = None,
+    event_end: Moment | None = None,
+    keys: Keys | None = None,
+    columns: Columns | None = None,
+    dedupe: Dedupe = "auto",
+    quarantine: bool = False,
+    parquet_only: bool = False,
+    case_sensitive: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> pa.RecordBatchReader:
+    """Return the archive of `stream` under `url` as Arrow batches, with `key`, `date` and `hour` as string columns.
+
+    Rows, types and values are those of Spark's `spark_jobs.archive.read_archive`, without Spark; the order of rows is
+    not specified. The arguments are the same: `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`,
+    `event_start` and `event_end` by the time of the buckets, and each is a datetime with a time zone, a date (its
+    beginning in UTC), or RFC 3339 text. `keys` filters by key; None stands for messages without one. `columns` lists
+    the wanted columns, or is a predicate on names. `dedupe`: `auto` drops copies where object names allow any, `full`
+    compares all messages, `none` returns all rows. `case_sensitive` allows columns whose names differ in case only.
+    `options` are the capture's `store.options`.
+
+    Only objects, row groups and columns that are needed are read. All messages that the archive has now are returned,
+    and perhaps some that are stored while it is read. Raises JetcaptureError, also while it is read.
+    """
+    selection = Selection.of(start, end, keys, event_start, event_end)
+    files = open_archive(url, options or {})
+
+    def planned() -> ReadPlan:
+        return plan(
+            files,
+            stream,
+            selection,
+            columns=columns,
+            dedupe=dedupe,
+            quarantine=quarantine,
+            parquet_only=parquet_only,
+            case_sensitive=case_sensitive,
+        )
+
+    reading = _Reading(planned, dedupe)
+    return pa.RecordBatchReader.from_batches(reading.schema, reading.batches())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReader:
+    """Reads objects of a plan. It can be pickled, for workers."""
+
+    files: ArchiveFiles
+    table: Table
+    columns: Sequence[str]
+    """Names of the table's columns that batches have, in their order; distinct."""
+    bounds: Sequence[Bound]
+    keys: Sequence[str | None] | None
+    """The keys to return of objects in bundles; None for all."""
+
+    @classmethod
+    def of(cls, plan: ReadPlan, columns: Iterable[str]) -> PlanReader:
+        """Return a reader for the objects of a plan."""
+        return cls(
+            files=plan.files,
+            table=plan.table,
+            columns=list(dict.fromkeys(columns)),
+            bounds=plan.bounds,
+            keys=plan.selection.keys,
+        )
+
+    def batches(self, file: File, name: ObjectName, ranges: Sequence[Range] | None = None) -> Batches:
+        """Yield the rows of an object, or only those in ranges of sequences, that belong to the plan's result.
+
+        Raises VanishedError, StoreError, JetcaptureError if a column no longer fits the plan.
+        """
+        fold, partitions = self.table.fold, self.table.partitions
+        by_key = self.keys is not None and bool(name.bundle)
+        sources = {fold(column) for column in self.columns if column not in partitions}
+        exact = {layout.SEQ} if ranges is not None else set()
+        exact |= {column for bound in self.bounds for column in bound.columns}
+        if by_key or (name.bundle and layout.KEY in self.columns):
+            exact.add(layout.KEY)
+        with self.files.parquet(file) as parquet:
+            stored = [each for each in parquet.schema_arrow.names if each != layout.KEY]
+            if name.bundle:  # a column of objects under keys that were stored before the name was the archive's
+                stored = [each for each in stored if fold(each) != layout.BUNDLE]
+            source_of = {fold(each): each for each in stored if fold(each) in sources}
+            chosen = {*source_of.values(), *exact.intersection(parquet.schema_arrow.names)} or {layout.SEQ}
+            metadata = parquet.metadata
+            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+            indexes = [index for index, group in enumerate(groups) if self._may_hold(group, by_key, ranges)]
+            rows = _batch_rows([groups[index] for index in indexes], chosen)
+            for batch in parquet.batches(rows, indexes, chosen):
+                masks = [_within(batch.column(layout.SEQ), ranges)] if ranges is not None else []
+                masks += [_bounded(batch, bound) for bound in self.bounds]
+                if by_key:
+                    masks.append(pc.is_in(batch.column(layout.KEY), pa.array(self.keys, pa.string())))
+                kept = batch.filter(reduce(pc.and_, masks)) if masks else batch
+                if kept.num_rows:
+                    yield self._shaped(kept, name, source_of)
+
+    def _may_hold(self, group: Any, by_key: bool, ranges: Sequence[Range] | None) -> bool:
+        """Whether a row group may have rows of the result."""
+        if by_key and not _may_have_key(group, self.keys or ()):
+            return False
+        if any(_outside(group, bound) for bound in self.bounds):
+            return False
+        seqs = None if ranges is None else group_bounds(group, layout.SEQ)
+        return seqs is None or any(first <= seqs[1] and seqs[0] <= last for first, last in ranges or ())
+
+    def _shaped(self, batch: pa.RecordBatch, name: ObjectName, source_of: Mapping[str, str]) -> pa.RecordBatch:
+        """Return the rows with exactly the reader's columns; those that the object lacks are null."""
+        table, arrays = self.table, []
+        for column in self.columns:
+            if column in table.partitions:
+                if name.bundle and column == layout.KEY:
+                    arrays.append(convert(batch.column(layout.KEY), pa.string(), table.fold))
+                else:
+                    arrays.append(pa.repeat(pa.scalar(_partition(name, column), pa.string()), batch.num_rows))
+                continue
+            folded = table.fold(column)
+            source, target = source_of.get(folded), table.columns[folded].type
+            stored = pa.nulls(batch.num_rows) if source is None else batch.column(source)
+            try:
+                arrays.append(convert(stored, target, table.fold))
+            except pa.ArrowException as error:  # it was stored after the plan
+                changed = f"column {column} is {stored.type} in {name.path}, and was {target} when the read began"
+                raise JetcaptureError(f"{changed}: read it again") from error
+        return pa.RecordBatch.from_arrays(arrays, list(self.columns))
+
+
+def _partition(name: ObjectName, column: str) -> str | None:
+    """Return the value of a column that follows from an object's path."""
+    if column == layout.KEY:
+        return name.key
+    date, hour = (part.partition("=")[2] for part in name.directory.split("/")[-2:])
+    return date if column == "date" else hour
+
+
+def _batch_rows(groups: Sequence[Any], columns: Iterable[str]) -> int:
+    """Return how many rows to decode at once."""
+    names, size = set(columns), 0
+    for group in groups:
+        leaves = (group.column(number) for number in range(group.num_columns))
+        size += sum(leaf.total_uncompressed_size for leaf in leaves if leaf.path_in_schema.partition(".")[0] in names)
+    rows: int = sum(group.num_rows for group in groups)
+    return max(1, min(_MAX_ROWS, _BATCH_BYTES * rows // max(1, size)))
+
+
+def _outside(group: Any, bound: Bound) -> bool:
+    """Whether no row of a row group is within a bound, by its statistics."""
+    times = group_bounds(group, bound.columns[-1])
+    for column in bound.columns[:-1]:
+        statistics = _statistics(group, column)
+        if statistics is not None:  # None without the column: the next one counts
+            complete = statistics.has_null_count and not statistics.null_count
+            times = (statistics.min, statistics.max) if complete and statistics.has_min_max else None
+            break
+    if times is None:
+        return False
+    return (bound.start is not None and times[1] < bound.start) or (bound.end is not None and times[0] >= bound.end)
+
+
+def _statistics(group: Any, column: str) -> Any:
+    columns = (group.column(number) for number in range(group.num_columns))
+    return next((each.statistics for each in columns if each.path_in_schema == column), None)
+
+
+def _may_have_key(group: Any, keys: Sequence[str | None]) -> bool:
+    """Whether a row group may have rows of one of `keys`, by the statistics of its column of keys, if it has one."""
+    known = _statistics(group, layout.KEY)
+    if known is None or not known.has_null_count:
+        return True
+    if None in keys and known.null_count:
+        return True
+    return bool(known.has_min_max) and any(key is not None and known.min <= key <= known.max for key in keys)
+
+
+def _within(seqs: pa.Array, ranges: Iterable[Range]) -> pa.Array:
+    inside = (pc.and_(pc.greater_equal(seqs, first), pc.less_equal(seqs, last)) for first, last in ranges)
+    return reduce(pc.or_, inside, pa.array(np.zeros(len(seqs), bool)))
+
+
+def _bounded(batch: pa.RecordBatch, bound: Bound) -> pa.Array:
+    columns = (batch.column(column).cast(INSTANT) for column in bound.columns if column in batch.schema.names)
+    times = pc.coalesce(*columns)
+    masks = [pc.is_valid(times)]
+    if bound.start is not None:
+        masks.append(pc.greater_equal(times, pa.scalar(bound.start, INSTANT)))
+    if bound.end is not None:
+        masks.append(pc.less(times, pa.scalar(bound.end, INSTANT)))
+    return reduce(pc.and_kleene, masks)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Object:
+    """An object that is to be read, and its next rows."""
+
+    name: ObjectName
+    batches: Batches
+    bundles: int
+    """The number of bundles that it is one of, 0 if it is not in bundles."""
+    ranges: Sequence[Range] | None = None
+    """The sequences to read; None for all."""
+    tracked: bool = False
+    """Whether identities of its rows are kept."""
+    compared: bool = False
+    """Whether rows that were returned already are left out."""
+    exclusions: Sequence[tuple[ObjectName, int]] = ()
+    """Objects that were read, with their numbers of bundles: all messages of their keys and sequences were returned."""
+    step: Future[tuple[list[pa.RecordBatch], bool]] = field(default_factory=Future)
+
+
+class _Reading:
+    """Reads what `planned` plans, now and again when objects have vanished, with several objects at a time.
+
+    Rows are in the same order whenever the same objects are read.
+    """
+
+    def __init__(self, planned: Callable[[], ReadPlan], dedupe: Dedupe) -> None:
+        """Plan. Raises JetcaptureError."""
+        self._planned, self._dedupe = planned, dedupe
+        plan = self._plan = planned()
+        self._sources = sources = [source for _, source in plan.outputs]
+        types = plan.table.schema
+        self.schema = pa.schema([(name, types.field(source).type) for name, source in plan.outputs])
+        """The schema of `batches`, whatever columns later plans have."""
+        self._reader = PlanReader.of(plan, sources)
+        extra = [layout.ROW] if plan.table.several_rows else []
+        self._identity = [layout.SEQ, *(name for name in (*plan.identity, *extra) if name != layout.SEQ)]
+        keyed = [layout.KEY] if layout.KEY in plan.table.partitions else []
+        self._tracking = PlanReader.of(plan, [*sources, *self._identity, *keyed])
+        self._returned = _Identities()
+        self._floor = 0
+        """All rows with lower sequences have been read."""
+        self._known: set[ObjectName] = set()
+        """Objects of which other objects' rows were told apart by a plan before any row was returned."""
+        self._complete: set[ObjectName] = set()
+        """Objects of which all rows were returned, by themselves or as copies."""
+        self._overlapping: set[ObjectName] = set()
+        """Objects that overlapped others in any plan."""
+        self._alone: defaultdict[tuple[bool, int], list[tuple[ObjectName, int]]] = defaultdict(list)
+        """Objects that were read completely and overlapped no other, by bucket, with their numbers of bundles."""
+        self._attempts: defaultdict[ObjectName, int] = defaultdict(int)
+        self._window: deque[_Object] = deque()
+        self._pending = self._divided(plan, compare=False)
+
+    def batches(self) -> Batches:
+        """Yield all rows. Raises JetcaptureError."""
+        local = self._plan.files.local
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        objects = cores + 1 if local else _REMOTE_OBJECTS
+        pool = ThreadPoolExecutor(cores if local else objects, "read")
+        try:
+            while self._pending or self._window:
+                while self._pending and len(self._window) < objects:
+                    item = self._pending.popleft()
+                    item.step = pool.submit(_step, item.batches)
+                    self._window.append(item)
+                current = self._window.popleft()
+                try:
+                    pieces, more = current.step.result()
+                except VanishedError as error:
+                    self._plan_again(current, error)
+                    continue
+                if more:
+                    current.step = pool.submit(_step, current.batches)
+                    self._window.append(current)
+                for batch in pieces:
+                    if (rows := self._new(current, batch)).num_rows:
+                        yield rows
+                if not more:
+                    self._finished(current)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for item in self._window:
+                item.batches.close()
+
+    def _new(self, item: _Object, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that were not returned before, with the columns of the result."""
+        if item.compared:
+            seqs = batch.column(layout.SEQ)
+            masks = [pc.greater_equal(seqs, self._floor)]
+            masks += [pc.invert(_covered(batch, item.name, *each)) for each in item.exclusions]
+            batch = batch.filter(reduce(pc.and_, masks))
+        if item.tracked and batch.num_rows:
+            rows = identities(batch, self._identity)
+            if item.compared:
+                new = self._returned.add_new(rows)
+                batch = batch if new.all() else batch.filter(pa.array(new))
+            else:
+                self._returned.add(rows)
+        arrays = [batch.column(source) for source in self._sources]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _finished(self, item: _Object) -> None:
+        name = item.name
+        if item.ranges is None:
+            self._complete.add(name)
+            if not item.tracked:
+                self._alone[name.quarantine, name.bucket].append((name, item.bundles))
+        begins = [self._pending[0].name.first_seq] if self._pending else []
+        begins += [other.name.first_seq for other in self._window]
+        self._floor = max(self._floor, min(begins, default=0))
+        self._returned.forget(self._floor)
+
+    def _plan_again(self, gone: _Object, error: VanishedError) -> None:
+        """Plan what is left, after an object has vanished before its next rows were read."""
+        wait([item.step for item in self._window])
+        vanished = {gone.name}
+        vanished |= {item.name for item in self._window if isinstance(item.step.exception(), VanishedError)}
+        self._window = deque(item for item in self._window if item.name not in vanished)
+        self._plan = self._planned()
+        for name in vanished.intersection(self._plan.listing.files):
+            self._attempts[name] += 1
+            if self._attempts[name] == _ATTEMPTS:
+                raise error
+        for item in self._window:
+            item.compared |= item.tracked and self._dedupe != "none"
+        self._pending = self._divided(self._plan, compare=True)
+
+    def _divided(self, plan: ReadPlan, *, compare: bool) -> deque[_Object]:
+        """Return what is to be read of a plan's objects, in order. With `compare`, rows may have been returned."""
+        self._overlapping.update(plan.shared)
+        for cluster in layout.clusters(plan.names, plan.bundles):
+            self._overlapping.update(cluster if len(cluster) > 1 else ())
+        # of the objects that are open, none can vanish but those that are tracked
+        reading = {item.name: item for item in self._window if item.ranges is None}
+        alone = {place: list(names) for place, names in self._alone.items()}
+        for name, item in reading.items():
+            if not item.tracked:
+                alone.setdefault((name.quarantine, name.bucket), []).append((name, item.bundles))
+        objects = []
+        for name in plan.names:
+            if name in self._complete or name in reading:
+                continue
+            file, new = plan.listing.files[name], compare and name not in self._known
+            tracked = new or name in self._overlapping or not (plan.files.local or file.size <= SMALL)
+            compared = name in plan.shared or new or (compare and tracked and self._dedupe != "none")
+            others = alone.get((name.quarantine, name.bucket), ()) if new else ()
+            reader = self._tracking if tracked else self._reader
+            objects.append(
+                _Object(
+                    name=name,
+                    batches=reader.batches(file, name, plan.parts.get(name)),
+                    bundles=plan.bundles.get(name, 0),
+                    ranges=plan.parts.get(name),
+                    tracked=tracked,
+                    compared=compared,
+                    exclusions=[other for other in others if _overlap(name, other[0])],
+                )
+            )
+        if not compare:
+            self._known.update(plan.names)
+        return deque(sorted(objects, key=lambda item: (item.name.first_seq, item.name.path)))
+
+
+def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:
+    """Return some batches, and whether there may be more."""
+    pieces, size = [], 0
+    for batch in batches:
+        pieces.append(batch)
+        size += batch.nbytes
+        if size >= _PIECE_BYTES:
+            return pieces, True
+    return pieces, False
+
+
+def _overlap(one: ObjectName, other: ObjectName) -> bool:
+    return one.first_seq <= other.last_seq and other.first_seq <= one.last_seq
+
+
+def _covered(batch: pa.RecordBatch, name: ObjectName, other: ObjectName, bundles: int) -> pa.Array:
+    """Return which rows of an object are messages of another one, by their keys and sequences.
+
+    `bundles` is the number of bundles that the other object is one of.
+    """
+    within = _within(batch.column(layout.SEQ), [(other.first_seq, other.last_seq)])
+    if name.quarantine or name.group == other.group:
+        return within
+    keys = pc.unique(batch.column(layout.KEY))
+    covered = [key for key in keys.to_pylist() if _holds(other, bundles, key)]
+    return pc.and_(within, pc.is_in(batch.column(layout.KEY), pa.array(covered, pa.string())))
+
+
+def _holds(name: ObjectName, bundles: int, key: str | None) -> bool:
+    """Whether messages of a key belong in this object's directory."""
+    if not name.bundle:
+        return (key or None) == (name.key or None)
+    return bundles > 0 and bundle_of(key, bundles) == name.bundle
+
+
+class _Identities:
+    """A set of rows' identities: byte strings of one length, the sequence first, most significant byte first."""
+
+    def __init__(self) -> None:
+        self._sorted: list[Any] = []
+        """Sorted arrays, each at least twice as long as the next."""
+        self._added: list[Any] = []
+
+    def add(self, identities: Any) -> None:
+        """Add identities that are not in the set."""
+        self._added.append(identities)
+
+    def add_new(self, identities: Any) -> Any:
+        """Add identities, and return which of them were not in the set yet; of equal ones, the first."""
+        while self._added:
+            self._insert(np.sort(self._added.pop()))
+        distinct, first = np.unique(identities, return_index=True)
+        new = np.ones(len(distinct), bool)
+        for known in self._sorted:
+            at = np.minimum(np.searchsorted(known, distinct), len(known) - 1)
+            new &= known[at] != distinct
+        self._insert(distinct[new])
+        mask = np.zeros(len(identities), bool)
+        mask[first[new]] = True
+        return mask
+
+    def _insert(self, identities: Any) -> None:
+        if not len(identities):
+            return
+        runs = self._sorted
+        runs.append(identities)
+        while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
+            last = runs.pop()
+            runs[-1] = np.sort(np.concatenate([runs[-1], last]), kind="stable")
+
+    def forget(self, seq: int) -> None:
+        """Remove identities of lower sequences."""
+        bound = np.bytes_(seq.to_bytes(8, "big"))
+        rest = (known[np.searchsorted(known, bound) :] for known in self._sorted)
+        self._sorted = [known.copy() for known in rest if len(known)]
+        kept = (known[known >= bound] for known in self._added)
+        self._added = [known for known in kept if len(known)]
+
+
+def identities(rows: pa.RecordBatch | Mapping[str, pa.Array], columns: Sequence[str]) -> Any:
+    """Return the rows' identities as byte strings."""
+    parts = []
+    for name in columns:
+        column = rows[name]
+        if pa.types.is_string(column.type):
+            parts.append(_digests(column))
+            continue
+        numbers = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        parts.append(numbers.astype(">i8").view(np.uint8).reshape(-1, 8))
+    joined = np.ascontiguousarray(np.concatenate(parts, axis=1))
+    return joined.view(f"S{joined.shape[1]}").ravel()
+
+
+def _digests(texts: pa.StringArray) -> Any:
+    """Return 8 bytes for each text, and for null."""
+    encoded = texts.dictionary_encode(null_encoding="encode")
+    digests = [blake2b(repr(text).encode(), digest_size=8).digest() for text in encoded.dictionary.to_pylist()]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 8)[encoded.indices.to_numpy()]

@@ -1,0 +1,409 @@
+"""A KV bucket at some moment (ADR-8), from the envelope of its archived entries alone: its limits, and without Spark.
+
+An entry is in the bucket until its TTL (`Nats-TTL`, ADR-43) or the bucket's `max_age` has run out, or until newer
+entries of its key have replaced it: all older ones for a purge, else all but the newest `max_msgs_per_subject`. A
+TTL of `never` exempts an entry from `max_age`. The server does all this without a trace in the stream, or with markers
+that come later (ADR-48), so the moments follow from the entries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from math import floor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout, stream_config
+from jetcapture_py.config import buckets
+from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
+from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.arrow import identities, read_archive
+from jetcapture_py.reading.columns import INSTANT
+from jetcapture_py.reading.convert import convert
+from jetcapture_py.reading.plan import Dedupe, outputs
+from jetcapture_py.store.archive import ArchiveFiles, open_archive
+
+NEEDED = (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS)
+"""Columns of the archive that an entry's key, operation and lifetime follow from."""
+EXPIRES = "_nats_expires"
+"""When an entry's lifetime ends; null for never."""
+KEY, OPERATION, REVISION = COLUMNS
+_UNLIMITED = 1 << 30
+MAX_SECONDS = 10**10
+"""Seconds from which on a TTL counts as never: the server's durations end before."""
+UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+"""Units of Go's durations, in seconds."""
+NUMBER, UNIT = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", "(?:h|ms|m|s|[uµμ]s|ns)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketLimits:
+    """How long a bucket keeps entries: `max_age` in microseconds, 0 for no limit, how many of a key, and whether
+    entries may have TTLs of their own."""
+
+    max_age: int = 0
+    per_key: int = 1
+    ttls: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketIncarnation:
+    """A bucket from its creation, in microseconds since 1970, until it was created again.
+
+    `continues`: it may have entries of the one before, because it is a mirror, or was restored.
+    """
+
+    created: int
+    limits: BucketLimits
+    continues: bool = False
+
+
+def check_name(bucket: str) -> None:
+    """Raise JetcaptureError unless NATS accepts a bucket of this name."""
+    if not is_name(bucket):
+        raise JetcaptureError(f"bucket={quoted(bucket)}: expected ASCII letters, digits, '-' and '_'")
+
+
+def incarnations(
+    files: ArchiveFiles, stream: str, max_age: str | float | timedelta | None, per_key: int | None
+) -> list[BucketIncarnation]:
+    """Return the incarnations of the bucket that the capture has recorded, oldest first; at least one.
+
+    `max_age` and `per_key` replace the recorded limits. Raises JetcaptureError.
+    """
+    age = None if max_age is None else _microseconds(max_age)
+    if per_key is not None and per_key < 1:
+        raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
+    found = []
+    for file in files.below(stream_config.directory(stream)):
+        if not stream_config.is_path(file.path):
+            continue
+        known = stream_config.decode(files.read(file), stream, file.path)
+        limits = _limits(known.config, age, per_key, continues=known.continues)
+        created = microseconds_of(parse_time(known.created))
+        found.append(BucketIncarnation(created=created, limits=limits, continues=known.continues))
+    found.sort(key=lambda each: each.created)
+    return found or [BucketIncarnation(created=0, limits=_limits({"max_msgs_per_subject": 1}, age, per_key))]
+
+
+def _microseconds(max_age: str | float | timedelta) -> int:
+    if isinstance(max_age, timedelta):
+        return max_age // timedelta(microseconds=1)
+    try:
+        return parse_nanoseconds(max_age) // 1000
+    except ValueError as error:
+        raise JetcaptureError(f"max_age: {error}") from None
+
+
+def _limits(
+    config: Mapping[str, Any], age: int | None, per_key: int | None, *, continues: bool = False
+) -> BucketLimits:
+    """Return the limits in a stream's configuration, or the given ones in place of them.
+
+    A stream that does not allow TTLs never has, because they cannot be turned off; but one that it continues may have.
+    """
+    recorded = int(config.get("max_msgs_per_subject", -1))
+    return BucketLimits(
+        max_age=int(config.get("max_age", 0)) // 1000 if age is None else age,
+        per_key=min(per_key or (recorded if recorded > 0 else _UNLIMITED), _UNLIMITED),
+        ttls=continues or config.get("allow_msg_ttl") is not False,
+    )
+
+
+def start_of(
+    known: Sequence[BucketIncarnation], until: int | None, seqs: Any, times: Any
+) -> tuple[BucketIncarnation, int]:
+    """Return the incarnation at a time, None for the newest, and when its entries begin, in microseconds since 1970.
+
+    A bucket that was created again starts its revisions again. A mirror that was created again and a restored bucket
+    continue theirs, and so all older entries belong to them. `seqs` and `times` are those of all entries.
+    """
+    known = [life for life in known if until is None or life.created <= until] or list(known[:1])
+    anew = max((life.created for life in known[1:] if not life.continues), default=0)
+    for life in reversed(known[1:]):
+        before, after = seqs[(times >= anew) & (times < life.created)], seqs[times >= life.created]
+        if life.created > anew and len(before) and len(after) and after.min() <= before.max():
+            return known[-1], life.created
+    return known[-1], anew
+
+
+def read_bucket(
+    url: str,
+    bucket: str,
+    *,
+    as_of: buckets.AsOf | None = None,
+    history: bool = False,
+    max_age: str | float | timedelta | None = None,
+    max_msgs_per_subject: int | None = None,
+    columns: Sequence[str] | None = None,
+    dedupe: Dedupe = "auto",
+    parquet_only: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> pa.RecordBatchReader:
+    """Return the KV bucket `bucket` at a moment as Arrow batches: the entry of each key that clients could get then.
+
+    `as_of` is a time as for `read_archive`, inclusive, or a revision, for the moment when it was stored; by default
+    now, as far as the archive goes. Keys deleted, purged or expired by then are left out, even if the archive has no
+    marker for it. `history` returns all entries up to that moment instead, including deletions and expired entries:
+    more than the bucket itself keeps.
+
+    Columns: `key_name`, `operation` (put, delete, purge, expire), `revision`, `_nats_expires` (null: never), the
+    envelope, with the value in `_nats_payload`, and the decoded columns, which are null if a value could not be
+    decoded. `columns` lists the wanted columns.
+
+    TTLs and limits are those that the capture recorded; `max_age` (a duration, 0 for no limit) and
+    `max_msgs_per_subject` override them. The other arguments are those of `read_archive`. Sequences, times, keys and
+    the headers that count are held in memory for all entries; values are not. Raises JetcaptureError.
+    """
+    check_name(bucket)
+    stream, moment = f"{PREFIXES['bucket']}{bucket}", buckets.moment(as_of)
+    until = moment if isinstance(moment, datetime) else None
+    known = incarnations(open_archive(url, options or {}), stream, max_age, max_msgs_per_subject)
+    read: dict[str, Any] = {
+        "end": None if until is None else until + timedelta(microseconds=1),
+        "dedupe": dedupe,
+        "parquet_only": parquet_only,
+        "options": options,
+    }
+
+    def readers(chosen: Any) -> list[pa.RecordBatchReader]:
+        return [read_archive(url, stream, columns=chosen, quarantine=bad, **read) for bad in (False, True)]
+
+    entries = _Entries.read(readers(NEEDED.__contains__))
+    life, since = start_of(known, None if until is None else microseconds_of(until), entries.seqs, entries.times)
+    entries = entries.take(entries.times >= since)
+    time = microseconds_of(datetime.now(UTC) if until is None else until)
+    if isinstance(moment, int):
+        entries = entries.take(entries.seqs <= moment)
+        if len(entries.seqs):
+            time = int(entries.times[np.argmax(entries.seqs)])
+    entries = entries.take(pc.not_equal(entries.keys, "").to_numpy(zero_copy_only=False))
+    kept = entries.take(_first_copies(entries) if history else _present(entries, life.limits, time))
+    good, bad = readers(None if columns is None else {*NEEDED, *columns}.__contains__)
+    sources = _sources(good.schema, bad.schema)
+    chosen = [(name, name) for name in sources] if columns is None else outputs(list(sources), columns)
+    schema = pa.schema([(name, sources[source]) for name, source in chosen])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for quarantined, reader in enumerate((good, bad)):
+            rows = np.sort(kept.identities[kept.quarantined == bool(quarantined)])
+            for batch in reader if len(rows) else ():
+                own = identities(batch, (layout.SEQ, layout.TIMESTAMP))
+                at = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
+                wanted = batch.filter(pa.array(rows[at] == own))
+                if wanted.num_rows:
+                    arrays = _described(wanted, life.limits, sources)
+                    yield pa.RecordBatch.from_arrays([arrays[source] for _, source in chosen], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entries:
+    """Entries of a bucket, decoded or not, by row; times in microseconds since 1970."""
+
+    seqs: Any
+    times: Any
+    identities: Any
+    keys: pa.Array
+    """The keys; "" for messages that are no entry of a bucket."""
+    headers: Mapping[str, pa.Array]
+    """The first values of the headers that count; null without them."""
+    quarantined: Any
+
+    @classmethod
+    def read(cls, readers: Sequence[pa.RecordBatchReader]) -> _Entries:
+        """Read the entries, decoded ones first."""
+        batches, counts = [], []
+        for reader in readers:
+            rows = [_facts(batch) for batch in reader]
+            counts.append(sum(batch.num_rows for batch in rows))
+            batches += rows
+        table = pa.Table.from_batches(batches, _FACTS).combine_chunks()
+        columns = {name: table.column(name).combine_chunks() for name in table.schema.names}
+        return cls(
+            seqs=columns[layout.SEQ].to_numpy(),
+            times=columns[layout.TIMESTAMP].to_numpy(),
+            identities=identities(columns, (layout.SEQ, layout.TIMESTAMP)),
+            keys=columns[KEY],
+            headers={name: columns[name] for name in _HEADERS},
+            quarantined=np.repeat([False, True], counts),
+        )
+
+    def take(self, kept: Any) -> _Entries:
+        """Return the rows where `kept` is true."""
+        mask = pa.array(kept)
+        return _Entries(
+            seqs=self.seqs[kept],
+            times=self.times[kept],
+            identities=self.identities[kept],
+            keys=self.keys.filter(mask),
+            headers={name: values.filter(mask) for name, values in self.headers.items()},
+            quarantined=self.quarantined[kept],
+        )
+
+
+_OPERATION, _REASON, _TTL, _ROLLUP = _HEADERS = ("KV-Operation", "Nats-Marker-Reason", "Nats-TTL", "Nats-Rollup")
+_FACTS = pa.schema(
+    [(layout.SEQ, pa.int64()), (layout.TIMESTAMP, pa.int64()), *((name, pa.string()) for name in (KEY, *_HEADERS))]
+)
+
+
+def _facts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return what an entry's key, operation and lifetime follow from."""
+    times = batch.column(layout.TIMESTAMP).cast(pa.int64())
+    keys = pc.struct_field(pc.extract_regex(batch.column(layout.SUBJECT), r"^\$KV\.[^.]+\.(?P<key>.+)$"), "key")
+    headers = (_header(batch.column(layout.HEADERS), name) for name in _HEADERS)
+    return pa.RecordBatch.from_arrays(
+        [batch.column(layout.SEQ), times, pc.fill_null(keys, ""), *headers], schema=_FACTS
+    )
+
+
+def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
+    """Return the first value of a header; null without it."""
+    values = pc.map_lookup(headers, pa.scalar(name), "first")
+    return pc.list_element(pc.list_slice(values, 0, 1, return_fixed_size_list=True), 0)
+
+
+def _operations(facts: Mapping[str, pa.Array]) -> pa.Array:
+    """Return each entry's operation."""
+    told = facts[_OPERATION]
+    unmarked = pc.equal(pc.fill_null(told, ""), "")
+    meaning = pc.if_else(unmarked, _meaning(facts[_REASON], REASONS), _meaning(told, OPERATIONS))
+    return pc.fill_null(meaning, PUT)
+
+
+def _meaning(texts: pa.Array, meanings: Mapping[str, str]) -> pa.Array:
+    positions = pc.index_in(texts, pa.array(list(meanings), pa.string()))
+    return pa.array(list(meanings.values()), pa.string()).take(positions)
+
+
+def _ends(times: Any, ttls: pa.Array, limits: BucketLimits) -> pa.Array:
+    """Return when entries expire, in microseconds since 1970; null for never."""
+    encoded = ttls.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    stored = pa.array(times, pa.int64())
+    ends = pa.nulls(len(ttls), pa.int64())
+    if limits.ttls:
+        seconds = pa.array([seconds_of(text) for text in texts], pa.int64()).take(encoded.indices)
+        ends = pc.add(stored, pc.multiply(seconds, 1_000_000))
+    if limits.max_age:
+        exempt = pa.array([text.lower() == "never" for text in texts], pa.bool_()).take(encoded.indices)
+        aged = pc.if_else(pc.fill_null(exempt, False), None, pc.add(stored, limits.max_age))  # noqa: FBT003
+        ends = pc.min_element_wise(ends, aged)
+    return ends
+
+
+def seconds_of(ttl: str) -> int | None:
+    """Return the seconds of a TTL, which is a number of them or a duration of Go, cut off; None for never."""
+    if ttl.isascii() and ttl.isdecimal():
+        seconds = float(ttl)
+    else:
+        parts = re.findall(f"({NUMBER})({UNIT})", ttl)
+        seconds = round(sum((float(number) * UNITS[unit] for number, unit in parts), 0.0), 9)
+    return floor(seconds) if 1 <= seconds < MAX_SECONDS else None
+
+
+def _first_copies(entries: _Entries) -> Any:
+    """Return which rows are not in the quarantine if the same entry is also decoded."""
+    decoded = np.sort(entries.identities[~entries.quarantined])
+    if not len(decoded):
+        return np.ones(len(entries.seqs), bool)
+    at = np.minimum(np.searchsorted(decoded, entries.identities), len(decoded) - 1)
+    return ~(entries.quarantined & (decoded[at] == entries.identities))
+
+
+def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Any:
+    """Return which rows are what clients could get at a moment: an entry of each key that had one."""
+    seqs, quarantined = entries.seqs, entries.quarantined
+    ends = _ends(entries.times, entries.headers[_TTL], limits)
+    put = pc.equal(_operations(entries.headers), PUT).to_numpy(zero_copy_only=False)
+    codes = entries.keys.dictionary_encode().indices.to_numpy()
+    order = np.lexsort((quarantined, -seqs, codes))
+    newest = order[np.unique(codes[order], return_index=True)[1]]
+    if limits.per_key > 1 and (limits.ttls or limits.max_age):
+        newest = _newest(entries, codes, ends.to_pylist(), limits.per_key, moment)
+    else:
+        put = put & pc.fill_null(pc.greater(ends, moment), True).to_numpy(zero_copy_only=False)  # noqa: FBT003
+    chosen = np.full(int(codes.max(initial=-1)) + 1, -1)
+    chosen[codes[newest]] = newest
+    row = chosen[codes]
+    return put & (row >= 0) & (seqs == seqs[row]) & (quarantined == quarantined[row])
+
+
+def _newest(entries: _Entries, codes: Any, ends: Sequence[int | None], per_key: int, moment: int) -> Any:
+    """Return the row of each key's newest entry that has not expired.
+
+    Older entries become the newest of their keys again when newer ones expire first. The history of each such key is
+    followed: with each new entry, expired ones go, and the oldest beyond the limit.
+    """
+    seqs, times = entries.seqs.tolist(), entries.times.tolist()
+    marked = pc.not_equal(pc.fill_null(entries.headers[_REASON], ""), "")
+    rolled = pc.equal(pc.fill_null(entries.headers[_ROLLUP], ""), "sub")
+    clears = pc.or_(marked, rolled).to_pylist()
+    order = np.lexsort((~entries.quarantined, entries.times, entries.seqs, codes)).tolist()
+
+    def lives(row: int, at: int) -> bool:
+        end = ends[row]
+        return end is None or end > at
+
+    newest = []
+    for _, rows in groupby(order, key=codes.tolist().__getitem__):
+        history = list(rows)
+        if lives(history[-1], moment):
+            newest.append(history[-1])
+            continue
+        stored: list[int] = []
+        for new in history:
+            kept = [
+                old
+                for old in stored
+                if not clears[new] and (seqs[old], times[old]) != (seqs[new], times[new]) and lives(old, times[new])
+            ]
+            stored = [*kept, new][-per_key:]
+        newest += [row for row in stored if lives(row, moment)][-1:]
+    return np.array(newest, np.int64)
+
+
+def _sources(good: pa.Schema, bad: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns of a bucket's entries, decoded or not, and their types.
+
+    Of a bucket that was captured as a stream, fields of values may be called like these, and get `_` appended.
+    """
+    captured = set(COLUMNS) <= {name.lower() for name in good.names}
+    types = {KEY: pa.string(), OPERATION: pa.string(), REVISION: pa.int64(), EXPIRES: INSTANT}
+    for field in good:
+        lower = field.name.lower()
+        if lower not in layout.PARTITIONS and not (captured and lower in COLUMNS):
+            types[f"{field.name}_" if lower in COLUMNS else field.name] = field.type
+    for field in bad:
+        if field.name.startswith("_nats_"):
+            types.setdefault(field.name, field.type)
+    return types
+
+
+def _described(batch: pa.RecordBatch, limits: BucketLimits, sources: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
+    """Return the columns of entries."""
+    facts = dict(zip(_FACTS.names, _facts(batch).columns, strict=True))
+    ends = _ends(facts[layout.TIMESTAMP].to_numpy(), facts[_TTL], limits)
+    added = {
+        KEY: facts[KEY],
+        OPERATION: _operations(facts),
+        REVISION: facts[layout.SEQ],
+        EXPIRES: ends.cast(pa.timestamp("us")).cast(INSTANT),
+    }
+    stored = dict(zip(batch.schema.names, batch.columns, strict=True))
+    stored = {f"{name}_": values for name, values in stored.items() if name.lower() in COLUMNS} | stored
+    rows = batch.num_rows
+    return {
+        name: added[name] if name in added else convert(stored.get(name, pa.nulls(rows)), type_, str)
+        for name, type_ in sources.items()
+    }

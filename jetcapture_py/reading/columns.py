@@ -1,0 +1,262 @@
+"""Read objects with different columns as one table: find each column's type, and how each object's columns are read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config.column_types import rebuilt
+from jetcapture_py.errors import JetcaptureError
+
+Columns = Sequence[str] | Callable[[str], bool]
+"""Names of columns, or a function that returns True for names of columns to read."""
+Fold = Callable[[str], str]
+"""Maps names that count as equal to the same name."""
+Reads = Mapping[str, pa.DataType]
+"""The types with which drifted columns are read, before conversion. A missing column is null."""
+
+TIME_OF_DAY = pa.time64("us")
+INSTANT = pa.timestamp("us", "UTC")
+"""The type of timestamps with a time zone."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of the result."""
+
+    name: str
+    type: pa.DataType
+    drifted: bool
+    """Whether some objects store it in a way that has to be converted."""
+
+
+class Table:
+    """The columns of a set of objects.
+
+    `schemas` are the objects' distinct schemas; some methods are about objects of the schema with that index. A column
+    whose types go together is read as their common type, which Parquet allows for structs that have more or fewer
+    fields, for wider numbers, and for columns that are null throughout if they become numbers. Any other has drifted:
+    it is read as it is stored, and then converted.
+    """
+
+    def __init__(
+        self, schemas: Iterable[pa.Schema], quarantine: bool, columns: Columns | None, case_sensitive: bool
+    ) -> None:
+        """Raises JetcaptureError for types that cannot be read, and names that are the same but for their case."""
+        self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
+        """Columns of text that follow from an object's path, after the others."""
+        self.fold: Fold = str if case_sensitive else str.casefold
+        choose = columns if callable(columns) else None
+        chosen = None
+        if columns is not None:
+            named = () if callable(columns) else columns
+            chosen = {self.fold(name) for name in (*named, *layout.IDENTITY, layout.ROW)}
+        self._stored = [self._columns(schema, chosen, choose) for schema in schemas]
+        names: dict[str, str] = {}
+        types: dict[str, dict[pa.DataType, None]] = defaultdict(dict)
+        for stored in self._stored:
+            for folded, (name, type_) in stored.items():
+                names.setdefault(folded, name)
+                types[folded][type_] = None
+        first = {name: position for position, name in enumerate((*layout.ENVELOPE, *layout.OPTIONAL))}
+        self.columns: dict[str, TableColumn] = {}
+        """The columns by folded name, without the partitions, in the result's order."""
+        for folded in sorted(types, key=lambda folded: first.get(folded, len(first))):
+            target = _target(list(types[folded]), self.fold)
+            drifted = any(read_as(type_, target, self.fold) != target for type_ in types[folded])
+            self.columns[folded] = TableColumn(names[folded], target, drifted)
+
+    def _columns(
+        self, schema: pa.Schema, chosen: set[str] | None, choose: Callable[[str], bool] | None
+    ) -> dict[str, tuple[str, pa.DataType]]:
+        stored: dict[str, tuple[str, pa.DataType]] = {}
+        for field in schema:
+            folded = self.fold(field.name)
+            if field.name == layout.KEY:
+                continue  # one of the partitions
+            if chosen is not None and folded not in chosen and not (choose and choose(field.name)):
+                continue
+            if folded in stored:
+                raise JetcaptureError(f"columns {stored[folded][0]} and {field.name} {_SAME_BUT_FOR_CASE}")
+            type_ = as_read(field.name, field.type)
+            _check_fields(field.name, type_, self.fold)
+            stored[folded] = field.name, type_
+        return stored
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the result: the columns, and then the partitions."""
+        fields = [(column.name, column.type) for column in self.columns.values()]
+        return pa.schema([*fields, *((name, pa.string()) for name in self.partitions)])
+
+    @property
+    def several_rows(self) -> bool:
+        """Whether a message may have several rows."""
+        return layout.ROW in self.columns
+
+    @property
+    def times(self) -> list[str]:
+        """The names of the columns with times of day."""
+        return [name for stored in self._stored for name, type_ in stored.values() if _has_time(type_)]
+
+    def stored(self, schema: int) -> Mapping[str, tuple[str, pa.DataType]]:
+        """Return the columns of an object by folded name: their names and types, normalized by `as_read`."""
+        return self._stored[schema]
+
+    def reads(self, schema: int) -> Reads:
+        """Return how the drifted columns of an object are read.
+
+        Objects can be read together unless they read the same column differently.
+        """
+        stored = self._stored[schema]
+        return {
+            folded: read_as(stored[folded][1], column.type, self.fold)
+            for folded, column in self.columns.items()
+            if column.drifted and folded in stored
+        }
+
+
+_SAME_BUT_FOR_CASE = "differ in case only: set spark.sql.caseSensitive=true, or case_sensitive=True without Spark"
+_DIGITS: dict[pa.DataType, int] = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+"""Integer types and their maximum number of digits."""
+_FLOATS = (pa.float32(), pa.float64())
+_MAX_DIGITS = 38
+"""Maximum digits of a decimal."""
+_WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
+    pa.null(): (*_DIGITS, pa.float64(), pa.date32()),  # Parquet stores nulls as an int32
+    pa.int8(): (pa.int64(), pa.float64()),
+    pa.int16(): (pa.int64(), pa.float64()),
+    pa.int32(): (pa.int64(), pa.float64()),
+    pa.float32(): (pa.float64(),),
+}
+"""As what a Parquet reader, Spark's included, reads a type besides that type itself, without a change to any value."""
+
+
+def _target(types: Sequence[pa.DataType], fold: Fold) -> pa.DataType:
+    """Return the type of a column that objects store as `types`."""
+    merged: pa.DataType | None = types[0]
+    for type_ in types[1:]:
+        merged = None if merged is None else _merge(merged, type_, fold)
+    if merged is not None:
+        return without_null(merged, pa.string())
+    return _number([type_ for type_ in types if type_ != pa.null()]) or pa.string()
+
+
+def _number(types: Sequence[pa.DataType]) -> pa.DataType | None:
+    """The number that holds integers, decimals or floats of these types: every one exactly, or a double where there are
+    floats, except beside a decimal with a scale, which was declared for the sake of its digits. None if there is none.
+    """
+    if all(type_ in _DIGITS for type_ in types):
+        return pa.int64()
+    if any(type_ in _FLOATS for type_ in types):
+        fits = all(type_ in _FLOATS or type_ in _DIGITS or type_ == _SIMPLE[pa.uint64()] for type_ in types)
+        return pa.float64() if fits else None
+    if not all(type_ in _DIGITS or pa.types.is_decimal(type_) for type_ in types):
+        return None
+    decimals = [type_ if pa.types.is_decimal(type_) else pa.decimal128(_DIGITS[type_]) for type_ in types]
+    scale = max(type_.scale for type_ in decimals)
+    precision = scale + max(type_.precision - type_.scale for type_ in decimals)
+    return pa.decimal128(precision, scale) if precision <= _MAX_DIGITS else None
+
+
+def _merge(left: pa.DataType, right: pa.DataType, fold: Fold) -> pa.DataType | None:
+    """The type that Parquet can read both as, null types aside; None when there is none. Fields have their names in
+    `left`."""
+    if left == right or right == pa.null():
+        return left
+    if left == pa.null():
+        return right
+    if pa.types.is_list(left) and pa.types.is_list(right):
+        element = _merge(left.value_type, right.value_type, fold)
+        return None if element is None else pa.list_(element)
+    if pa.types.is_map(left) and pa.types.is_map(right):
+        key, value = _merge(left.key_type, right.key_type, fold), _merge(left.item_type, right.item_type, fold)
+        return None if key is None or value is None else pa.map_(key, value)
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        fields = {fold(field.name): (field.name, field.type) for field in left}
+        for field in right:
+            name, known = fields.get(fold(field.name), (field.name, field.type))
+            merged = _merge(known, field.type, fold)
+            if merged is None:
+                return None
+            fields[fold(field.name)] = name, merged
+        return pa.struct(list(fields.values()))
+    return None
+
+
+def read_as(stored: pa.DataType, target: pa.DataType, fold: Fold) -> pa.DataType:
+    """Return the type with which Parquet reads a column stored as `stored` for `target`: that type, if possible."""
+    readable = without_null(stored, pa.string()) == stored and _merge(target, stored, fold) == target
+    return target if readable or target in _WIDER.get(stored, ()) else stored
+
+
+def _check_fields(column: str, type_: pa.DataType, fold: Fold) -> None:
+    """Raise JetcaptureError if a struct has two fields whose names count as equal."""
+    for inner in inner_types(type_):
+        _check_fields(column, inner, fold)
+    if pa.types.is_struct(type_):
+        known: dict[str, str] = {}
+        for field in type_:
+            first = known.setdefault(fold(field.name), field.name)
+            if first != field.name:
+                raise JetcaptureError(
+                    f"column {column} has fields {first} and {field.name}, which {_SAME_BUT_FOR_CASE}"
+                )
+
+
+def inner_types(type_: pa.DataType) -> list[pa.DataType]:
+    """Return the types directly inside a struct, list or map."""
+    if pa.types.is_map(type_):
+        return [type_.key_type, type_.item_type]
+    return [type_.field(number).type for number in range(type_.num_fields)]
+
+
+def _has_time(type_: pa.DataType) -> bool:
+    return type_ == TIME_OF_DAY or any(map(_has_time, inner_types(type_)))
+
+
+def without_null(type_: pa.DataType, instead: pa.DataType) -> pa.DataType:
+    """Replace the null type in a type, because Parquet stores it as int32."""
+    return rebuilt(type_, lambda of: instead if of == pa.null() else of)
+
+
+_SIMPLE: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.date64(): pa.date32(),
+} | {
+    type_: type_
+    for type_ in (pa.null(), pa.bool_(), *_DIGITS, *_FLOATS, pa.string(), pa.binary(), pa.date32(), TIME_OF_DAY)
+}
+
+
+def as_read(column: str, type_: pa.DataType) -> pa.DataType:
+    """Return the type with which values of a stored type are read: one of few for all types that have the same values.
+
+    Raises JetcaptureError for types that Parquet has, but not every engine.
+    """
+    if (simple := _SIMPLE.get(type_)) is not None:
+        return simple
+    if pa.types.is_dictionary(type_):
+        return as_read(column, type_.value_type)
+    if pa.types.is_timestamp(type_) and type_.unit != "ns":
+        return INSTANT if type_.tz else pa.timestamp("us")
+    if pa.types.is_decimal(type_) and type_.precision <= _MAX_DIGITS:
+        return pa.decimal128(type_.precision, type_.scale)
+    if pa.types.is_fixed_size_binary(type_):
+        return pa.binary()
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        return pa.list_(as_read(column, type_.value_type))
+    if pa.types.is_map(type_):
+        return pa.map_(as_read(column, type_.key_type), as_read(column, type_.item_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([(field.name, as_read(column, field.type)) for field in type_])
+    raise JetcaptureError(f"column {column} is {type_}, which cannot be read: name the columns you need instead")

@@ -1,0 +1,224 @@
+"""Convert a stored column to its type in the result, and encode values as text and JSON: one rule for every engine.
+
+- Timestamps are RFC 3339 in UTC with six fractional digits; timestamps without a zone are written without one.
+- Floats are written as Java writes them (`1.0E10`), with the shortest digits that read back as the same number. Java
+  before 19 writes some with more digits (JDK-4511638), and Spark with it: `1.9999999999999998E23` in place of `2.0E23`.
+- NaN and infinities are the strings "NaN", "Infinity" and "-Infinity" in JSON, to distinguish them from null.
+- In JSON, nulls are kept, in rows and in structs. Decimals are numbers with all digits, binary is base64.
+- A map's key is the value's text without quotes: `{"2026-05-01T12:00:00.123456Z": 1}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from itertools import pairwise
+from math import copysign, isfinite, isnan
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive.nested import struct_array
+
+Fold = Callable[[str], str]
+"""Maps names that are equal to a reader to the same name."""
+Inner = Callable[[pa.Array, int], list[Any]]
+"""Converts the child with this number of a struct, map or list as `plain_values` does."""
+
+_ESCAPE = re.compile(rb"\\(u00..|.)")
+_LONG_YEAR = r"^(\d{5,}-)"
+
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode what `plain_values` returns as JSON, with escapes as Java's writers have them: `\\u001F`."""
+    encoded = _encode(value)
+    return _ESCAPE.sub(_upper, encoded) if b"\\u00" in encoded else encoded
+
+
+def _upper(escape: re.Match[bytes]) -> bytes:
+    return b"\\" + (escape[1] if len(escape[1]) == 1 else b"u" + escape[1][1:].upper())
+
+
+def convert(array: pa.Array, target: pa.DataType, fold: Fold) -> pa.Array:
+    """Convert a stored column to the type that it has in a table; fields that it lacks are null.
+
+    Fields of structs are matched by folded name. Everything becomes text by `text_of`.
+    """
+    types = pa.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    stored = array.type
+    if stored == target:
+        return array
+    if types.is_null(stored):
+        return pa.nulls(len(array), target)
+    if types.is_string(target):
+        return text_of(array)
+    if types.is_struct(target) and types.is_struct(stored):
+        numbers = {fold(name): number for number, name in enumerate(stored.names)}
+        children = []
+        for field in target:
+            number = numbers.get(fold(field.name))
+            child = pa.nulls(len(array)) if number is None else array.field(number)
+            children.append(convert(child, field.type, fold))
+        return struct_array(children, target, array.is_null())
+    mask = array.is_null() if array.null_count else None
+    if types.is_map(target) and types.is_map(stored):
+        offsets, keys, items = _flat(array, array.keys, array.items)
+        keys, items = convert(keys, target.key_type, fold), convert(items, target.item_type, fold)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=target, mask=mask)
+    if types.is_list(target) and is_list(stored):
+        array = _plain_list(array)
+        offsets, items = _flat(array, array.values)
+        return pa.ListArray.from_arrays(offsets, convert(items, target.value_type, fold), type=target, mask=mask)
+    if types.is_decimal(stored) and types.is_floating(target):  # Arrow's own cast does not round correctly
+        return array.cast(pa.string()).cast(target)
+    return array.cast(target, safe=not types.is_floating(target))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is any kind of list."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def text_of(array: pa.Array) -> pa.StringArray:
+    """Return values as text: strings unchanged, structs, lists and maps as JSON; null stays null.
+
+    Binary values are taken for UTF-8, and what is not becomes U+FFFD.
+    """
+    types, kind = pa.types, array.type
+    if types.is_nested(kind):
+        rows = plain_values(array, java=True)
+        return pa.array([None if row is None else encode_json(row).decode() for row in rows], pa.string())
+    if types.is_floating(kind):
+        return pa.array(_java_texts(array), pa.string())
+    if types.is_decimal(kind):
+        return pa.array([None if value is None else f"{value:f}" for value in array.to_pylist()], pa.string())
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        rows = array.to_pylist()
+        return pa.array([None if row is None else row.decode("utf-8", "replace") for row in rows], pa.string())
+    return _scalars(array).cast(pa.string())
+
+
+def rfc3339(timestamps: pa.Array) -> pa.StringArray:
+    """Format timestamps with a zone, or microseconds since the epoch, as RFC 3339 in UTC with microseconds."""
+    return pc.binary_join_element_wise(_iso(timestamps), "Z", "")
+
+
+def _iso(timestamps: pa.Array) -> pa.StringArray:
+    micros = timestamps if pa.types.is_integer(timestamps.type) else _micros(timestamps)
+    texts = pc.replace_substring(micros.cast(pa.timestamp("us")).cast(pa.string()), " ", "T", max_replacements=1)
+    return pc.replace_substring_regex(texts, _LONG_YEAR, r"+\1")
+
+
+def _micros(timestamps: pa.Array) -> pa.Array:
+    return timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
+
+
+def plain_values(array: pa.Array, *, java: bool = False, inner: Inner | None = None) -> list[Any]:
+    """Convert to Python values that JSON and MessagePack can encode: `encode_json`.
+
+    With `java`, numbers are JSON in Java's notation, which MessagePack does not take. `inner` converts children.
+    """
+    types = pa.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if inner is None:
+
+        def inner(child: pa.Array, _number: int) -> list[Any]:
+            return plain_values(child, java=java)
+
+    if types.is_struct(kind):
+        names = kind.names
+        columns = [inner(array.field(number), number) for number in range(len(names))]
+        rows = zip(*columns, strict=True) if names else iter([()] * len(array))
+        return _unless_null(array, (dict(zip(names, row, strict=True)) for row in rows))
+    if types.is_map(kind):
+        offsets, keys, values = _flat(array, array.keys, array.items)
+        entries = list(zip(map(_key_text, inner(keys, 0)), inner(values, 1), strict=True))
+        return _unless_null(array, (dict(entries[start:stop]) for start, stop in pairwise(offsets.to_pylist())))
+    if is_list(kind):
+        array = _plain_list(array)
+        offsets, children = _flat(array, array.values)
+        items = inner(children, 0)
+        return _unless_null(array, (items[start:stop] for start, stop in pairwise(offsets.to_pylist())))
+    if types.is_floating(kind):
+        return _floats(array, java=java)
+    scalars: list[Any] = _scalars(array).to_pylist()
+    return scalars
+
+
+def _floats(array: pa.Array, *, java: bool) -> list[Any]:
+    if java:
+        return [
+            None if text is None else text if text[-1] in "Ny" else msgspec.Raw(text.encode())
+            for text in _java_texts(array)
+        ]
+    if not pa.types.is_float64(array.type):  # the shortest text of a float, not that of its double
+        array = array.cast(pa.string()).cast(pa.float64())
+    return [value if value is None or isfinite(value) else _java("", value) for value in array.to_pylist()]
+
+
+def _scalars(array: pa.Array) -> pa.Array:
+    """Convert scalars to types that JSON has, as far as Arrow can."""
+    types, kind = pa.types, array.type
+    if types.is_timestamp(kind):
+        return rfc3339(array) if kind.tz else _iso(array)
+    if types.is_date(kind):
+        return pc.replace_substring_regex(array.cast(pa.date32()).cast(pa.string()), _LONG_YEAR, r"+\1")
+    if types.is_time(kind):
+        return pc.replace_substring_regex(array.cast(pa.time64("ns")).cast(pa.string()), r"\.?0+$", "")
+    return array
+
+
+def _java_texts(array: pa.Array) -> list[str | None]:
+    """Return floats as Java writes them, with the shortest digits of their own type."""
+    exact, shortest = array.cast(pa.float64()).to_pylist(), array.cast(pa.string()).to_pylist()
+    return [None if value is None else _java(text, value) for text, value in zip(shortest, exact, strict=True)]
+
+
+def _java(shortest: str, value: float) -> str:
+    """Return a number as Java does: plain from 0.001 to 10,000,000, else with one digit before the point."""
+    if not isfinite(value):
+        return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value == 0:
+        return "-0.0" if copysign(1, value) < 0 else "0.0"
+    if 1e-3 <= abs(value) < 1e7:  # Arrow and Python write these without an exponent
+        return shortest if "." in shortest else f"{shortest}.0"
+    sign, digits, exponent = Decimal(shortest).normalize().as_tuple()
+    if len(digits) == 1:  # of the texts with two digits, Java takes the closest: 4.9E-324
+        sign, digits, exponent = Decimal(f"{value:.1e}").normalize().as_tuple()
+    first, *rest = digits
+    return f"{'-' if sign else ''}{first}.{''.join(map(str, rest)) or '0'}E{int(exponent) + len(rest)}"
+
+
+def _key_text(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, float):
+        return _java(repr(key), key)
+    return encode_json(key).decode().strip('"')
+
+
+def _flat(array: pa.Array, *children: pa.Array) -> tuple[pa.Array, ...]:
+    """Return where the lists or maps of `array` start in its `children`, and these, without what a slice leaves out."""
+    offsets = array.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    return pc.subtract(offsets, first), *(child.slice(first, last - first) for child in children)
+
+
+def _plain_list(array: pa.Array) -> pa.ListArray:
+    return array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
+
+
+def _unless_null(array: pa.Array, values: Iterable[Any]) -> list[Any]:
+    if not array.null_count:
+        return list(values)
+    return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]

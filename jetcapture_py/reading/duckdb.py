@@ -1,0 +1,440 @@
+"""Render a plan as SQL of DuckDB: views over its own Parquet reader, with each message once.
+
+Objects of one schema are one `read_parquet`, with their partitions from the paths. DuckDB reads local objects itself,
+under links whose paths hold nothing but these partitions. Others it reads through `ArchiveFiles`, with its timeouts and
+renewed credentials.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from fsspec.spec import AbstractFileSystem
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.overlaps import Range
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.columns import INSTANT, Fold
+from jetcapture_py.reading.convert import convert
+from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, list_objects, plan, within_buckets
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import ArchiveFiles, File
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+VIEWS = ("archive", "quarantine", "objects")
+_REMOTE_THREADS = 16
+"""Threads that read a remote store: they mostly wait for it."""
+_COPY = "_nats_copy"
+_VIRTUAL = ("file_index", "file_row_number")
+"""Columns of DuckDB's reader that number the rows of the objects that are compared."""
+_ROW_BITS = 36
+_NAMED = re.compile(rf"\b({'|'.join(VIEWS)})\b", re.IGNORECASE)
+_OBJECTS = pa.schema(
+    [
+        ("key", pa.string()),
+        ("bundle", pa.string()),
+        ("quarantine", pa.bool_()),
+        ("bucket", INSTANT),
+        ("first_seq", pa.int64()),
+        ("last_seq", pa.int64()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("path", pa.string()),
+        ("modified", INSTANT),
+    ]
+)
+_SIMPLE = {
+    pa.null(): "INTEGER",  # as Parquet stores it
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.date32(): "DATE",
+    pa.time64("us"): "TIME",
+    pa.timestamp("us"): "TIMESTAMP",
+    INSTANT: "TIMESTAMPTZ",
+}
+
+
+def named_views(statement: str) -> list[str]:
+    """Return the views that a statement may read."""
+    return sorted({name.lower() for name in _NAMED.findall(statement)})
+
+
+def sql_type(type_: pa.DataType) -> str:
+    """Return DuckDB's name of a type of a plan's table."""
+    if (simple := _SIMPLE.get(type_)) is not None:
+        return simple
+    if pa.types.is_decimal(type_):
+        return f"DECIMAL({type_.precision}, {type_.scale})"
+    if pa.types.is_map(type_):
+        return f"MAP({sql_type(type_.key_type)}, {sql_type(type_.item_type)})"
+    if pa.types.is_struct(type_):
+        return f"STRUCT({', '.join(f'{_quoted(field.name)} {sql_type(field.type)}' for field in type_)})"
+    return f"{sql_type(type_.value_type)}[]"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+class ArchiveViews:
+    """The views `archive`, `quarantine` and `objects` of a stream on a DuckDB connection.
+
+    `directory` is an empty directory for links to local objects.
+    """
+
+    def __init__(
+        self,
+        connection: DuckDBPyConnection,
+        files: ArchiveFiles,
+        stream: str,
+        selection: Selection,
+        *,
+        directory: Path,
+        dedupe: Dedupe = "auto",
+        parquet_only: bool = False,
+    ) -> None:
+        self.files, self.stream = files, stream
+        self._connection = connection
+        self._selection = selection
+        self._dedupe: Dedupe = dedupe
+        self._parquet_only = parquet_only
+        self._plans: dict[str, ReadPlan] = {}
+        self._functions: dict[tuple[pa.DataType, pa.DataType], str] = {}
+        self._paths: _Links | _Remote = _Links(directory) if files.local else _Remote(files)
+        if isinstance(self._paths, _Remote):
+            connection.register_filesystem(self._paths)
+            connection.execute(f"SET threads = {_REMOTE_THREADS}")
+
+    @property
+    def planned(self) -> Iterable[str]:
+        """The views of messages that were created."""
+        return tuple(self._plans)
+
+    def create(self, names: Iterable[str]) -> None:
+        """Create or replace these views, of the objects as of now. Raises JetcaptureError."""
+        for name in names:
+            if name == "objects":
+                self._connection.register("_nats_objects", self._objects())
+                self._connection.execute("CREATE OR REPLACE TEMP VIEW objects AS FROM _nats_objects")
+                continue
+            quarantine = name == "quarantine"
+            planned = plan(
+                self.files,
+                self.stream,
+                self._selection._replace(keys=None) if quarantine else self._selection,
+                dedupe=self._dedupe,
+                quarantine=quarantine,
+                parquet_only=self._parquet_only,
+            )
+            self._plans[name] = planned
+            self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._select(planned)}")
+
+    def outdated(self) -> bool:
+        """Whether an object that the views read was removed or rewritten. Raises StoreError."""
+        for planned in self._plans.values():
+            now = list_objects(self.files, planned.directory, planned.selection.keys).files
+            for name in planned.names:
+                file = now.get(name)
+                if file is None or file.size != planned.listing.files[name].size:
+                    return True
+        return False
+
+    def failure(self) -> Exception | None:
+        """Return and forget the error of a remote store that made a statement fail; None without one."""
+        if isinstance(self._paths, _Links):
+            return None
+        failure, self._paths.failure = self._paths.failure, None
+        return failure
+
+    def shown(self, text: str) -> str:
+        """Replace the objects' paths in an error's text with those that users know."""
+        for path, top in self._paths.tops():
+            text = text.replace(path, top)
+        return text
+
+    def _objects(self) -> pa.Table:
+        rows = []
+        for file in sorted(self.files.files(self.stream), key=lambda file: file.path):
+            name = file.name
+            if name is not None and _selected(name, self._selection):
+                rows.append(
+                    {
+                        "key": name.key,
+                        "bundle": name.bundle or None,
+                        "quarantine": name.quarantine,
+                        "bucket": datetime.fromtimestamp(name.bucket, UTC),
+                        "first_seq": name.first_seq,
+                        "last_seq": name.last_seq,
+                        "rows": name.rows,
+                        "bytes": file.size,
+                        "path": file.path,
+                        "modified": None if file.modified is None else datetime.fromtimestamp(file.modified, UTC),
+                    }
+                )
+        return pa.Table.from_pylist(rows, _OBJECTS)
+
+    # ------------------------------------------------------------------ SQL
+
+    def _select(self, planned: ReadPlan) -> str:
+        """Return the SELECT of a plan's rows."""
+        selects = self._scans(planned, planned.whole)
+        for name, ranges in planned.parts.items():
+            selects += self._scans(planned, [name], where=_within(ranges))
+        if planned.shared:
+            selects.append(self._compared(planned))
+        columns = ", ".join(_quoted(name) for name in planned.table.schema.names)
+        if not selects:
+            nothing = (
+                f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in planned.table.schema
+            )
+            return f"SELECT {', '.join(nothing)} LIMIT 0"
+        bounds = [condition for bound in planned.bounds for condition in _bounded(bound)]
+        where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
+        return f"SELECT {columns} FROM ({' UNION ALL '.join(selects)}){where}"
+
+    def _scans(
+        self, planned: ReadPlan, names: Iterable[ObjectName], *, where: str = "", number: bool = False
+    ) -> list[str]:
+        """Return a SELECT of the table's columns for each layout and schema of these objects; with `number`, also of
+        a number that says where a row is."""
+        table, first = planned.table, 0
+        alike: dict[tuple[int, bool], list[ObjectName]] = defaultdict(list)
+        for name in names:
+            alike[planned.schema_of[name], bool(name.bundle)].append(name)
+        selects = []
+        for (schema, bundled), members in alike.items():
+            stored = table.stored(schema)
+            columns = []
+            for folded, column in table.columns.items():
+                value = f"CAST(NULL AS {sql_type(column.type)})"
+                if folded in stored and not (bundled and folded == layout.BUNDLE):
+                    source, type_ = stored[folded]
+                    value = self._converted(_quoted(source), type_, column.type, table.fold)
+                columns.append(f"{value} AS {_quoted(column.name)}")
+            columns += map(_quoted, table.partitions)
+            if number:
+                columns.append(f"(({first} + CAST(file_index AS BIGINT)) << {_ROW_BITS}) + file_row_number AS {_COPY}")
+            paths = ", ".join(_text(self._paths.path(planned.listing.files[name])) for name in members)
+            scan = f"read_parquet([{paths}], hive_partitioning = true, hive_types_autocast = false)"
+            keys = planned.selection.keys
+            conditions = [*([where] if where else []), *([_has_key(keys)] if bundled and keys is not None else [])]
+            condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+            selects.append(f"SELECT {', '.join(columns)} FROM {scan}{condition}")
+            first += len(members)
+        return selects
+
+    def _compared(self, planned: ReadPlan) -> str:
+        """Return the SELECT of the objects whose rows are compared. Only their identities are kept in memory."""
+        table = planned.table
+        if taken := [table.columns[name].name for name in _VIRTUAL if name in table.columns]:
+            raise JetcaptureError(
+                f"column {taken[0]} has a name that DuckDB needs to compare rows: use jetcapture spark query"
+            )
+        union = " UNION ALL ".join(self._scans(planned, planned.shared, number=True))
+        identity = [_quoted(name) for name in planned.identity]
+        if table.several_rows:
+            identity.append(f"coalesce({_quoted(layout.ROW)}, 0)")
+        columns = ", ".join(_quoted(name) for name in table.schema.names)
+        first = f"SELECT min({_COPY}) AS {_COPY} FROM ({union}) GROUP BY {', '.join(identity)}"
+        return f"SELECT {columns} FROM ({union}) SEMI JOIN ({first}) USING ({_COPY})"
+
+    def _converted(self, column: str, stored: pa.DataType, target: pa.DataType, fold: Fold) -> str:
+        """Return the expression of a stored column with its type in the table."""
+        if _casts(stored, target, fold):
+            return f"CAST({column} AS {sql_type(target)})"  # nothing to do, except for such types as unsigned numbers
+        name = self._functions.get((stored, target))
+        if name is None:
+            name = self._functions[stored, target] = f"_nats_converted_{len(self._functions)}"
+
+            def converted(values: Any) -> pa.Array:
+                array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+                return convert(array, target, fold)
+
+            create: Any = self._connection.create_function  # its stub accepts no list of text
+            create(name, converted, [sql_type(stored)], sql_type(target), type="arrow", null_handling="special")
+        return f"{name}(CAST({column} AS {sql_type(stored)}))"
+
+
+def _casts(stored: pa.DataType, target: pa.DataType, fold: Fold) -> bool:
+    """Whether DuckDB's own cast gives the values that `convert` gives."""
+    types = pa.types
+    if stored in (target, pa.null()):
+        return True
+    if types.is_struct(stored) and types.is_struct(target):
+        known = {fold(field.name): field.type for field in stored}
+        return all(_casts(known.get(fold(field.name), pa.null()), field.type, fold) for field in target)
+    if types.is_map(stored) and types.is_map(target):
+        return _casts(stored.key_type, target.key_type, fold) and _casts(stored.item_type, target.item_type, fold)
+    if types.is_list(stored) and types.is_list(target):
+        return _casts(stored.value_type, target.value_type, fold)
+    if types.is_integer(stored):
+        return not bool(types.is_nested(target))
+    if types.is_boolean(stored):
+        return bool(target == pa.string())
+    if types.is_decimal(stored):
+        return bool(types.is_decimal(target))
+    return bool(types.is_float32(stored) and types.is_float64(target))
+
+
+def _within(ranges: Iterable[Range]) -> str:
+    return f"({' OR '.join(f'{_quoted(layout.SEQ)} BETWEEN {first} AND {last}' for first, last in ranges)})"
+
+
+def _has_key(keys: Iterable[str | None]) -> str:
+    known = ", ".join(_text(key) for key in keys if key is not None)
+    conditions = [f"{layout.KEY} IN ({known})"] if known else []
+    return f"({' OR '.join([*conditions, *([f'{layout.KEY} IS NULL'] if None in keys else [])])})"
+
+
+def _bounded(bound: Bound) -> Iterator[str]:
+    value = (
+        f"coalesce({', '.join(map(_quoted, bound.columns))})" if len(bound.columns) > 1 else _quoted(bound.columns[0])
+    )
+    for operator, time in ((">=", bound.start), ("<", bound.end)):
+        if time is not None:
+            yield f"{value} {operator} TIMESTAMPTZ {_text(time.astimezone(UTC).isoformat())}"
+
+
+def _selected(name: ObjectName, selection: Selection) -> bool:
+    """Whether an object may hold messages of a selection, by its name."""
+    keys = selection.keys
+    if keys is not None and not name.bundle and (name.quarantine or name.key not in keys):
+        return False
+    return bool(within_buckets([name], selection))
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _tail(file: File) -> tuple[str, str]:
+    """Return the directory of a stream's objects, and the path below it: partitions, and the object's file name."""
+    parts = file.place.split("/")
+    levels = 3 if file.name is not None and file.name.quarantine else 4
+    return "/".join(parts[:-levels]), "/".join(parts[-levels:])
+
+
+class _Links:
+    """Paths of local objects: below links, so that the only `=` in them are those of the partitions, and none of the
+    root's characters is a pattern."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._links: dict[str, str] = {}
+
+    def tops(self) -> Iterable[tuple[str, str]]:
+        """Return the links, and to which directories they lead."""
+        return [(f"{link}/", f"{top}/") for top, link in self._links.items()]
+
+    def path(self, file: File) -> str:
+        """Return the path of an object."""
+        top, tail = _tail(file)
+        link = self._links.get(top)
+        if link is None:
+            link = self._links[top] = str(self._directory / str(len(self._links)))
+            Path(link).symlink_to(top)
+        return f"{link}/{tail}"
+
+
+class _Remote(AbstractFileSystem):  # type: ignore[misc]
+    """Remote objects as files that DuckDB opens, read through `ArchiveFiles`."""
+
+    protocol = "jetcapture"
+    cachable = False
+    failure: Exception | None = None
+    """The last error of a request: DuckDB keeps only its text."""
+
+    def __init__(self, files: ArchiveFiles) -> None:
+        super().__init__()
+        self._files = files
+        self._tops: dict[str, int] = {}
+        self._known: dict[str, File] = {}
+
+    def tops(self) -> Iterable[tuple[str, str]]:
+        """Return the beginnings of paths, and the directories that they stand for."""
+        return [(f"{self.protocol}://{number}/", f"{top}/") for top, number in self._tops.items()]
+
+    def path(self, file: File) -> str:
+        """Return the path of an object."""
+        top, tail = _tail(file)
+        path = f"{self._tops.setdefault(top, len(self._tops))}/{tail}"
+        self._known[path] = file
+        return f"{self.protocol}://{path}"
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        """Return the path itself."""
+        return [path]
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Whether the object was listed."""
+        return self._strip_protocol(path) in self._known
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return what the listing said about the object."""
+        return {"name": path, "type": "file", "size": self.size(path)}
+
+    def size(self, path: str) -> int:
+        """Return the object's size in bytes."""
+        return self._known[self._strip_protocol(path)].size
+
+    def modified(self, path: str) -> datetime:
+        """Return when the object was written, or 1970 if the store does not tell."""
+        return datetime.fromtimestamp(self._known[self._strip_protocol(path)].modified or 0, UTC)
+
+    def open(self, path: str, *_: Any, **__: Any) -> _RemoteObject:
+        """Open an object for reading."""
+        return _RemoteObject(self, self._files, self._known[self._strip_protocol(path)])
+
+
+class _RemoteObject(io.RawIOBase):
+    """One object; each read is one request. DuckDB's threads share it, so that each has its own position."""
+
+    def __init__(self, owner: _Remote, files: ArchiveFiles, file: File) -> None:
+        self._owner, self._files, self._file = owner, files, file
+        self._positions: dict[int, int] = defaultdict(int)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._positions[threading.get_ident()]
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._file.size}[whence]
+        self._positions[threading.get_ident()] = base + offset
+        return base + offset
+
+    def read(self, size: int = -1) -> bytes:
+        start = self.tell()
+        end = self._file.size if size < 0 else min(start + size, self._file.size)
+        try:
+            data = self._files.read(self._file, start, end) if end > start else b""
+        except JetcaptureError as error:
+            self._owner.failure = error
+            raise
+        self._positions[threading.get_ident()] = start + len(data)
+        return data

@@ -1,0 +1,388 @@
+"""Plan how to read an archive, as a value that Spark, Arrow and DuckDB render: every message once, as one table.
+
+Object names say which objects may share messages (see `layout`). Others are read as they are; those that may share
+messages are compared by sequence (see `overlaps`), or row by row. Objects whose column types differ still form one
+table (see `columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.layout import LONGEST_INTERVAL, Bundles, ObjectName
+from jetcapture_py.archive.overlaps import Identities, Range, resolve
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.columns import Columns, Table
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.text import one_line, plural
+
+Dedupe = Literal["auto", "full", "none"]
+Times = tuple[datetime, datetime] | None
+"""The first and last `_nats_timestamp` of an object; None without statistics."""
+
+_TAIL = 1 << 14
+"""Bytes that are read first from the end of an object; almost every footer is shorter."""
+_QUARANTINE = pa.schema(
+    [
+        (layout.STREAM, pa.string()),
+        (layout.SUBJECT, pa.string()),
+        (layout.SEQ, pa.int64()),
+        (layout.TIMESTAMP, pa.timestamp("us", "UTC")),
+        (layout.NANOS, pa.int16()),
+        (layout.DELIVERED, pa.int32()),
+        (layout.HEADERS, pa.map_(pa.string(), pa.list_(pa.string()))),
+        (layout.PAYLOAD, pa.binary()),
+        (layout.STAGE, pa.string()),
+        (layout.ERROR, pa.string()),
+        (layout.RAW_HEADERS, pa.binary()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The objects of a stream or its quarantine."""
+
+    objects: list[ObjectName]
+    others: list[ObjectName]
+    """Objects in other formats than Parquet."""
+    files: Mapping[ObjectName, File]
+    directories: Collection[str]
+    """Every directory with a visible file of any kind."""
+    tops: Collection[str]
+    """The directories that were listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFacts:
+    """What footers say."""
+
+    schemas: Sequence[pa.Schema]
+    """The distinct schemas."""
+    schema_of: Mapping[ObjectName, int]
+    """The index of each object's schema."""
+    bundles: Bundles
+    intervals: Mapping[ObjectName, int]
+    """The lengths of the buckets, in seconds."""
+    times: Mapping[ObjectName, Times]
+    """The times of objects in buckets of another time, if they were asked for."""
+
+
+class Bound(NamedTuple):
+    """A condition on rows: the first of `columns` that is not null is from `start` (inclusive) to `end` (exclusive)."""
+
+    columns: tuple[str, ...]
+    start: datetime | None
+    end: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """What to read of an archive. Without matching objects, none are read, and the table has the columns of the last
+    object, or of a quarantine.
+
+    Of objects in bundles, only rows with one of the keys of `selection` belong to the result; of all, only rows within
+    `bounds`.
+    """
+
+    files: ArchiveFiles
+    directory: str
+    """The objects' directory, relative to the archive's root."""
+    quarantine: bool
+    selection: Selection
+    listing: Listing
+    table: Table
+    schema_of: Mapping[ObjectName, int]
+    """The index of each object's schema in `table`."""
+    bundles: Bundles
+    whole: Sequence[ObjectName]
+    """Objects to read completely."""
+    parts: Mapping[ObjectName, Sequence[Range]]
+    """Objects to read only in ranges of sequences (inclusive)."""
+    shared: Sequence[ObjectName]
+    """Objects whose rows are compared: of those that are equal in `identity`, one belongs to the result."""
+    identity: Sequence[str]
+    """Columns; `_nats_row`, if the table has it, is one that counts as 0 where it is null."""
+    outputs: Sequence[tuple[str, str]]
+    """The columns of the result: names as they were asked for, and the table's."""
+
+    @property
+    def names(self) -> list[ObjectName]:
+        """All objects that are read."""
+        return [*self.whole, *self.parts, *self.shared]
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """The conditions on the rows' times."""
+        selection = self.selection
+        bounds = []
+        if selection.start is not None or selection.end is not None:
+            bounds.append(Bound((layout.TIMESTAMP,), selection.start, selection.end))
+        if selection.by_event:
+            names = tuple(name for name in (layout.TIME, layout.TIMESTAMP) if name in self.table.columns)
+            bounds.append(Bound(names, selection.event_start, selection.event_end))
+        return bounds
+
+
+def plan(
+    files: ArchiveFiles,
+    stream: str,
+    selection: Selection | None = None,
+    *,
+    columns: Columns | None = None,
+    dedupe: Dedupe = "auto",
+    quarantine: bool = False,
+    parquet_only: bool = False,
+    case_sensitive: bool = False,
+) -> ReadPlan:
+    """Plan how to read the archive of `stream`, or its quarantine, as of now: list it, and read footers.
+
+    The arguments are those of `read_archive`. Raises JetcaptureError.
+    """
+    if dedupe not in ("auto", "full", "none"):
+        raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
+    columns = [columns] if isinstance(columns, str) else columns
+    archive = _Archive(files=files, stream=stream, quarantine=quarantine, selection=selection or Selection())
+
+    def planned() -> ReadPlan:
+        return archive.plan(columns, dedupe, parquet_only=parquet_only, case_sensitive=case_sensitive)
+
+    return retried(planned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Archive:
+    """A part of a stream's archive or quarantine."""
+
+    files: ArchiveFiles
+    stream: str
+    quarantine: bool
+    selection: Selection
+
+    @property
+    def directory(self) -> str:
+        return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
+
+    def plan(self, columns: Columns | None, dedupe: Dedupe, *, parquet_only: bool, case_sensitive: bool) -> ReadPlan:
+        """Plan as of now. Raises VanishedError when objects have just changed."""
+        listing = list_objects(self.files, self.directory, self.selection.keys)
+        if not parquet_only:
+            self._refuse_others(listing, self.selection)
+        names, facts = self._chosen(listing)
+        last: list[ObjectName] = []
+        if not names:  # no rows, with the columns that the last object has
+            if not listing.objects:
+                listing = list_objects(self.files, self.directory)
+            last = sorted(listing.objects, key=lambda name: name.bucket)[-1:]
+            if not last:
+                self._refuse_others(listing, Selection())
+                self._refuse_nothing()
+            facts = read_facts(self.files, last, listing)
+        used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names or last))}
+        schemas = [facts.schemas[schema] for schema in used] or [_QUARANTINE]
+        needed = _with_time(columns) if self.selection.by_event else columns
+        table = Table(schemas, self.quarantine, needed, case_sensitive)
+        whole, parts, shared = self._divided(names, listing, facts, table, dedupe)
+        return ReadPlan(
+            files=self.files,
+            directory=self.directory,
+            quarantine=self.quarantine,
+            selection=self.selection,
+            listing=listing,
+            table=table,
+            schema_of={name: used[facts.schema_of[name]] for name in names},
+            bundles=facts.bundles,
+            whole=whole,
+            parts=parts,
+            shared=shared,
+            # copies share key and bucket, and a filter on these can then pass the comparison
+            identity=[*layout.IDENTITY, *(table.partitions if dedupe == "auto" else ())],
+            outputs=outputs(table.schema.names, columns),
+        )
+
+    def _divided(
+        self, names: Sequence[ObjectName], listing: Listing, facts: ObjectFacts, table: Table, dedupe: Dedupe
+    ) -> tuple[list[ObjectName], Mapping[ObjectName, Sequence[Range]], list[ObjectName]]:
+        """Divide objects into those to read completely, in parts, and those to compare row by row."""
+        if dedupe == "none":
+            return list(names), {}, []
+        if dedupe == "full":
+            return [], {}, list(names)
+        whole, shared = layout.split_overlapping(names, facts.bundles)
+        if not shared or table.several_rows:
+            return whole, {}, shared
+        resolved = resolve(shared, lambda names: read_identities(self.files, names, listing), facts.bundles)
+        if len({name.path.rpartition("/")[2] for name in resolved.parts}) < len(resolved.parts):
+            return whole, {}, shared  # Spark knows the parts by their objects' file names
+        return whole + resolved.whole, resolved.parts, resolved.unresolved
+
+    def _refuse_others(self, listing: Listing, selection: Selection) -> None:
+        """Raise JetcaptureError if objects in other formats may hold messages of the selection."""
+        others = within_buckets(listing.others, selection)
+        if others:
+            formats = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
+            many = f"{plural(len(others), 'object')} of stream {self.stream} in {formats}"
+            hint = "; --parquet-only or parquet_only=True leaves them out" if listing.objects else ""
+            raise JetcaptureError(f"{self.files.shown} has {many}, and only Parquet can be read{hint}")
+
+    def _refuse_nothing(self) -> None:
+        """Raise JetcaptureError for a stream without objects, unless it is the quarantine of one that is archived."""
+        entries, url = self.files.names(), self.files.shown
+        if self.quarantine and self.stream in entries:
+            return
+        quarantined = self.files.below(f"{layout.QUARANTINE}/{self.stream}")
+        if not self.quarantine and any(file.name is not None for file in quarantined):
+            raise JetcaptureError(
+                f"the archive of stream {self.stream} under {url} has only a quarantine, of messages that could "
+                "not be decoded: select FROM quarantine, or read it with quarantine=True"
+            )
+        if self.stream in entries:
+            raise JetcaptureError(f"the archive of stream {self.stream} under {url} has no objects")
+        raise JetcaptureError(f"no archive of stream {self.stream} under {url}{self.files.known_streams()}")
+
+    def _chosen(self, listing: Listing) -> tuple[list[ObjectName], ObjectFacts]:
+        """Return the objects that may hold messages of the selection, and what their footers say: by their names, and
+        by their footers where the names do not say it: the time of event-time buckets, and the number of bundles."""
+        start, end, keys = self.selection[:3]
+        names = within_buckets(listing.objects, self.selection)
+        timed = start is not None or end is not None
+        facts = read_facts(self.files, names, listing, timed=timed)
+        if timed:
+            names = [name for name in names if _overlaps(facts.times.get(name), start, end)]
+        if keys is not None:
+            bundles = {number: {bundle_of(key, number) for key in keys} for number in set(facts.bundles.values())}
+            names = [name for name in names if name not in facts.bundles or name.bundle in bundles[facts.bundles[name]]]
+        return names, facts
+
+
+def _with_time(columns: Columns | None) -> Columns | None:
+    """Return the columns to read for a condition on the messages' time."""
+    if callable(columns):
+        return lambda name: name == layout.TIME or columns(name)
+    return None if columns is None else [*columns, layout.TIME]
+
+
+def outputs(names: Sequence[str], columns: Columns | None) -> list[tuple[str, str]]:
+    """Return the columns of a result: their names as in `columns`, and those of `names` that they stand for.
+
+    Raises JetcaptureError if there is no such column.
+    """
+    if columns is None or callable(columns):
+        return [(name, name) for name in names]
+    folded = {name.casefold(): name for name in names} | {name: name for name in names}
+    unknown = next((name for name in columns if name.casefold() not in folded), None)
+    if unknown is not None:
+        raise JetcaptureError(f"the archive has no column {unknown}; it has {', '.join(names)}")
+    return [(name, folded.get(name) or folded[name.casefold()]) for name in columns]
+
+
+def within_buckets(names: Iterable[ObjectName], selection: Selection) -> list[ObjectName]:
+    """Return the objects whose buckets may reach into the selection's times."""
+    names = [name for name in names if _reaches(name, selection.event_start, selection.event_end)]
+    return [name for name in names if name.event_time or _reaches(name, selection.start, selection.end)]
+
+
+def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
+    if start is not None and name.bucket + LONGEST_INTERVAL.total_seconds() <= start.timestamp():
+        return False
+    return end is None or name.bucket < end.timestamp()
+
+
+def _overlaps(times: Times, start: datetime | None, end: datetime | None) -> bool:
+    """Whether an object with messages of these times, None if unknown, may hold some from `start` to `end`."""
+    return times is None or ((start is None or times[1] >= start) and (end is None or times[0] < end))
+
+
+def list_objects(files: ArchiveFiles, directory: str, keys: Collection[str | None] | None = None) -> Listing:
+    """List a stream's objects, or only those of `keys` and those in bundles. Raises JetcaptureError."""
+    tops = [directory]
+    if keys is not None:
+        if directory.startswith(f"{layout.QUARANTINE}/"):
+            raise JetcaptureError("the quarantine is not divided by key")
+        tops = files.directories(directory, keys)
+    visible = [file for file in files.below(*tops) if file.path[file.path.rfind("/") + 1] not in "._"]
+    visible.sort(key=lambda file: file.path)
+    named = {file.name: file for file in visible if file.name is not None}
+    return Listing(
+        objects=[name for name in named if name.parquet],
+        others=[name for name in named if not name.parquet],
+        files=named,
+        directories=dict.fromkeys(file.path.rpartition("/")[0] for file in visible),
+        tops=tops,
+    )
+
+
+def read_facts(
+    files: ArchiveFiles,
+    names: Sequence[ObjectName],
+    listing: Listing,
+    *,
+    timed: bool = False,
+    broken: dict[ObjectName, str] | None = None,
+) -> ObjectFacts:
+    """Read objects' footers, once; with `timed`, also the timestamps of objects with event time.
+
+    Raises JetcaptureError, unless `broken` takes the objects that cannot be read, with the reason; and VanishedError if
+    an object was removed or rewritten.
+    """
+    reader = footer.SchemaReader()
+    schema_of: dict[ObjectName, int] = {}
+    bundles: dict[ObjectName, int] = {}
+    intervals: dict[ObjectName, int] = {}
+    times: dict[ObjectName, Times] = {}
+    for name, data in zip(names, _footers(files, names, listing), strict=True):
+        try:
+            if not data:
+                raise _unreadable(files, name, "not a Parquet file: no footer at its end")
+            try:
+                schema_of[name] = reader.number(data)
+                if timed and name.event_time:
+                    times[name] = footer.bounds(footer.decoded(data), layout.TIMESTAMP)
+            except pa.ArrowException as error:
+                raise _unreadable(files, name, one_line(error)) from error
+        except JetcaptureError as error:
+            if broken is None:
+                raise
+            broken[name] = str(error)
+            continue
+        if name.bundle and (number := footer.number_in(data, layout.BUNDLES)) is not None:
+            bundles[name] = number
+        if (interval := footer.number_in(data, layout.INTERVAL)) is not None:
+            intervals[name] = interval
+    return ObjectFacts(schemas=reader.schemas, schema_of=schema_of, bundles=bundles, intervals=intervals, times=times)
+
+
+def _footers(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:
+    """Yield the footer of each object; b"" for one that has none. Raises VanishedError, StoreError."""
+
+    def read(name: ObjectName) -> bytes:
+        file = listing.files[name]
+        data = footer.find(lambda size: files.read(file, max(0, file.size - size)), _TAIL)
+        if not data:
+            files.refuse_changed(file)  # with the old size, its footer would not be found
+        return data
+
+    return files.each(read, names)
+
+
+def _unreadable(files: ArchiveFiles, name: ObjectName, reason: str) -> JetcaptureError:
+    return JetcaptureError(f"cannot read {files.shown}/{name.path}: {reason}")
+
+
+def read_identities(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing) -> list[Identities]:
+    """Read each object's sequences and timestamps. Raises StoreError."""
+
+    def read(name: ObjectName) -> Identities:
+        with files.parquet(listing.files[name]) as parquet:
+            table = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
+        return table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+
+    return list(files.each(read, names))

@@ -1,0 +1,1 @@
+"""Changes what an archive holds: messages of its quarantine are decoded again."""

@@ -1,0 +1,326 @@
+"""Decode the messages of a quarantine again, with the configuration as it is now.
+
+What succeeds is stored as the capture would have stored it, under its own sequence, timestamp, key and bucket, and then
+leaves the quarantine: its objects are written again without it (see `compaction.rewrite`). What fails stays, with the
+new reason. Until the end, a message may be in both; it counts as archived, and after a run that was killed the next one
+finds it there. Right before an object of the quarantine is removed, every message that left it was read in the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.removed import Erased
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture.recapture import Recapture, Rows
+from jetcapture_py.compaction.files import Files, Footer
+from jetcapture_py.compaction.merge import Identities
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.rewrite import MessageSet, Rewritten, remove_replaced, rewrite
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import ConfigError, StoreError, VanishedError
+from jetcapture_py.reading.plan import plan
+from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary, matching
+from jetcapture_py.store.archive import ArchiveFiles, File, open_archive, open_parquet, retried
+from jetcapture_py.transform.frames import received_of
+from jetcapture_py.transform.keys import Run
+from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
+from jetcapture_py.verify.findings import Progress, ignore
+from jetcapture_py.verify.proof import user_writer
+
+_SEALED_BY = "redecode"
+_BATCH_ROWS = 1 << 20
+"""Messages of the quarantine after which those decoded so far are stored and leave it."""
+_ATTEMPTS = 10
+"""How often a batch of objects is read, while a compaction removes some of them."""
+_NONE = MessageSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineSelection:
+    """Which messages of a quarantine to decode."""
+
+    reasons: Sequence[str] = ()
+    """Only those with one of these texts in `stage: error`; empty for all."""
+    start: datetime | None = None
+    """Only those with this timestamp or a later one."""
+    end: datetime | None = None
+    """Only those with an earlier timestamp."""
+
+    def mask(self, rows: pa.Table) -> Any:
+        """Return a mask of the rows that are selected."""
+        times, mask = rows[layout.TIMESTAMP], matching(rows, self.reasons)
+        if self.start is not None:
+            mask &= pc.greater_equal(times, pa.scalar(self.start, times.type)).to_numpy()
+        if self.end is not None:
+            mask &= pc.less(times, pa.scalar(self.end, times.type)).to_numpy()
+        return mask
+
+
+@dataclass(slots=True, kw_only=True)
+class Redecoded:
+    """What was done, or would be."""
+
+    dry_run: bool
+    messages: int = 0
+    """Selected messages of the quarantine."""
+    decoded: int = 0
+    """Those that are archived now."""
+    archived: int = 0
+    """Those that were in the archive before, and have left the quarantine only."""
+    failed: int = 0
+    """Those that stay, because they cannot be decoded."""
+    without_payload: int = 0
+    """Those that stay, because they were stored without their payload."""
+    objects: int = 0
+    """New objects of the archive."""
+    removed: int = 0
+    """Objects of the quarantine that were removed; others may have replaced them."""
+    changed: int = 0
+    """Objects of the quarantine that were compacted meanwhile: the next run decodes their messages."""
+    waiting: int = 0
+    """Objects of the quarantine that only the next run may remove, because of a compaction."""
+    errors: Sequence[str] = ()
+    """Why objects could not be removed."""
+    reasons: Sequence[ReasonSummary] = ()
+    """Why messages could not be decoded."""
+
+
+async def redecode(
+    config: Config, selection: QuarantineSelection, *, dry_run: bool = False, progress: Progress = ignore
+) -> Redecoded:
+    """Decode selected messages of the quarantine again; with `dry_run`, store nothing.
+
+    `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
+    until then stays, and another run goes on.
+    """
+    writer = user_writer(config.block.format, config.block.compression)
+    if writer is not None and not writer.reads:
+        raise ConfigError(f"block.format: {config.block.format} has no method read, to check what is stored")
+    archive = open_archive(config.store.url, config.store.options)
+    with _Redecoder(config, archive, ObjectExaminer(archive, None, writer), selection, dry_run=dry_run) as redecoder:
+        return await redecoder.run(progress)
+
+
+class _Redecoder(Recapture):
+    """Decodes the quarantine's messages, batch by batch."""
+
+    def __init__(
+        self,
+        config: Config,
+        archive: ArchiveFiles,
+        examiner: ObjectExaminer,
+        selection: QuarantineSelection,
+        *,
+        dry_run: bool,
+    ) -> None:
+        super().__init__(config, _SEALED_BY)
+        self._archive, self._examiner, self._selection = archive, examiner, selection
+        self._files = Files(archive)
+        self._done = Redecoded(dry_run=dry_run)
+        self._erased = Erased()
+        self._reasons = ReasonCounter()
+        self._origin = "", ""
+        """The creation of the stream, and the consumer, that footers name."""
+        self._stored = _NONE
+        """Messages of the batch that were stored before an object of it was found to be gone."""
+        self._decoded: list[MessageSet] = []
+        self._failures: list[pa.RecordBatch] = []
+
+    async def run(self, progress: Progress) -> Redecoded:
+        """Decode everything. Raises JetcaptureError."""
+        stream, done = self.config.source.stream, self._done
+        sources = Files(self._archive).find([f"{layout.QUARANTINE}/{stream}"])
+        if not sources:
+            plan(self._archive, stream, quarantine=True)  # raises an error if there is no such archive either
+        self._erased = self._archive.erased(stream)
+        if sources and not done.dry_run:
+            await self.check_store()
+        rows, total = 0, sum(source.name.rows for source in sources)
+        for batch in _batches(sources):
+            self._stored = _NONE
+            for attempt in range(_ATTEMPTS):
+                try:
+                    await self._redecode([source.name.path for source in batch])
+                    break
+                except VanishedError:
+                    if attempt + 1 == _ATTEMPTS:
+                        raise
+                    self._stored = MessageSet.union([self._stored, *self._decoded])
+            rows += sum(source.name.rows for source in batch)
+            progress("messages", rows, total)
+        done.reasons = self._reasons.summaries()
+        return done
+
+    async def _redecode(self, paths: Sequence[str]) -> None:
+        """Decode the messages of objects, as far as these still exist: a compaction replaces them by others."""
+        done = self._done
+        self._decoded, self._failures = [], []
+        self._files = Files(self._archive)
+        found = [source for source in map(self._files.lookup, paths) if source is not None]
+        changed = len(paths) - len(found)
+        known = [(source, self._files.footer(source)) for source in found]
+        selected = MessageSet.union(self._messages(source) for source in found)
+        before = self._find(selected)
+        seen = await self._decode(known, before)
+        failed = _messages(self._failures)
+        decoded = MessageSet.union(self._decoded).without(failed)
+        gone, reasons = MessageSet.union([before, decoded]), _Reasons(self._failures)
+        rewritten: list[Rewritten] = []
+        if not done.dry_run:
+            changes = [source for source in found if self._changes(source, gone, reasons)]
+            rewritten = [self._rewrite(source, gone, reasons) for source in changes]
+            if len(self._find(gone)) < len(gone):
+                raise StoreError(
+                    "messages that were stored are not in the archive; none was removed from the quarantine"
+                )
+        done.messages += len(selected)
+        done.changed += changed
+        done.archived += len(before.without(self._stored))
+        done.decoded += len(decoded) + len(before) - len(before.without(self._stored))
+        done.failed += len(failed)
+        done.without_payload += len(selected) - len(before) - len(seen)
+        for failures in self._failures:
+            self._reasons.add(pa.Table.from_batches([failures]))
+        removed, errors = remove_replaced(self._archive, rewritten)
+        done.removed += removed
+        done.errors = (*done.errors, *errors)
+        done.waiting += sum(not each.removable and each.target != each.source.name for each in rewritten)
+
+    def _messages(self, source: Source) -> MessageSet:
+        """Return the selected messages of an object."""
+        table = self._files.rows(source, columns=COLUMNS)
+        own, mask = self._select(table)
+        return MessageSet(own.seqs[mask], own.times[mask])
+
+    def _select(self, table: pa.Table) -> tuple[Identities, Any]:
+        """Return the messages of rows, and a mask of the selected ones. Those that were erased are not decoded."""
+        own = Identities.of(table)
+        return own, self._selection.mask(table) & ~self._erased.contains(own.seqs, own.times)
+
+    async def _decode(self, known: Sequence[tuple[Source, Footer]], before: MessageSet) -> MessageSet:
+        """Decode selected messages, but those in the archive `before`; store what succeeds. Return all that have a
+        payload."""
+        seen, end = [before], -1
+        for source, footer in known:
+            every = MessageSet.union(seen) if source.name.first_seq <= end else before
+            origin = footer.own.get("stream_created", ""), footer.own.get("consumer", "")
+            if origin != self._origin:
+                await self.flush()
+                self.set_source(*origin)
+                self._origin = origin
+            for group in footer.row_groups:
+                table = self._files.rows(source, group.index)
+                if layout.PAYLOAD not in table.schema.names:
+                    continue
+                own, mask = self._select(table)
+                mask &= table[layout.PAYLOAD].is_valid().to_numpy() & ~every.contains(own.seqs, own.times)
+                seen.append(MessageSet(own.seqs[mask], own.times[mask]))
+                for batch in table.filter(pa.array(mask)).combine_chunks().to_batches():
+                    await self.add(self.config.source.consumer, received_of(batch, self.config.source.consumer))
+            end = max(end, source.name.last_seq)
+        await self.flush()
+        return MessageSet.union(seen[1:])
+
+    def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
+        """Return decoded rows, to be stored; record what was decoded, and what was not."""
+        if rows.num_rows and quarantine:
+            self._failures.append(pa.RecordBatch.from_arrays(rows.select(COLUMNS).columns, COLUMNS))
+        elif rows.num_rows:
+            self._decoded.append(_messages([rows]))
+        return (rows.slice(0, 0), ()) if quarantine or self._done.dry_run else (rows, runs)
+
+    async def put(self, encoded: EncodedBlock) -> None:
+        """Store an object; one of rows that cannot be written, which is for the quarantine, only gives the reasons."""
+        if encoded.name.quarantine:
+            table = open_parquet(pa.BufferReader(encoded.data)).read(list(COLUMNS), use_threads=False)
+            self._failures += pa.table(dict(zip(COLUMNS, table.select(COLUMNS).columns, strict=True))).to_batches()
+            return
+        await super().put(encoded)
+        self._done.objects += 1
+
+    def _find(self, messages: MessageSet) -> MessageSet:
+        """Return those of the messages that are in objects of the archive."""
+        seqs = messages.seqs
+
+        def may_hold(name: layout.ObjectName) -> bool:
+            at = int(np.searchsorted(seqs, name.first_seq))
+            return at < len(seqs) and bool(seqs[at] <= name.last_seq)
+
+        def held(file: File) -> MessageSet:
+            if file.name is None:
+                return _NONE
+            try:
+                own = self._examiner.positions(file, file.name)
+            except DamagedError:
+                return _NONE
+            mask = messages.contains(*own)
+            return MessageSet(own[0][mask], own[1][mask])
+
+        def found() -> MessageSet:
+            files = self._archive.below(self.config.source.stream)
+            candidates = [file for file in files if file.name is not None and may_hold(file.name)]
+            return MessageSet.union(self._archive.each(held, candidates))
+
+        return retried(found) if len(messages) else _NONE
+
+    def _changes(self, source: Source, gone: MessageSet, reasons: _Reasons) -> bool:
+        """Whether messages leave an object, or have another reason."""
+        table = self._files.rows(source, columns=COLUMNS)
+        own = Identities.of(table)
+        return bool(gone.contains(own.seqs, own.times).any()) or not reasons.applied(table).equals(table)
+
+    def _rewrite(self, source: Source, gone: MessageSet, reasons: _Reasons) -> Rewritten:
+        return rewrite(self._archive, source, gone, _SEALED_BY, reasons.applied)
+
+
+class _Reasons:
+    """The new reasons of messages."""
+
+    def __init__(self, failures: Sequence[pa.RecordBatch]) -> None:
+        table = pa.Table.from_batches(failures) if failures else None
+        self._messages = _messages(failures)
+        self._texts: dict[str, pa.Array] = {}
+        if table is not None:
+            own = Identities.of(table)
+            first = np.unique(self._messages.places(own.seqs, own.times), return_index=True)[1]
+            for name in (layout.STAGE, layout.ERROR):
+                self._texts[name] = table[name].combine_chunks().take(pa.array(first))
+
+    def applied(self, table: pa.Table) -> pa.Table:
+        """Return rows of the quarantine with the new reasons of those that have one."""
+        own = Identities.of(table)
+        mask = self._messages.contains(own.seqs, own.times)
+        if not mask.any():
+            return table
+        places = pa.array(self._messages.places(own.seqs[mask], own.times[mask]))
+        for name, texts in self._texts.items():
+            column = pc.replace_with_mask(table[name].combine_chunks(), pa.array(mask), texts.take(places))
+            table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), column)
+        return table
+
+
+def _messages(batches: Iterable[pa.RecordBatch]) -> MessageSet:
+    """Return the messages of rows."""
+    own = [Identities.of(pa.Table.from_batches([batch])) for batch in batches]
+    return MessageSet.union(MessageSet(each.seqs, each.times) for each in own)
+
+
+def _batches(sources: Iterable[Source]) -> Iterator[list[Source]]:
+    """Divide objects, in the order of their sequences, into batches of limited size."""
+    batch: list[Source] = []
+    for source in sorted(sources, key=lambda source: (source.name.first_seq, source.name.path)):
+        if batch and sum(each.name.rows for each in batch) + source.name.rows > _BATCH_ROWS:
+            yield batch
+            batch = []
+        batch.append(source)
+    if batch:
+        yield batch

@@ -1,0 +1,244 @@
+"""`source.mode: ordered` with a real server: one replica receives, the others take over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config.model import Managed
+from jetcapture_py.config.several import ConfigFiles
+from jetcapture_py.errors import ConfigError, SourceError
+from jetcapture_py.jetstream.consumer import consumer_config
+from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
+from jetcapture_py.manage.apply import apply
+from jetcapture_py.monitoring.facts import gather
+from jetcapture_py.monitoring.health import health
+from jetcapture_py.monitoring.history import History
+from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher
+from tests.support.running import (
+    STREAM,
+    capture_all,
+    config,
+    connection,
+    consumer,
+    objects,
+    publish,
+    rows,
+    running,
+    settings,
+    until,
+)
+
+ORDERED: dict[str, Any] = {"mode": "ordered"}
+IN_ORDER = {"deny_delete": True, "deny_purge": True}
+AT_ONCE = {"max_age": "100ms"}
+
+
+def seqs(archive: Path) -> list[int]:
+    return [row[layout.SEQ] for row in rows(archive)]
+
+
+async def send(url: str, payloads: Iterable[bytes], subjects: int = 1) -> None:
+    """Publish to a stream of which no message can be removed between others."""
+    async with connection(url) as client:
+        await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"], **IN_ORDER)
+        async with Publisher(client) as publisher:
+            for number, payload in enumerate(payloads):
+                await publisher.publish(
+                    f"orders.{number % subjects}", payload, None if payload else [("A", "1"), ("A", "")]
+                )
+            await publisher.flush()
+
+
+async def floor(url: str) -> int:
+    return int((await consumer(url)).ack_floor.stream_seq)
+
+
+def test_every_message_is_stored_as_it_was_published_and_acknowledged(tmp_path: Path) -> None:
+    asyncio.run(_every_message_is_stored_as_it_was_published_and_acknowledged(tmp_path))
+
+
+async def _every_message_is_stored_as_it_was_published_and_acknowledged(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        payloads = [*(b"%d" % number for number in range(3_000)), b""]
+        await send(server.url, payloads, subjects=7)
+        state = await capture_all(
+            config(server.url, tmp_path / "archive", source={**ORDERED, "max_ack_pending": 1_000})
+        )
+        found = rows(tmp_path / "archive")
+        assert [row[layout.PAYLOAD] for row in found] == payloads
+        assert {row[layout.HEADERS] is None for row in found[:-1]} == {True}
+        assert found[-1][layout.HEADERS] == [("A", ["1", ""])]
+        assert sum(name.rows for name in objects(tmp_path / "archive")) == len(found)  # none of them stored twice
+        assert await floor(server.url) == len(found)
+        assert state.stats.acked == len(found)
+        assert state.stats.sealed_by["pressure"]  # no block keeps others from being acknowledged
+
+
+def test_a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> None:
+    asyncio.run(_a_standby_is_ready_holds_nothing_and_takes_over(tmp_path))
+
+
+async def _a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        await send(server.url, [b"1"])
+        configuration = config(server.url, tmp_path / "archive", source=ORDERED, block=AT_ONCE)
+        async with running(configuration) as standby:
+            await until(lambda: standby.source.active, "the first replica is active")
+            async with running(configuration) as first:
+                first, standby = standby, first
+                await asyncio.sleep(0)
+                await send(server.url, [b"2"])
+                await until(lambda: first.stats.acked == 2, "the active replica has stored both messages")
+                assert not standby.source.active
+                assert health(standby).ready
+                assert gather(standby, History(standby)).role == "standby"
+                assert standby.memory == standby.source.fetched == 0
+                await first.source.stop()  # as SIGTERM does
+                await send(server.url, [b"3"])
+                await until(lambda: standby.stats.acked == 1, "the standby has taken over")
+        assert seqs(tmp_path / "archive") == [1, 2, 3]
+        assert await floor(server.url) == 3
+
+
+def test_after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_path: Path) -> None:
+    asyncio.run(_after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_path))
+
+
+async def _after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        await send(server.url, [b"x"] * 500)
+        async with running(config(server.url, tmp_path / "archive", source=ORDERED)) as state:
+            await until(lambda: state.unacked == 500, "all messages are held")
+            server.kill()
+            await until(lambda: not state.source.connected, "the connection is lost")
+            server.start()
+            await send(server.url, [b"more"] * 500)
+            await until(lambda: state.unacked == 1_000, "the others have arrived")
+        assert seqs(tmp_path / "archive") == list(range(1, 1_001))
+        assert sum(name.rows for name in objects(tmp_path / "archive")) == 1_000
+        assert await floor(server.url) == 1_000
+
+
+def test_a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(tmp_path: Path) -> None:
+    asyncio.run(_a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(tmp_path))
+
+
+async def _a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        url, archive = server.url, tmp_path / "archive"
+        await send(url, [b"x"] * 100)
+        await capture_all(config(url, archive))
+        await send(url, [b"x"] * 100)
+        ordered = config(url, archive, source=ORDERED)
+        managed = Managed.model_construct(nats=ordered.nats, stream=None, source=ordered.source)
+        (refused,) = [each.plan.refusal for each in await apply(managed, dry_run=False) if each.plan.kind == "consumer"]
+        assert refused is not None
+        assert refused.endswith("start_sequence to its ack floor + 1, which is now 101")
+        with pytest.raises(SourceError, match=r"is not one for source\.mode ordered"):
+            await capture_all(ordered)
+        start = {"consumer": "ordered", "deliver_policy": "by_start_sequence", "start_sequence": 101}
+        await capture_all(config(url, archive, source={**ORDERED, **start}))
+        assert seqs(archive) == list(range(1, 201))
+        assert sum(name.rows for name in objects(archive)) == 200
+
+
+def test_a_stream_whose_messages_can_be_removed_is_refused(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        asyncio.run(publish(server.url, [("orders.1", b"1", None)]))
+        wanted = r"messages are only removed at its beginning \(deny_delete, deny_purge\)"
+        with pytest.raises(SourceError, match=wanted):
+            asyncio.run(capture_all(config(server.url, tmp_path / "archive", source=ORDERED)))
+
+
+@pytest.mark.parametrize(
+    ("stream", "named"),
+    [
+        ({"deny_purge": True}, "deny_delete"),
+        ({"deny_delete": True}, "deny_purge"),
+        ({**IN_ORDER, "allow_msg_ttl": True}, "no allow_msg_ttl"),
+        ({**IN_ORDER, "allow_rollup_hdrs": True}, "no allow_rollup_hdrs"),
+        ({**IN_ORDER, "allow_msg_schedules": True}, "no allow_msg_schedules"),
+        ({**IN_ORDER, "max_msgs_per_subject": 1}, "no max_msgs_per_subject"),
+    ],
+)
+def test_everything_that_removes_messages_between_others_is_named(stream: dict[str, Any], named: str) -> None:
+    assert f"({named}); use source.mode shared" in (unsuitable(stream) or "")
+    assert unsuitable({**IN_ORDER, "retention": "interest", "max_msgs_per_subject": -1, "max_age": 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("2.10.29", True), ("2.13.9", True), ("2.14.0", False), ("2.14.0-RC.1", False), ("2.15.1", False), ("3.0", False)],
+)
+def test_servers_that_cannot_reset_a_consumer_are_refused(version: str, refused: bool) -> None:
+    assert (too_old(version) is not None) is refused
+    assert not refused or version in (too_old(version) or "")
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ({"consumer_config": {"max_deliver": 5}}, "consumer_config.max_deliver: only with mode shared"),
+        ({"consumer_config": {"backoff": ["1s"], "max_deliver": 2}}, "consumer_config.backoff: only with mode shared"),
+        ({"ack_wait": "1m"}, "ack_wait: only with mode shared"),
+        ({"deliver_policy": "last_per_subject"}, "deliver_policy: last_per_subject only with mode shared"),
+    ],
+)
+def test_a_configuration_that_is_only_for_the_other_mode_is_refused(setting: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"source.{problem}")):
+        config("nats://127.0.0.1:4222", "/archive", source={**ORDERED, **setting})
+
+
+def test_captures_of_the_same_subjects_are_refused_only_in_this_mode(tmp_path: Path) -> None:
+    def selected(mode: str, *filters: str) -> tuple[list[str], list[str]]:
+        for number, subject in enumerate(filters):
+            source = {"mode": mode, "consumer": f"c{number}", "filter_subjects": [subject]}
+            text = yaml.safe_dump(settings("nats://127.0.0.1:4222", "/archive", source=source))
+            (tmp_path / f"{number}.yaml").write_text(text)
+        found = ConfigFiles([tmp_path]).select()
+        return [path.stem for path in found.configs], [line for each in found.problems.values() for line in each]
+
+    assert selected("shared", "orders.*", "orders.a") == (["0", "1"], [])
+    assert selected("ordered", "orders.a", "orders.b") == (["0", "1"], [])
+    accepted, (problem,) = selected("ordered", "orders.*", "orders.a")
+    assert accepted == ["0"]
+    assert "captures some of the same subjects into this archive; set other source.filter_subjects" in problem
+
+
+def test_a_consumer_that_gives_up_messages_is_refused(tmp_path: Path) -> None:
+    asyncio.run(_a_consumer_that_gives_up_messages_is_refused(tmp_path))
+
+
+async def _a_consumer_that_gives_up_messages_is_refused(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        await send(server.url, [b"1"])
+        ordered = config(server.url, tmp_path / "archive", source=ORDERED)
+        limited = {"stream_name": STREAM, "config": {**consumer_config(ordered.source), "max_deliver": 5}}
+        async with connection(server.url) as client:
+            subject = f"$JS.API.CONSUMER.CREATE.{STREAM}.{ordered.source.consumer}"
+            assert b"error" not in (await client.request(subject, json.dumps(limited).encode())).data
+        with pytest.raises(SourceError, match=r"has max_deliver 5; with source\.mode ordered it must be unlimited"):
+            await capture_all(ordered)
+        assert await floor(server.url) == 0
+
+
+def test_a_work_queue_is_refused(tmp_path: Path) -> None:
+    asyncio.run(_a_work_queue_is_refused(tmp_path))
+
+
+async def _a_work_queue_is_refused(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        async with connection(server.url) as client:
+            await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"], retention="workqueue")
+        with pytest.raises(SourceError, match=r"^a work queue needs an acknowledgement for each message"):
+            await capture_all(config(server.url, tmp_path / "archive", source=ORDERED))

@@ -1,0 +1,114 @@
+"""The commands `maintain` and `compact` on real archives: what they do, print and return."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jetcapture_py import read_archive
+from tests.support.archives import Archive
+from tests.support.running import objects
+from tests.support.several import of_stream, write
+
+NOWHERE = "nats://127.0.0.1:1"
+"""No server is needed."""
+
+
+def jetcapture(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jetcapture_py", *map(str, words)], capture_output=True, text=True, timeout=300
+    )
+
+
+def capture(directory: Path, stream: str, archive: Path, compact: object = "at once", **sections: Any) -> Path:
+    if compact == "at once":
+        compact = {"after": "0s", "grace": "0s"}
+    return write(
+        directory, stream.lower(), of_stream(NOWHERE, stream, archive, maintain={"compact": compact}, **sections)
+    )
+
+
+def fill(archive: Archive, stream: str = "ORDERS") -> None:
+    """Twelve small objects of two keys, an overlap among them, and two of the quarantine."""
+    for key in "ab":
+        first = 1 + 100 * "ab".index(key)
+        for number in range(6):
+            archive.write(range(first + 10 * number, first + 10 * number + 10), key, stream=stream)
+    archive.write(range(35, 55), "a", stream=stream)
+    archive.write([301], None, stream=stream, quarantine=True)
+    archive.write([302], None, stream=stream, quarantine=True)
+
+
+def seqs(root: Path, stream: str = "ORDERS") -> list[int]:
+    return sorted(read_archive(str(root), stream).read_all()["_nats_seq"].to_pylist())
+
+
+def test_a_pass_merges_messages_and_quarantine_of_every_file_and_a_second_one_finds_nothing(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive")
+    fill(archive)
+    fill(archive, "EVENTS")
+    before = seqs(archive.root)
+    for stream in ("ORDERS", "EVENTS"):
+        capture(tmp_path / "captures", stream, archive.root)
+    planned = jetcapture("maintain", tmp_path / "captures", "--dry-run", "--json")
+    assert planned.returncode == 0, planned.stderr
+    plans = [json.loads(line) for line in planned.stdout.splitlines()]
+    assert [plan["capture"] for plan in plans] == ["events", "orders"]
+    assert [plan["compacted"]["messages"]["objects_after"] for plan in plans] == [2, 2]
+    assert len(objects(archive.root)) == 30
+    done = jetcapture("maintain", tmp_path / "captures")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(" →")[0] for line in lines] == [
+        "events: EVENTS: 13 objects, 0.0 MiB",
+        "events: EVENTS (quarantine): 2 objects, 0.0 MiB",
+        "orders: ORDERS: 13 objects, 0.0 MiB",
+        "orders: ORDERS (quarantine): 2 objects, 0.0 MiB",
+    ]
+    assert "20 duplicate rows removed" in lines[2]
+    assert len(objects(archive.root)) == 6
+    assert seqs(archive.root) == seqs(archive.root, "EVENTS") == before
+    again = jetcapture("maintain", tmp_path / "captures", "--json")
+    assert [json.loads(line)["compacted"]["messages"]["changes"] for line in again.stdout.splitlines()] == [[], []]
+
+
+def test_compact_needs_no_section_takes_options_and_limits_itself_to_keys(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive")
+    fill(archive)
+    path = write(tmp_path / "captures", "orders", of_stream(NOWHERE, "ORDERS", archive.root))
+    refused = jetcapture("maintain", path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("jetcapture: maintain: required by `jetcapture maintain`")
+    done = jetcapture("compact", path, "--key", "b", "--grace", "0s", "--after", "1h")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [name.key for name in objects(archive.root) if not name.quarantine].count("b") == 1
+    assert len(objects(archive.root)) == 10
+    wrong = jetcapture("compact", path, "--target", "big", "--bundles", "4")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert wrong.stderr.startswith("jetcapture: --target: expected a size such as 128MiB")
+
+
+def test_a_capture_whose_archive_cannot_be_read_fails_alone(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive")
+    fill(archive)
+    fill(archive, "EVENTS")
+    (archive.root / "_watermark").mkdir()
+    (archive.root / "_watermark" / "EVENTS.json").write_text("{")
+    for stream in ("ORDERS", "EVENTS"):
+        capture(tmp_path / "captures", stream, archive.root)
+    done = jetcapture("maintain", tmp_path / "captures")
+    assert done.returncode == 1
+    assert done.stderr.startswith("jetcapture: events: ")
+    assert done.stderr.count("\n") == 1
+    assert len(objects(archive.root)) == 15 + 3
+
+
+def test_a_bucket_waits_until_it_has_ended_long_enough(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive")
+    fill(archive)
+    path = capture(tmp_path, "ORDERS", archive.root, {"after": "36500d", "grace": "0s"})
+    assert jetcapture("maintain", path).returncode == 0
+    assert len(objects(archive.root)) == 15

@@ -1,0 +1,219 @@
+"""`maintain.keep` removes old buckets, and everything else knows that they are gone on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog import load_catalog
+
+from jetcapture_py import read_archive
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.removed import Expired, expired_path
+from jetcapture_py.config.model import Config
+from jetcapture_py.maintain.expire import Expiry
+from jetcapture_py.maintain.table import compare_tables
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.verify.findings import Kind, Verdict
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.repair import verify_and_repair
+from spark_jobs import restore
+from tests.integration.maintain.test_commands import jetcapture
+from tests.support.archives import Archive, encoded, put
+from tests.support.nats_server import NatsServer
+from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, objects
+from tests.support.several import of_stream, write
+
+Start = Callable[..., NatsServer]
+DAY = 86_400
+DAYS, KEPT = 30, 11
+"""Days of the stream; with `keep: 10d` today's bucket and ten that ended since then stay."""
+EACH = 10
+"""Messages a day, the last of which cannot be decoded."""
+
+
+def thirty_days(url: str, directory: Path) -> None:
+    """Create the stream as it would be after thirty days, by restoring it from an archive."""
+    seed = Archive(directory / "seed")
+    today = int(time.time()) // DAY * DAY
+    for day in range(DAYS):
+        seqs = [*range(day * EACH + 1, day * EACH + EACH + 1)]
+        for key, own in (("a", seqs[::2]), ("b", seqs[1::2])):
+            payloads = [b"not JSON" if seq % EACH == 0 else b'{"id": %d}' % seq for seq in own]
+            bucket = today - (DAYS - 1 - day) * DAY
+            seed.write(own, key, bucket=bucket, subject=f"orders.{key}", payloads=payloads)
+    settings = of_stream(url, STREAM, seed.root)
+    settings["stream"] = {"name": STREAM, "subjects": ["orders.>"]}
+    path = write(directory, "stream", settings)
+    arguments = [seed.url, STREAM, "--servers", url, "--stream-config", str(path)]
+    assert restore.main(arguments) == 0
+
+
+def captured(settings: Config) -> None:
+    asyncio.run(capture_all(settings))
+
+
+def seqs(root: Path) -> list[int]:
+    parts = [part for part in (False, True) if not part or (root / layout.QUARANTINE).exists()]
+    tables = [read_archive(str(root), STREAM, quarantine=quarantine).read_all() for quarantine in parts]
+    return sorted(seq for table in tables for seq in table[layout.SEQ].to_pylist())
+
+
+def table_seqs(catalog: dict[str, str]) -> list[int]:
+    """What tables of messages and quarantine have."""
+    with load_catalog("jetcapture", **catalog) as opened:
+        tables = [
+            opened.load_table(name).scan(selected_fields=(layout.SEQ,)).to_arrow()
+            for name in ("nats.orders", "nats.dead")
+        ]
+    return sorted(seq for table in tables for seq in table[layout.SEQ].to_pylist())
+
+
+def expiry(root: Path | str, keep: float = 10 * DAY, **parts: Any) -> Expiry:
+    return Expiry(ArchiveFiles(str(root), {}), STREAM, keep, **parts)
+
+
+def note(root: Path) -> Expired:
+    return Expired.decode((root / expired_path(STREAM)).read_bytes(), STREAM)
+
+
+def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    thirty_days(server.url, tmp_path)
+    sections: dict[str, Any] = {
+        "key": "{subject[1]}",
+        "block": {"interval": "1d"},
+        "decode": {"format": "json", "columns": {"id": "int64"}},
+        "maintain": {
+            "keep": "10d",
+            "compact": {"after": "0s", "grace": "0s"},
+            "table": {"name": "nats.orders", "catalog": catalog, "quarantine": "nats.dead"},
+        },
+    }
+    settings = config(server.url, root, **sections)
+    path = write(tmp_path / "captures", "orders", of_stream(server.url, STREAM, root, **sections))
+    captured(settings)
+    gone, kept = (DAYS - KEPT) * EACH, [*range((DAYS - KEPT) * EACH + 1, DAYS * EACH + 1)]
+    before = len(objects(root))
+    assert before == DAYS * 3
+
+    forever = {**sections, "maintain": {**sections["maintain"], "keep": None}}
+    asked = write(tmp_path / "forever", "orders", of_stream(server.url, STREAM, root, **forever))
+    assert jetcapture("maintain", asked).returncode == 0
+    assert table_seqs(catalog) == [*range(1, (DAYS - 1) * EACH + 1)]
+    planned = jetcapture("maintain", path, "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.splitlines()[-1].startswith(f"{STREAM}: would expire: 57 objects in 19 buckets up to ")
+    assert (len(objects(root)), (root / "_expired").exists()) == (before, False)
+
+    killed = expiry(root)
+    killed.record()  # a kill after this, and after some of the objects are removed: oldest first
+    report = asyncio.run(verify(settings))
+    assert (report.verdict, report.exit_code(strict=True)) == (Verdict.COMPLETE, 0), report.as_text()
+    assert f"{gone} of them are stored: the next jetcapture maintain removes them" in report.as_text()
+    assert [file.path.rpartition("date=")[2][:10] for file in killed.due] == sorted(
+        file.path.rpartition("date=")[2][:10] for file in killed.due
+    )
+    killed.due = killed.due[:20]
+    killed.remove()
+    report = asyncio.run(verify(settings))
+    assert (report.verdict, report.exit_code(strict=True)) == (Verdict.COMPLETE, 0), report.as_text()
+
+    done = jetcapture("maintain", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["expired"]["objects"] == 57 - 20
+    assert seqs(root) == kept
+    assert table_seqs(catalog) == [seq for seq in kept if seq <= (DAYS - 1) * EACH]  # today's bucket has not ended
+    assert [found.summary for found in compare_tables(settings) if found.severity] == []
+    report, repair = asyncio.run(verify_and_repair(settings))
+    assert (report.verdict, report.exit_code(strict=True), repair.stored) == (Verdict.COMPLETE, 0, 0)
+    assert report.stored == len(kept)
+    (finding,) = report.of(Kind.EXPIRED)
+    assert finding.summary.startswith(f"{gone} messages up to sequence {gone}, in buckets up to ")
+    assert report.as_text().splitlines()[0].endswith(f"is stored; {gone} expired")
+    assert jetcapture("maintain", path).stdout.splitlines()[-1] == f"{STREAM}: nothing has expired"
+
+    async def recreate() -> None:
+        async with connection(server.url) as client:
+            await client.jetstream().delete_consumer(STREAM, CONSUMER)
+        await capture_all(settings)
+
+    asyncio.run(recreate())  # stored once more, until the next pass
+    assert len(seqs(root)) == DAYS * EACH
+    both = [expiry(root), expiry(root)]  # two at once
+    for one in both:
+        one.record()
+    for one in both:
+        one.remove()
+    assert [one.summary().errors for one in both] == [(), ()]
+    assert seqs(root) == kept
+    assert note(root).messages == gone
+    (root / next(name for name in objects(root) if name.key == "a").path).unlink()
+    report = asyncio.run(verify(settings))
+    assert (report.verdict, report.missing) == (Verdict.INCOMPLETE, EACH // 2)
+
+
+def test_every_object_tells_the_end_of_its_bucket_and_its_incarnation(tmp_path: Path) -> None:
+    """Text does not tell its interval, so it stays for a day longer; nor its incarnation, which times tell."""
+    now = int(time.time())
+    first, second = ("2024-01-01T00:00:00Z", "2024-06-01T00:00:00Z")
+    start = int(datetime(2024, 6, 1, tzinfo=UTC).timestamp())
+
+    def messages(*seqs: int, at: int) -> Iterable[tuple[int, int]]:
+        return [(seq, at * 1_000_000 + seq) for seq in seqs]
+
+    put(tmp_path, encoded(messages(1, 2, 3, 9, at=start - DAY), created=first, bucket=start - DAY))
+    put(tmp_path, encoded(messages(1, 2, at=start + DAY), created=second, bucket=start + DAY))
+    both = [*messages(5, at=start - DAY), *messages(5, at=start + DAY)]
+    put(tmp_path, encoded(both, created=f"{first},{second}", bucket=start))
+    hour = now // 900 * 900
+    ended = put(tmp_path, encoded(messages(20, at=hour), created=second, bucket=hour - 7200))
+    open_ = put(tmp_path, encoded(messages(21, at=hour), created=second, bucket=hour - 900))
+    damaged = put(tmp_path, encoded(messages(22, at=start), created=second, bucket=start))
+    damaged.write_bytes(b"PAR1" + damaged.read_bytes()[100:])
+    times = "".join(
+        f'{{"{layout.SEQ}":{seq},"{layout.TIMESTAMP}":"2024-06-03T00:00:00.{seq:06}Z"}}\n' for seq in (30, 31)
+    )
+    micros = [(start + 2 * DAY) * 1_000_000 + seq for seq in (30, 31)]
+    digest = layout.digest(*(b"".join(n.to_bytes(8, "little") for n in column) for column in ((30, 31), micros)))
+    text = layout.ObjectName(
+        stream=STREAM, key="eu", bucket=start + DAY, first_seq=30, last_seq=31, rows=2, digest=digest, suffix=".ndjson"
+    )
+    (tmp_path / text.path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / text.path).write_text(times)
+    foreign = (tmp_path / text.path).with_suffix(".notes")
+    foreign.write_text("not an object of ours")
+
+    one = expiry(tmp_path, 3600)
+    one.record()
+    one.remove()
+    assert {path for path in (tmp_path / STREAM).rglob("*") if path.is_file()} == {open_, damaged, foreign}
+    assert not ended.exists()
+    (error,) = one.summary().errors
+    assert "it stays, because what it holds cannot be recorded" in error
+    assert {part.created: (part.messages, part.ranges) for part in note(tmp_path).incarnations} == {
+        first: (5, ((1, 3), (5, 5), (9, 9))),
+        second: (6, ((1, 2), (5, 5), (20, 20), (30, 31))),
+    }
+
+
+def test_a_read_goes_on_when_buckets_expire_under_it(tmp_path: Path) -> None:
+    ended = int(time.time()) // 900 * 900 - 1800
+    for day in range(60):
+        bucket = ended - (59 - day) * DAY
+        put(tmp_path, encoded([(day + 1, bucket * 1_000_000)], key=f"k{day % 3}", bucket=bucket))
+    with read_archive(str(tmp_path), STREAM, columns=[layout.SEQ]) as reader:
+        read = reader.read_next_batch()[layout.SEQ].to_pylist()
+        one = expiry(tmp_path)
+        one.record()
+        one.remove()
+        read += [seq for batch in reader for seq in batch[layout.SEQ].to_pylist()]
+    assert len(set(read)) == len(read)
+    assert set(read) >= {*range(51, 61)}
+    assert seqs(tmp_path) == [*range(51, 61)]

@@ -1,0 +1,714 @@
+"""The Iceberg table of an archive, as engines that know nothing of jetcapture read it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+
+from jetcapture_py import read_archive
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.config.maintain import TableConfig
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.config.section import validated
+from jetcapture_py.config.several import ConfigFiles
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.maintain import iceberg, service
+from jetcapture_py.maintain import table as table_module
+from jetcapture_py.maintain.compact import Compaction
+from jetcapture_py.maintain.maintenance import Maintenance, PassResult
+from jetcapture_py.maintain.table import TableResult, compare_tables
+from jetcapture_py.monitoring.facts import MaintenanceState
+from jetcapture_py.monitoring.http import MaintenanceSite
+from jetcapture_py.verify.findings import Severity
+from tests.support import iceberg_rest
+from tests.support.archives import HOUR, put
+from tests.support.documents import blocks
+from tests.support.duckdb_iceberg import DuckdbIceberg
+from tests.support.s3 import CREDENTIALS, names, serve, upload
+
+pytestmark = pytest.mark.usefixtures("without_plugin")
+KEYS = ("eu", "007", "a/b ü%", None)
+Counts = dict[tuple[str | None, int], tuple[int, int]]
+"""Messages, and the sum of their sequences, by key and hour."""
+
+
+class World:
+    """An archive that a test fills, and its table in a catalog of SQLite."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.root = root / "archive"
+        self.root.mkdir(exist_ok=True)
+        self.catalog = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db"}
+        self.compact = settings.pop("compact", {"after": "0s", "grace": "0s", "target": "1MiB"})
+        self.stream = "ORDERS"
+        self.tabulated = True
+        self.store: dict[str, Any] = {"url": str(self.root)}
+        self.passes = Maintenance(self.config)
+
+    @property
+    def config(self) -> Config:
+        table = {"name": "nats.orders", "catalog": self.catalog, "quarantine": "nats.dead"}
+        return parse(
+            {
+                "source": {"stream": self.stream, "consumer": "archive"},
+                "store": self.store,
+                "maintain": {"compact": self.compact, "table": table if self.tabulated else None},
+            }
+        )
+
+    def write(
+        self,
+        seqs: list[int],
+        key: str | None = "eu",
+        *,
+        hour: int = 0,
+        interval: int = 900,
+        bundles: int = 0,
+        quarantine: bool = False,
+        times: list[int] | None = None,
+        **columns: Any,
+    ) -> ObjectName:
+        bucket = HOUR + 3600 * hour
+        own = {
+            layout.SUBJECT: pa.array(["orders.new"] * len(seqs)),
+            layout.SEQ: pa.array(seqs, pa.int64()),
+            layout.TIMESTAMP: pa.array([bucket * 1_000_000 + seq for seq in seqs], pa.timestamp("us", "UTC")),
+            layout.PAYLOAD: pa.array([b"{}"] * len(seqs)),
+        }
+        arrays = [own.get(field.name, pa.nulls(len(seqs), field.type)) for field in ENVELOPE]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
+        if times is not None:
+            columns = {layout.TIME: pa.array(times, pa.timestamp("us", "UTC")), **columns}
+        bundle = bundle_of(key, bundles) if bundles else ""
+        if bundle:
+            columns = {layout.KEY: pa.array([key] * len(seqs), pa.string()), **columns}
+        for name, values in columns.items():
+            batch = batch.append_column(name, values if isinstance(values, pa.Array) else pa.array(values))
+        encoder = Encoder(stream="ORDERS", interval=interval, compression="zstd", consumer="archive", bundles=bundles)
+        block = BlockId(key=None if bundle or quarantine else key, bucket=bucket, bundle=bundle, quarantine=quarantine)
+        stored = encoder.encode(block, "age", [batch])
+        put(self.root, stored)
+        return stored.name
+
+    def maintain(self) -> PassResult:
+        self.passes.run()
+        return self.passes.finish()
+
+    def commit(self) -> TableResult:
+        result = self.maintain()
+        assert not result.errors
+        return result.tables["messages"]
+
+    def load(self, name: str = "nats.orders") -> Table:
+        with load_catalog("jetcapture", **self.catalog) as catalog:
+            return catalog.load_table(name)
+
+
+def counted(rows: pa.Table) -> Counts:
+    """What a query that groups by key and hour gives."""
+    found: dict[tuple[str | None, int], list[int]] = {}
+    hours = rows[layout.TIMESTAMP].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+    keys = rows[layout.KEY].to_pylist()
+    for key, moment, seq in zip(keys, hours, rows[layout.SEQ].to_pylist(), strict=True):
+        entry = found.setdefault((key, moment // 3_600_000_000), [0, 0])
+        entry[0] += 1
+        entry[1] += seq
+    return {group: (count, total) for group, (count, total) in found.items()}
+
+
+COLUMNS = (layout.KEY, layout.TIMESTAMP, layout.SEQ)
+
+
+def truth(world: World) -> Counts:
+    return counted(read_archive(str(world.root), "ORDERS", columns=list(COLUMNS)).read_all())
+
+
+def by_pyiceberg(table: Table) -> Counts:
+    return counted(table.scan(selected_fields=COLUMNS).to_arrow())
+
+
+def by_polars(table: Table) -> Counts:
+    return counted(pl.scan_iceberg(table).select(COLUMNS).collect().to_arrow())
+
+
+@pytest.fixture
+def without_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Polars plan with PyIceberg and not warn about it."""
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+
+
+@pytest.fixture(scope="module")
+def duckdb() -> Iterator[DuckdbIceberg]:
+    process = DuckdbIceberg()
+    yield process
+    process.close()
+
+
+def by_duckdb(duckdb: DuckdbIceberg, table: Table, condition: str = "true") -> Counts:
+    hour = f"epoch({layout.TIMESTAMP})::BIGINT // 3600"
+    rows = duckdb.rows(
+        f"SELECT key, {hour}, count(*), sum({layout.SEQ})::BIGINT FROM {{table}} WHERE {condition} GROUP BY ALL",
+        table.metadata_location,
+    )
+    return {(key, int(hour)): (count, int(total)) for key, hour, count, total in rows}
+
+
+def test_every_engine_reads_each_message_once_in_every_layout(tmp_path: Path, duckdb: DuckdbIceberg) -> None:
+    world = World(tmp_path)
+    for number, key in enumerate(KEYS):
+        for hour in (0, 1):
+            first = 1000 * number + 100 * hour
+            world.write([first + 1, first + 3], key, hour=hour)
+            world.write([first + 2, first + 3, first + 4], key, hour=hour)  # a copy
+    for number, key in enumerate((*KEYS, "bundled", "too")):
+        world.write([5000 + number], key, hour=2, bundles=16)
+        world.write([6000 + number], key, hour=24, bundles=4, interval=86400)
+    world.write([7000], "long", hour=48, interval=2700)
+    expected = truth(world)
+    result = world.commit()
+    assert (result.unsettled, result.rows) == (0, sum(count for count, _ in expected.values()))
+    table = world.load()
+    assert by_pyiceberg(table) == expected
+    assert by_polars(table) == expected
+    assert by_duckdb(duckdb, table) == expected
+    hour = "_nats_timestamp >= '2026-05-01T13:00:00+00:00' and _nats_timestamp < '2026-05-01T14:00:00+00:00'"
+    (task,) = table.scan(row_filter=f"key = 'eu' and {hour}").plan_files()  # nothing else is opened
+    assert task.file.partition[0] == "eu"
+    tasks = table.scan(row_filter="key = 'bundled' and _nats_timestamp < '2026-05-02T00:00:00+00:00'").plan_files()
+    bundles = {task.file.file_path.partition("bundle=")[2][:2] for task in tasks}
+    assert bundles == {bundle_of("bundled", 16), "00"}, "bundle 0 also has the messages without a key"
+    for key in (*KEYS, "bundled", "too", "long"):
+        own = {group: value for group, value in expected.items() if group[0] == key}
+        condition = "key IS NULL" if key is None else f"key = '{key}'"
+        assert counted(table.scan(row_filter=condition).to_arrow().select(COLUMNS)) == own, key
+        chosen = pl.col("key").is_null() if key is None else pl.col("key") == key
+        assert counted(pl.scan_iceberg(table).filter(chosen).select(COLUMNS).collect().to_arrow()) == own, key
+        assert by_duckdb(duckdb, table, condition) == own, key
+
+
+def values(table: Table, *names: str) -> list[tuple[Any, ...]]:
+    rows = table.scan(selected_fields=(layout.SEQ, *names)).to_arrow().sort_by(layout.SEQ)
+    return list(zip(*(rows[name].to_pylist() for name in names), strict=True))
+
+
+def test_a_type_that_differs_is_another_column_and_no_value_is_lost_or_null(
+    tmp_path: Path, duckdb: DuckdbIceberg
+) -> None:
+    world = World(tmp_path)
+    world.write(
+        [1], hour=0, amount=[1], at=[{"x": 1}], tags=[["a"]], price=[Decimal("1.50")], small=pa.array([7], pa.int8())
+    )
+    world.write([2], hour=1, amount=["two"], at=[{"x": 2.5, "y": "new"}], tags=[[2]], price=[Decimal("12345.25")])
+    world.write([3], hour=2, Amount=[3.5], at=["text"], tags=[["c"]], price=[Decimal("1.5")], small=[2**40])
+    world.write([4], hour=3, big=pa.array([2**63], pa.uint64()), at=[{"x": 4}], half=pa.array([2**32 - 1], pa.uint32()))
+    result = world.commit()
+    assert result.left_out == {"big": "uint64"}
+    assert result.renamed == [
+        "Amount_double", "amount_string", "at.x_double", "at_string", "price_decimal_1", "tags_list_long"
+    ]  # fmt: skip
+    table = world.load()
+    amounts = [(1, None, None), (None, "two", None), (None, None, 3.5), (None, None, None)]
+    assert values(table, "amount", "amount_string", "Amount_double") == amounts
+    assert values(table, "tags", "tags_list_long") == [(["a"], None), (None, [2]), (["c"], None), (None, None)]
+    assert values(table, "small", "half") == [(7, None), (None, None), (2**40, None), (None, 2**32 - 1)]
+    prices = [(Decimal("1.50"), None), (Decimal("12345.25"), None), (None, Decimal("1.5")), (None, None)]
+    assert values(table, "price", "price_decimal_1") == prices
+    assert values(table, "at_string") == [(None,), (None,), ("text",), (None,)]
+    assert [row[0] and {k: v for k, v in row[0].items() if v is not None} for row in values(table, "at")] == [
+        {"x": 1}, {"x_double": 2.5, "y": "new"}, None, {"x": 4}
+    ]  # fmt: skip
+    names = ["amount", "amount_string", "Amount_double", "tags", "tags_list_long", "small", "half", "at_string"]
+    expected = values(table, *names)
+    assert pl.scan_iceberg(table).sort(layout.SEQ).select(names).collect().rows() == expected
+    quoted = ", ".join(f'"{name}"' for name in names)
+    sql = f"SELECT {quoted} FROM {{table}} ORDER BY {layout.SEQ}"
+    assert [tuple(row) for row in duckdb.rows(sql, table.metadata_location)] == expected
+    assert world.commit().snapshot == result.snapshot, "nothing is new"
+    world.write([9], hour=9, amount=pa.nulls(1), tags=pa.array([[]], pa.list_(pa.null())))
+    world.commit()
+    nothing = world.load()  # PyIceberg cannot read it
+    assert pl.scan_iceberg(nothing).filter(pl.col(layout.SEQ) == 9).select(names).collect().rows() == [(None,) * 8]
+    assert duckdb.rows(f"SELECT {quoted} FROM {{table}} WHERE {layout.SEQ} = 9", nothing.metadata_location) == [
+        [None] * 8
+    ]
+    for path in world.root.glob("ORDERS/**/*.parquet"):
+        if "00000009-" in path.name:
+            path.unlink()
+    world.write([5], hour=4, amount=["five"])
+    world.commit()
+    assert values(world.load(), "amount", "amount_string")[4] == (None, "five")
+    assert world.load().schema().fields == table.schema().fields
+
+
+def test_the_page_on_tables_reads_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(tmp_path)
+    world.write([1, 2], "eu", hour=0)
+    world.write([3], "us", hour=0)
+    world.commit()
+    (block,) = blocks("docs/table.md", "python")
+    exec(block.text.replace("sqlite:////var/lib/jetcapture/catalog.db", world.catalog["uri"]), {})
+    printed = capsys.readouterr().out
+    assert "_nats_seq: [[1,2]]" in printed
+    assert re.search(r"eu +┆ 2 ", printed)
+
+
+def test_only_complete_buckets_are_in_the_table_and_a_late_copy_never_counts(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1, 2], hour=0)
+    world.write([3], hour=1)
+    mark(world, HOUR + 3600 + 600)
+    assert world.commit().rows == 2
+    mark(world, HOUR + 3600 + 900)
+    first = world.commit()
+    assert (first.rows, first.complete_to) == (3, datetime.fromtimestamp(HOUR + 3600 + 900, UTC))
+    world.write([2, 4], hour=0)  # message 2 was delivered again, with one that came late
+    assert world.load().scan().count() == 3
+    after = world.commit()
+    assert (after.rows, after.added, after.removed) == (4, 1, 1)
+    assert by_pyiceberg(world.load()) == truth(world)
+    summary = world.load().current_snapshot().summary
+    assert summary["jetcapture.watermark-seq"] == "99"
+    assert summary["total-records"] == "4"
+
+
+def mark(world: World, time: int) -> None:
+    moment = datetime.fromtimestamp(time, UTC)
+    written = Watermark(stream="ORDERS", consumer="archive", created="2024-01-01T00:00:00Z", seq=99, time=moment)
+    path = world.root / "_watermark" / "ORDERS.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(written.encode())
+
+
+def test_without_compaction_overlapping_objects_are_in_the_table_only_if_they_share_no_message(tmp_path: Path) -> None:
+    world = World(tmp_path, compact=None)
+    world.write([1, 3, 5], hour=0)
+    world.write([2, 4, 6], hour=0)  # two replicas
+    world.write([11, 12, 13], hour=1)
+    world.write([12], hour=1)  # a copy of a part
+    world.write([21, 22], hour=2)
+    result = world.commit()
+    assert (result.rows, result.unsettled) == (11, 0)
+    world.write([22, 23], hour=2)
+    result = world.commit()
+    assert (result.rows, result.unsettled, result.added) == (11, 1, 0), "the table keeps what it had"
+    assert "may share messages" in result.problems[0]
+    world.write([31], hour=3)
+    (world.root / world.write([32], hour=4).path).write_bytes(b"damaged")
+    result = world.commit()
+    assert (result.rows, result.unsettled) == (12, 2)
+    assert result.complete_to == datetime.fromtimestamp(HOUR + 2 * 3600, UTC)
+    world.compact = World(tmp_path).compact
+    world.passes = Maintenance(world.config)
+    result = world.maintain().tables["messages"]
+    assert (result.rows, result.unsettled) == (13, 1)
+
+
+class KilledError(BaseException):
+    """Ends a pass as a kill does: nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", ["write_manifest", "write_manifest_list", "swap", "_clean", "remove"])
+def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+) -> None:
+    world = World(tmp_path)
+    world.write([1, 2], hour=0)
+    world.commit()
+    world.write([2, 3], hour=0)
+    world.write([4], hour=1)
+    before, full = {("eu", HOUR // 3600): (2, 3)}, truth(world)
+    owner: Any = {"swap": Table, "remove": Compaction}.get(step, iceberg)
+    name = {"swap": "_do_commit"}.get(step, step)
+    original = getattr(owner, name)
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        if after:
+            original(*arguments, **options)
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, killed)
+        with pytest.raises(KilledError):
+            world.maintain()
+    committed = step in ("_clean", "remove") or (step == "swap" and after)
+    assert by_pyiceberg(world.load()) == (full if committed else before)
+    assert truth(world) == full
+    world.passes = Maintenance(world.config)
+    world.commit()
+    assert by_pyiceberg(world.load()) == truth(world) == full
+    present = {f"file://{path}" for path in world.root.glob("ORDERS/**/*.parquet")}
+    assert {task.file.file_path for task in world.load().scan().plan_files()} == present
+
+
+def test_of_two_that_commit_at_once_the_second_plans_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    world.write([1], hour=0)
+    world.commit()
+    world.write([2], hour=0)
+    swap, others = Table._do_commit, [World.commit]
+
+    def beaten(table: Table, *arguments: Any) -> None:
+        if others:
+            others.pop()
+            world.write([3], hour=0)
+            other = World(tmp_path)
+            other.commit()
+            assert by_pyiceberg(world.load()) == truth(world)
+        swap(table, *arguments)
+
+    monkeypatch.setattr(Table, "_do_commit", beaten)
+    world.commit()
+    assert by_pyiceberg(world.load()) == truth(world) == {("eu", HOUR // 3600): (3, 6)}
+    written = {f"file://{path}" for path in (world.root / "_table").glob("**/*.avro")}
+    table = world.load()
+    named = {each.manifest_list for each in table.snapshots()}
+    named |= {part.manifest_path for each in table.snapshots() for part in each.manifests(table.io)}
+    assert written == named, "what was written for a commit that was refused is deleted"
+
+
+def test_objects_that_the_table_names_are_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    world.write([1, 2], hour=0)
+    world.commit()
+    world.write([2, 3], hour=0)
+    catalog = tmp_path / "catalog.db"
+    catalog.rename(tmp_path / "away")
+    catalog.mkdir()
+    failed = world.maintain()
+    assert failed.errors
+    assert "catalog" in failed.errors[0]
+    catalog.rmdir()
+    (tmp_path / "away").rename(catalog)
+    assert by_pyiceberg(world.load()) == {("eu", HOUR // 3600): (2, 3)}
+    world.commit()
+    assert by_pyiceberg(world.load()) == truth(world) == {("eu", HOUR // 3600): (3, 6)}
+
+
+def test_what_a_table_dropped_stays_for_queries_for_the_grace_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "SNAPSHOT_AGE", timedelta())  # a grace period can be longer
+    world = World(tmp_path, compact=None)
+    for seq in (1, 2, 3):
+        world.write([seq], hour=0)
+    assert world.commit().files == 3
+    world.compact, world.tabulated = {"after": "0s", "grace": "1h", "target": "1MiB"}, False
+    assert Maintenance(world.config).run().waiting == 3
+    for path in world.root.glob("ORDERS/**/*.parquet"):
+        os.utime(path, (HOUR, HOUR))  # the compaction was hours ago, but the table did not know of it
+    world.tabulated = True
+    for number in range(3):  # only the first one committed it
+        world.write([number + 4], hour=number + 1)
+        result = Maintenance(world.config).run()
+        assert (result.waiting, result.removed) == (3, 0), number
+    assert by_pyiceberg(world.load()) == truth(world)
+
+
+def test_the_quarantine_is_a_table_of_its_own(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1], hour=0)
+    reasons = {"stage": ["decode"], "error": ["not JSON"], "raw_headers": pa.array([None], pa.binary())}
+    for seq in (2, 3):
+        world.write([seq], None, hour=0, quarantine=True, **reasons)
+    result = world.maintain()
+    assert not result.errors
+    assert {part: table.rows for part, table in result.tables.items()} == {"messages": 1, "quarantine": 2}
+    assert values(world.load("nats.dead"), "stage", "error") == [("decode", "not JSON")] * 2
+    for path in world.root.glob("_quarantine/**/*.parquet"):  # its messages were decoded again
+        path.unlink()
+    result = world.maintain()
+    assert not result.errors
+    assert {part: table.rows for part, table in result.tables.items()} == {"messages": 1, "quarantine": 0}
+
+
+def test_a_table_that_cannot_be_kept_is_refused_with_the_configuration(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store = {"url": f"{tmp_path}/{{key}}"}
+    with pytest.raises(ConfigError, match=r"^maintain\.table: not with \{key\} in store\.url"):
+        _ = world.config
+    for name, reason in (("orders", "a namespace and a name, such as nats.orders"), ("nats.dead", "another table")):
+        table = {"name": name, "catalog": {}, "quarantine": "nats.dead"}
+        with pytest.raises(ConfigError, match=reason):
+            validated(TableConfig, table)
+    assert "hunter2" not in repr(validated(TableConfig, {"name": "a.b", "catalog": {"token": "hunter2"}}))
+
+
+def test_a_table_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1], hour=0)
+    world.commit()
+    other = World(tmp_path)
+    (other.root / "ORDERS").rename(other.root / "EVENTS")
+    other.stream = "EVENTS"
+    other.passes = Maintenance(other.config)
+    assert other.maintain().errors == ["table nats.orders is of stream ORDERS: it is left as it is; use another name"]
+    other.stream = "ORDERS"
+    other.passes = Maintenance(other.config)
+    (error,) = other.maintain().errors
+    assert "has no objects of stream ORDERS, but table nats.orders does" in error
+    (other.root / "EVENTS").rename(other.root / "ORDERS")
+    assert by_pyiceberg(world.load()) == truth(world)
+
+
+def test_old_snapshots_and_their_manifests_go_and_no_object_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "SNAPSHOT_AGE", timedelta())
+    monkeypatch.setattr(iceberg, "_MERGED", 3)
+    world = World(tmp_path)
+    for hour in range(6):
+        world.write([hour + 1], hour=hour)
+        world.commit()
+    table = world.load()
+    assert len(table.snapshots()) <= 2
+    assert len(table.current_snapshot().manifests(table.io)) <= 4
+    assert len(list((world.root / "_table").glob("**/*.avro"))) <= 8
+    assert by_pyiceberg(table) == truth(world)
+    assert len(truth(world)) == 6
+
+
+def test_the_command_prints_what_it_did_to_tables_and_no_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.write([1, 2], hour=0, big=pa.array([1, 2], pa.uint64()))
+    config = tmp_path / "orders.yaml"
+
+    def maintain(catalog: dict[str, str], *, as_json: bool = False) -> int:
+        sections = {"store": {"url": str(world.root)}, "source": {"stream": "ORDERS", "consumer": "archive"}}
+        settings = {"compact": {"after": "0s", "grace": "0s"}, "table": {"name": "nats.orders", "catalog": catalog}}
+        config.write_text(json.dumps({**sections, "maintain": settings}))
+        return service.maintain(ConfigFiles([config]), as_json=as_json)
+
+    assert maintain(world.catalog) == 0
+    text = capsys.readouterr().out
+    assert "table nats.orders: 1 file, 2 rows (+1 -0), complete to 20" in text
+    assert "types that Iceberg does not have are left out: big (uint64)" in text
+    assert maintain(world.catalog, as_json=True) == 0
+    table = json.loads(capsys.readouterr().out)["tables"]["messages"]
+    assert (table["files"], table["rows"], table["added"]) == (1, 2, 0)
+    assert maintain({"type": "sql", "uri": "postgresql+nothing://user:hunter2@host/db"}) == 1
+    error = capsys.readouterr().err
+    assert "cannot open the table's catalog" in error
+    assert "hunter2" not in error
+    monkeypatch.delitem(sys.modules, "jetcapture_py.maintain.iceberg")
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
+    assert maintain(world.catalog) == 1
+    assert "pip install 'jetcapture[table]'" in capsys.readouterr().err
+
+
+def test_a_service_tells_how_its_tables_are(tmp_path: Path) -> None:
+    world = World(tmp_path, compact=None)
+    world.write([1], hour=0, v=[1])
+    world.write([2, 3], hour=1, v=["x", "y"])
+    state = MaintenanceState(stream="ORDERS")
+    service._note(world.maintain(), state)
+    world.write([3, 4], hour=1, v=["x", "y"])
+    service._note(world.maintain(), state)
+    site = MaintenanceSite({"orders": state})
+    pages = {path: asyncio.run(site.answer(path)).body.decode() for path in ("/", "/metrics", "/status.json")}
+    (row,) = re.findall(r"Iceberg table nats.orders: (.*?), snapshot", pages["/"])
+    assert row == "2 files, complete to 2026-05-01 13:00"
+    assert "1 objects cannot be in it yet" in pages["/"]
+    labels = '{capture="orders",stream="ORDERS"}'
+    for line in ("files{} 2.0", "waiting_objects{} 1.0", "renamed_columns{} 1.0", "complete_to_timestamp_seconds{} "):
+        assert f"jetcapture_maintain_table_{line.replace('{}', labels)}" in pages["/metrics"]
+    (table, _) = json.loads(pages["/status.json"])["archives"][0]["tables"]
+    assert (table["files"], table["complete_to"]) == (2, HOUR + 3600)
+
+
+def test_verify_compares_the_table_with_the_archive(tmp_path: Path) -> None:
+    world = World(tmp_path, compact=None)
+    gone, changed, once = (world.write([seq], hour=hour) for hour, seq in enumerate((1, 2, 3)))
+    world.commit()
+    assert compare_tables(world.config) == []
+    (world.root / gone.path).unlink()
+    with (world.root / changed.path).open("ab") as file:
+        file.write(b"more")
+    merged = world.write([3, 4], hour=2)
+    with load_catalog("jetcapture", **world.catalog) as catalog:
+        catalog.load_table("nats.orders").add_files([f"file://{world.root / merged.path}"])
+    merged_later, new = world.write([5, 6], hour=4), world.write([7], hour=5)
+    found = {finding.summary: finding for finding in compare_tables(world.config)}
+    assert {summary: [file.path for file in finding.paths] for summary, finding in found.items()} == {
+        "table nats.orders has objects that are gone: queries of it fail": [gone.path],
+        "table nats.orders has objects whose size has changed": [changed.path],
+        "table nats.orders has objects that share messages: queries count them twice": [once.path, merged.path],
+        "table nats.orders does not have these objects of complete buckets yet": [merged_later.path, new.path],
+    }
+    assert [finding.severity for finding in found.values()] == [Severity.FAILURE] * 3 + [Severity.WARNING]
+    with load_catalog("jetcapture", **world.catalog) as catalog:
+        catalog.drop_table("nats.orders")
+    world.compact = {"after": "0s", "grace": "0s"}
+    world.passes = Maintenance(world.config)
+    world.commit()
+    (damaged,) = compare_tables(world.config)
+    assert damaged.summary == "table nats.orders cannot have these objects of complete buckets yet"
+    assert [file.path for file in damaged.paths] == [changed.path]
+
+
+def test_a_table_in_s3_is_kept_with_the_stores_own_options(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for key in KEYS:
+        world.write([1, 2], key, hour=0)
+        world.write([2, 3], key, hour=0)
+    with serve() as endpoint:
+        url = upload(endpoint, world.root)
+        options = {**CREDENTIALS, "client_kwargs": {"endpoint_url": endpoint, "region_name": "us-east-1"}}
+        world.store = {"url": url, "options": options}
+        world.passes = Maintenance(world.config)
+        assert world.commit().rows == 3 * len(KEYS)
+        expected = counted(read_archive(url, "ORDERS", columns=list(COLUMNS), options=options).read_all())
+        world.catalog |= {
+            "s3.endpoint": endpoint,
+            "s3.access-key-id": CREDENTIALS["key"],
+            "s3.secret-access-key": CREDENTIALS["secret"],
+            "s3.region": "us-east-1",
+        }
+        assert by_pyiceberg(world.load()) == expected
+        kept = [name for name in names(endpoint, url) if "_table" not in name]
+        assert len(kept) == len(KEYS), "sources are removed"
+        assert all(name.startswith("nats/_table/nats.orders/metadata/") for name in names(endpoint, f"{url}/_table"))
+
+
+KILLED_AGAIN_AND_AGAIN = """
+import os, random, select, signal, sys
+from pathlib import Path
+from jetcapture_py.config.model import load
+from jetcapture_py.maintain import iceberg, table_columns
+from jetcapture_py.maintain.maintenance import Maintenance
+longest = 1.0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    longest += 1  # so that in the end a pass ends on any machine
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.2, longest))  # which kills it, as nothing handles the signal
+    maintenance = Maintenance(load(Path(sys.argv[1])))
+    while True:
+        maintenance.run()
+"""
+
+
+@pytest.mark.exhaustive
+def test_readers_see_each_message_once_while_two_maintain_it_and_are_killed(
+    tmp_path: Path, duckdb: DuckdbIceberg
+) -> None:
+    world = World(tmp_path, compact={"after": "0s", "grace": "60s", "target": "1MiB"})
+    config = tmp_path / "orders.yaml"
+    table = {"name": "nats.orders", "catalog": world.catalog}
+    config.write_text(
+        json.dumps(
+            {
+                "store": world.store,
+                "source": {"stream": "ORDERS", "consumer": "archive"},
+                "maintain": {"compact": world.compact, "table": table},
+            }
+        )
+    )
+    log = tmp_path / "log"
+    chance, stored, stop = random.Random(7), set(range(1, 3)), Event()
+    world.write([1, 2], hour=0)
+    world.commit()
+
+    def capture() -> None:
+        seq = 10
+        while not stop.wait(0.5) and seq < 400:
+            seqs = list(range(seq, seq + chance.randint(2, 5)))
+            seq = seqs[-1] + 1
+            key, hour, value = chance.choice(KEYS), chance.randint(0, 5), chance.choice(([1], ["x"], [1.5]))
+            world.write(seqs, key, hour=hour, v=value * len(seqs))
+            stored.update(seqs)
+            if chance.random() < 0.3:  # some of them come again, with others
+                again = [*seqs[-2:], seq]
+                seq += 1
+                world.write(again, key, hour=hour, v=value * len(again))
+                stored.update(again)
+
+    def maintain() -> None:
+        command = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, str(config)]
+        with log.open("ab") as errors, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors) as process:
+            stop.wait()
+            process.communicate()
+
+    threads = [Thread(target=target) for target in (capture, maintain, maintain)]
+    for thread in threads:
+        thread.start()
+    seen: set[int] = set()
+    try:
+        snapshots: set[int | None] = set()
+        for moment in count():
+            loaded = world.load()
+            engine = (by_pyiceberg, by_polars, partial(by_duckdb, duckdb))[moment % 3]
+            counts = engine(loaded)
+            found = loaded.scan(selected_fields=(layout.SEQ,)).to_arrow()[layout.SEQ].to_pylist()
+            assert len(found) == len(set(found)) == sum(count for count, _ in counts.values())
+            assert sum(found) == sum(total for _, total in counts.values())
+            assert seen <= set(found) <= stored
+            seen = set(found)
+            snapshots.add(loaded.metadata.current_snapshot_id)
+            if moment >= 15 and len(snapshots) >= 5:
+                break
+            time.sleep(random.uniform(0, 1))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    world.passes = Maintenance(world.config)
+    world.passes.run()
+    table_ = world.load()
+    result = world.passes._result().tables["messages"]
+    settled = truth(world)
+    assert result.unsettled == 0
+    assert by_pyiceberg(table_) == by_polars(table_) == by_duckdb(duckdb, table_) == settled
+    assert sum(count for count, _ in settled.values()) == len(stored), log.read_text()
+    assert not [finding for finding in compare_tables(world.config) if finding.severity is Severity.FAILURE]
+
+
+@pytest.mark.exhaustive
+def test_a_rest_catalog_takes_the_same_commits(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "classes").mkdir()
+    with iceberg_rest.serve(tmp_path / "classes") as address:
+        world.catalog = {"type": "rest", "uri": address}
+        world.passes = Maintenance(world.config)
+        for key in KEYS:
+            world.write([1, 2], key, hour=0, v=[1, 2])
+            world.write([2, 3], key, hour=0, v=[2, 3])
+            world.write([4], key, hour=1, v=["x"], bundles=16)
+        world.commit()
+        assert by_pyiceberg(world.load()) == by_polars(world.load()) == truth(world)
+        ids = {field.name: field.field_id for field in world.load().schema().fields}
+        world.write([5, 6], "eu", hour=0, v=[1.5, 2.5])
+        world.write([3, 9], "eu", hour=0, v=[3, 9])
+        assert world.commit().removed == 1
+        assert by_pyiceberg(world.load()) == truth(world)
+        after = {field.name: field.field_id for field in world.load().schema().fields}
+        assert after.items() > ids.items()
+        assert compare_tables(world.config) == []

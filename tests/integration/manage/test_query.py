@@ -1,0 +1,542 @@
+"""`jetcapture query`: SQL over an archive with DuckDB."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from jetcapture_py import cli
+from jetcapture_py.archive import watermark
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.manage import query as command
+from jetcapture_py.manage.query import is_complete
+from jetcapture_py.reading.duckdb import ArchiveViews
+from jetcapture_py.reading.selection import Selection
+from tests.support import azurite, s3
+from tests.support.archives import HOUR, Archive
+from tests.support.running import settings
+
+SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key NULLS FIRST"
+SEQS = "SELECT string_agg(_nats_seq, ',' ORDER BY _nats_seq) AS seqs FROM archive"
+FOREVER = "SELECT count(*) FROM range(1000000000) a, range(1000) b WHERE a.range * b.range % 7 = 3"
+DEAF = "SELECT levenshtein(repeat('a', 400000), repeat('b', 400000))"
+"""A statement that DuckDB does not interrupt."""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive")
+
+
+@pytest.fixture
+def orders(archive: Archive) -> Archive:
+    archive.write([1, 2], "eu", amount=[1.5, 2.5])
+    archive.write([3], "us", amount=[10.0])
+    archive.write([4], None, bucket=HOUR + 3600, amount=[100.0])
+    archive.write([5], quarantine=True, stage=["decode"], error=["truncated"])
+    return archive
+
+
+@pytest.fixture
+def query(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command in this process; its exit code."""
+
+    def run(archive: Archive | str, *words: str) -> int:
+        first = [archive.url, "ORDERS"] if isinstance(archive, Archive) else [archive]
+        monkeypatch.setattr(sys, "argv", ["jetcapture", "query", *first, *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    return run
+
+
+def session_of(archive: Archive) -> Any:
+    """A session that writes CSV."""
+    others = {"complete_only": False, "dedupe": "auto", "parquet_only": False, "form": "csv", "output": None}
+    return command._session(command.request_of([archive.url, "ORDERS"], (), selection=Selection(), **others))
+
+
+@pytest.fixture
+def told(query: Any, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command, which succeeds; the lines that it prints as CSV, without the names."""
+
+    def run(archive: Archive | str, *words: str) -> list[str]:
+        assert query(archive, *words, "--format", "csv") == 0, capsys.readouterr().err
+        return capsys.readouterr().out.splitlines()[1:]
+
+    return run
+
+
+# ---------------------------------------------------------------------- output
+
+
+def test_a_table_is_the_default(orders: Archive, query: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert query(orders, SUMS) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "key   total",
+        "----  -----",
+        "NULL  100.0",
+        "eu    4.0",
+        "us    10.0",
+    ]
+
+
+def test_csv_and_json_write_values_as_spark_does(
+    orders: Archive, query: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = (
+        "'a,\"b\n' AS text, NULL AS nothing, [1, 2] AS list, '\\x00\\xff'::BLOB AS bytes, 1e10 AS number, "
+        "sum(3) AS sum, TIMESTAMPTZ '2026-05-01 12:00:00.5Z' AS at, {'a': DATE '2026-05-01'} AS s, MAP {1.5: true} AS m"
+    )
+    assert query(orders, f"SELECT {values}", "--format", "csv") == 0
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [
+        ["text", "nothing", "list", "bytes", "number", "sum", "at", "s", "m"],
+        ['a,"b\n', "", "[1,2]", "AP8=", "1.0E10", "3", "2026-05-01 12:00:00.5", '{"a":"2026-05-01"}', '{"1.5":true}'],
+    ]
+    assert query(orders, f"SELECT {values}, INTERVAL 1 DAY AS i", "--format", "json") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert list(row.values())[:-1] == [
+        *('a,"b\n', None, [1, 2], "AP8=", 1e10, 3, "2026-05-01T12:00:00.500000Z", {"a": "2026-05-01"}, {"1.5": True})
+    ]
+    assert query(orders, "SELECT 1 AS n, 2 AS n", "--format", "json") == 1
+    assert "two columns are called n" in capsys.readouterr().err
+
+
+def test_a_file_appears_only_when_the_statement_succeeded(orders: Archive, query: Any, tmp_path: Path) -> None:
+    good, bad, sums = (str(tmp_path / name) for name in ("good.csv", "bad.csv", "sums.parquet"))
+    assert query(orders, SUMS, "--format", "csv", "--output", good) == 0
+    assert Path(good).read_text() == "key,total\n,100.0\neu,4.0\nus,10.0\n"
+    assert query(orders, "SELECT error('no') FROM archive", "--format", "csv", "--output", bad) == 1
+    assert query(orders, SUMS, "--format", "parquet", "--output", sums) == 0
+    assert pq.read_table(sums).column("total").to_pylist() == [100.0, 4.0, 10.0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "good.csv", "sums.parquet"]
+    assert query(orders, SUMS, "--format", "parquet") == 2
+
+
+def test_whoever_reads_the_output_may_stop(
+    orders: Archive, query: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert query(orders, SUMS) == 0
+    assert capfd.readouterr().err == ""
+
+
+# ---------------------------------------------------------------------- what is read
+
+
+def test_the_selection_narrows_the_views(orders: Archive, told: Any) -> None:
+    for arguments, expected in (
+        (["--from", "2026-05-01T13:00"], "4"),
+        (["--to", "2026-05-01T15:00+02:00"], '"1,2,3"'),
+        (["--event-from", "2026-05-01T13:00"], "4"),
+        (["--key", "us"], "3"),
+        (["--key", "us", "--key", ""], '"3,4"'),
+        (["--key", "none"], ""),
+    ):
+        assert told(orders, SEQS, *arguments) == [expected or '""'.strip('"')] or expected == "", arguments
+    assert told(orders, "SELECT stage, error, hour FROM quarantine") == ["decode,truncated,12"]
+    rows = told(orders, "SELECT key, quarantine, bucket, first_seq, rows FROM objects")
+    assert rows == [
+        ",false,2026-05-01 13:00:00,4,1",
+        "eu,false,2026-05-01 12:00:00,1,2",
+        "us,false,2026-05-01 12:00:00,3,1",
+        ",true,2026-05-01 12:00:00,5,1",
+    ]
+
+
+def test_complete_only_ends_with_the_watermark(orders: Archive, told: Any, query: Any, capsys: Any) -> None:
+    assert query(orders, SEQS, "--complete-only") == 1
+    assert "has no watermark for stream ORDERS, which --complete-only needs" in capsys.readouterr().err
+    time_of_2 = datetime.fromtimestamp(HOUR + 2e-6, UTC)
+    known = watermark.Watermark(stream="ORDERS", consumer="archive", created="", seq=2, time=time_of_2)
+    path = orders.root / watermark.path("ORDERS")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(known.encode())
+    assert told(orders, SEQS, "--complete-only") == ['"1,2"']
+
+
+def test_each_message_is_read_once_whatever_objects_have_copies(archive: Archive, told: Any) -> None:
+    archive.write([1, 2, 3, 4])
+    archive.write([3, 4, 5])  # ranges tell the copies apart
+    archive.write([1, 2], bucket=HOUR + 3600, timestamps=[1, 2])
+    archive.write([1, 2], bucket=HOUR + 3600, timestamps=[1, 3])  # they do not: a sequence has two timestamps
+    archive.write([7, 8], "b")
+    Archive(archive.root, bundles=4).write([7, 9], "b")  # a bucket with two layouts
+    assert told(archive, SEQS) == ['"1,1,2,2,2,3,4,5,7,8,9"']
+    assert told(archive, SEQS, "--dedupe", "none") == ['"1,1,1,2,2,2,3,3,4,4,5,7,7,8,9"']
+    assert told(archive, SEQS, "--key", "b") == ['"7,8,9"']
+    assert told(archive, SEQS, "--from", "2026-05-01") == ['"1,2,3,4,5,7,8,9"']
+    archive.write([8], "c", bucket=HOUR + 7200, timestamps=[HOUR * 1_000_000 + 8])  # the rule of the keys has changed
+    assert told(archive, SEQS) == ['"1,1,2,2,2,3,4,5,7,8,8,9"']
+    assert told(archive, SEQS, "--dedupe", "full") == ['"1,1,2,2,2,3,4,5,7,8,9"']
+    assert told(archive, "SELECT key, hour, count(*) FROM archive GROUP BY ALL ORDER BY ALL") == [
+        *("a,12,5", "a,13,3", "b,12,3", "c,14,1")
+    ]
+
+
+def test_copies_of_messages_with_several_rows_are_compared_by_row(archive: Archive, told: Any) -> None:
+    archive.write([1, 1, 2], _nats_row=[0, 1, 0], n=[10, 11, 20])
+    archive.write([1, 1, 3], _nats_row=[0, 1, 0], n=[10, 11, 30])
+    assert told(archive, "SELECT _nats_seq, _nats_row, n FROM archive ORDER BY ALL") == [
+        "1,0,10",
+        "1,1,11",
+        "2,0,20",
+        "3,0,30",
+    ]
+
+
+def test_columns_that_drifted_are_one_table(archive: Archive, told: Any) -> None:
+    inner = pa.array([{"a": 1}], pa.struct([("a", pa.int64())]))
+    archive.write([1], number=pa.array([1]), text=inner, s=inner, list=pa.array([[None]], pa.list_(pa.null())), u=[1])
+    more = pa.array([{"A": 2, "b": [1e10]}], pa.struct([("A", pa.int64()), ("b", pa.list_(pa.float64()))]))
+    text = pa.array([1e10])
+    archive.write([2], number=pa.array([2.5]), text=text, s=more, list=pa.array([["x"]]), u=pa.array([2], pa.uint64()))
+    archive.write([3], text=pa.array([datetime(2026, 5, 1, tzinfo=UTC)], pa.timestamp("us", "UTC")), new=pa.nulls(1))
+    columns = "number, text, s, list, u, new, typeof(number), typeof(s)"
+    rows = list(csv.reader(told(archive, f"SELECT {columns} FROM archive ORDER BY _nats_seq")))
+    assert [row[:6] for row in rows] == [
+        ["1.0", '{"a":1}', '{"a":1,"b":null}', "[null]", "1", ""],
+        ["2.5", "1.0E10", '{"a":2,"b":[1.0E10]}', '["x"]', "2", ""],
+        ["", "2026-05-01T00:00:00.000000Z", "", "", "", ""],
+    ]
+    assert {tuple(row[6:]) for row in rows} == {("DOUBLE", "STRUCT(a BIGINT, b DOUBLE[])")}
+
+
+def test_partitions_come_from_paths_as_text_whatever_the_root_and_the_keys_are(tmp_path: Path, told: Any) -> None:
+    archive = Archive(tmp_path / "env=prod [1]*" / "region=x")
+    keys = ["007", "a/b", "%41", "a b+c", "ü", "__HIVE_DEFAULT_PARTITION__", "x'y", "*?[1]{2}", "2026-05-01", None]
+    for seq, key in enumerate(keys):
+        archive.write([seq], key, region=["of the message"])
+    rows = told(archive, "SELECT to_json([key, date, hour, region]) FROM archive ORDER BY _nats_seq")
+    values = [json.loads(next(csv.reader([row]))[0]) for row in rows]
+    assert values == [[key, "2026-05-01", "12", "of the message"] for key in keys]
+
+
+def test_filters_reach_the_objects_and_their_row_groups(orders: Archive, query: Any, capsys: Any) -> None:
+    sql = "EXPLAIN ANALYZE SELECT count(amount) FROM archive WHERE key = 'eu' AND _nats_seq > 1"
+    assert query(orders, sql) == 0
+    plan = capsys.readouterr().out
+    assert "Scanning Files: 1/3" in plan
+    assert "_nats_seq > 1" in plan
+
+
+def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
+    orders: Archive, told: Any, query: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, changes = ArchiveViews.create, iter([None])
+
+    def changed(self: ArchiveViews, names: list[str]) -> None:
+        create(self, names)
+        for _ in changes:
+            (path,) = orders.root.glob("ORDERS/key=us/**/*.parquet")
+            path.unlink()
+            orders.write([3, 6], "us", amount=[10.0, 1.0])
+
+    monkeypatch.setattr(ArchiveViews, "create", changed)
+    assert told(orders, SEQS) == ['"1,2,3,4,6"']
+
+    def gone(self: ArchiveViews, names: list[str]) -> None:
+        create(self, names)
+        path = next(orders.root.glob("ORDERS/key=us/**/*.parquet"))
+        seq = int(path.name.split("-")[2])
+        path.unlink()
+        orders.write([seq + 1], "us", amount=[1.0])
+
+    monkeypatch.setattr(ArchiveViews, "create", gone)
+    assert query(orders, SEQS) == 1
+    assert (
+        capsys.readouterr().err
+        == "jetcapture: objects were compacted or removed while the statement ran: run it again\n"
+    )
+
+
+def test_a_view_of_the_users_own_follows_objects_that_are_replaced(orders: Archive, capsys: Any) -> None:
+    with session_of(orders) as session:
+        session.run("CREATE VIEW mine AS SELECT _nats_seq FROM archive")
+        (path,) = orders.root.glob("ORDERS/key=us/**/*.parquet")
+        path.unlink()
+        orders.write([3, 6], "us", amount=[10.0, 1.0])
+        session.run("SELECT sum(_nats_seq) AS total FROM mine")
+    assert capsys.readouterr().out.endswith("total\n16\n")
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def test_errors_are_one_line(
+    orders: Archive, query: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for words, expected in (
+        (["SELECT nope FROM archive"], 'Binder Error: Referenced column "nope" not found in FROM clause! Candidate'),
+        (["SELEC 1"], 'Parser Error: syntax error at or near "SELEC"'),
+        (["SELECT * FROM archives"], "Catalog Error: Table with name archives does not exist!"),
+        (["-- nothing"], "SQL is missing"),
+        (["SELECT 1", "--option", "x"], "--option: expected NAME=VALUE"),
+        (["SELECT 1", "--from", "noon"], "--from: "),
+        (["SELECT 1", "--fron=x"], "unexpected argument --fron=x: expected URL STREAM [SQL]"),
+    ):
+        code = query(orders, *words)
+        error = capsys.readouterr().err
+        assert (code, error.count("\n")) == (2 if "expected" in error or "--from" in error else 1, 1), error
+        assert error.startswith("jetcapture: "), error
+        assert expected in error, error
+    damaged = next(orders.root.glob("ORDERS/key=us/**/*.parquet"))
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:4] + bytes(60) + data[64:])
+    assert query(orders, "SELECT max(_nats_stream) FROM archive") == 1
+    error = capsys.readouterr().err
+    assert error.endswith("; jetcapture verify --deep names damaged objects\n"), error
+    assert query(str(orders.root), "NOPE", "SELECT count(*) FROM archive") == 1
+    assert (
+        capsys.readouterr().err
+        == f"jetcapture: no archive of stream NOPE under file://{orders.root}; there are: ORDERS\n"
+    )
+    assert query(orders.url, "SELECT 1") == 2
+    assert capsys.readouterr().err == "jetcapture: STREAM is missing: expected URL STREAM [SQL]\n"
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert query(orders, "SELECT 1") == 1
+    assert capsys.readouterr().err == "jetcapture: duckdb is missing: pip install 'jetcapture[query]'\n"
+
+
+def test_the_configuration_says_where_the_archive_is_and_standard_input_what_to_run(
+    orders: Archive, query: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", orders.url)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"SET threads = 1;\n-- sums\n{SUMS};\n"))
+    assert query(str(path), "--format", "csv", "--key", "us") == 0
+    assert capsys.readouterr().out == "key,total\nus,10.0\n"
+    assert query(str(path), f"-- a comment\n{SUMS}", "--format", "csv", "--key", "us") == 0
+    assert capsys.readouterr().out == "key,total\nus,10.0\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert query(str(path)) == 1
+    assert capsys.readouterr().err == "jetcapture: SQL is missing: give a statement, or write it to standard input\n"
+    assert query(str(tmp_path / "none.yaml"), SUMS) == 2
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def start(orders: Archive, tmp_path: Path, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start the command as a process with temporary files in `tmp_path / "tmp"`."""
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path), "TERM": "dumb"}
+    command = [sys.executable, "-m", "jetcapture_py", "query", orders.url, "ORDERS", *words]
+    return subprocess.Popen(command, env=environment, **options)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_running_statement_at_once(
+    orders: Archive, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    sql = f"SELECT _nats_seq FROM archive UNION ALL {FOREVER}"
+    with start(orders, tmp_path, sql, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        spilled = tmp_path / "tmp"
+        while not list(spilled.glob("jetcapture-query-*/objects/*")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.3)
+        begun = time.monotonic()
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+        assert (process.returncode, error) == (code, b"jetcapture: interrupted\n")
+        assert time.monotonic() - begun < 20
+    assert list(spilled.iterdir()) == []
+
+
+def test_a_statement_that_is_interrupted_while_it_is_planned_is_not_run(
+    orders: Archive, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, released = ArchiveViews.create, threading.Event()
+
+    def held(self: ArchiveViews, names: list[str]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert released.wait(60)
+        create(self, names)
+
+    monkeypatch.setattr(ArchiveViews, "create", held)
+    monkeypatch.setattr(command, "_PATIENCE", 0.1)
+    monkeypatch.setattr(command, "_MAX_WAIT", 0.1)
+    with session_of(orders) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run("SELECT 1 AS interrupted FROM archive")
+        with pytest.raises(JetcaptureError, match="the statement that was interrupted has not ended yet"):
+            session.run("SELECT 2 AS next")
+        released.set()
+        monkeypatch.setattr(command, "_MAX_WAIT", 60)
+        session.run("SELECT 3 AS last")
+    assert capsys.readouterr().out == "last\n3\n"
+
+
+def test_little_is_imported_and_nothing_is_left(orders: Archive, tmp_path: Path) -> None:
+    script = (
+        "import sys; from jetcapture_py import cli; sys.argv = ['jetcapture', 'query', *sys.argv[1:]]\n"
+        "try: cli.main()\n"
+        "finally: print(sorted({'pandas', 'pyspark', 'aiohttp', 'polars'} & sys.modules.keys()))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, orders.url, "ORDERS", "SELECT count(*) FROM archive", "--format", "csv"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    assert done.stdout.splitlines() == ["count_star()", "4", "[]"]
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+
+
+class Terminal:
+    """The command on a terminal of its own."""
+
+    def __init__(self, orders: Archive, tmp_path: Path, *words: str) -> None:
+        self._primary, secondary = pty.openpty()
+        self.process = start(
+            orders, tmp_path, *words, stdin=secondary, stdout=secondary, stderr=secondary, start_new_session=True
+        )
+        os.close(secondary)
+        self._read = ""
+
+    def until(self, text: str, timeout: float = 60) -> str:
+        """Read until `text` appears; what came before it."""
+        end = time.monotonic() + timeout
+        while text not in self._read:
+            assert time.monotonic() < end, self._read
+            if select.select([self._primary], [], [], 0.2)[0]:
+                self._read += os.read(self._primary, 4096).decode(errors="replace")
+        before, _, self._read = self._read.partition(text)
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self._primary, text.encode())
+
+    def end(self) -> int:
+        code = self.process.wait(60)
+        os.close(self._primary)
+        return code
+
+    def hang_up(self) -> None:
+        """Close the terminal, and wait for the process."""
+        os.close(self._primary)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+
+
+def test_without_sql_there_is_a_shell_on_a_terminal(orders: Archive, tmp_path: Path) -> None:
+    terminal = Terminal(orders, tmp_path)
+    terminal.until("jetcapture> ")
+    terminal.type(".tables\n")
+    assert "quarantine" in terminal.until("jetcapture> ")
+    terminal.type("SELECT key,\n")
+    terminal.until("-> ")
+    terminal.type("sum(amount) AS total FROM archive GROUP BY key ORDER BY key;\n")
+    assert "us    10.0" in terminal.until("jetcapture> ")
+    terminal.type("SELECT nope FROM archive;\n")
+    assert "Binder Error" in terminal.until("jetcapture> ")
+    terminal.type(f"{FOREVER};\n")
+    terminal.until(".] ")  # the progress bar
+    os.kill(terminal.process.pid, signal.SIGINT)
+    terminal.until("interrupted")
+    terminal.until("jetcapture> ")
+    terminal.type("SELECT count(*) AS n FROM objects;\n")
+    assert "4" in terminal.until("jetcapture> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert "SELECT key," in (tmp_path / ".local/state/jetcapture/query_history").read_text()
+
+
+def test_a_statement_that_cannot_be_interrupted_ends_with_its_terminal(orders: Archive, tmp_path: Path) -> None:
+    terminal = Terminal(orders, tmp_path)
+    terminal.until("jetcapture> ")
+    terminal.type(f"{DEAF};\n")
+    terminal.until(".] ")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    terminal.until("jetcapture> ")
+    terminal.type("SELECT 1;\n")
+    terminal.until("SELECT 1;\r\n")
+    terminal.hang_up()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_statement_is_complete_with_a_semicolon_outside_of_texts_and_comments() -> None:
+    for text in ("SELECT 1;", "SELECT ';' ; -- done", "SELECT '''';", 'SELECT ";";', "SELECT $$'$$; /* ' */", ";"):
+        assert is_complete(text), text
+    for text in ("", "SELECT 1", "SELECT ';", "SELECT 1 -- ;", 'SELECT ";', "/* ;", "SELECT $a$;$a$"):
+        assert not is_complete(text), text
+
+
+# ---------------------------------------------------------------------- object storage
+
+
+@pytest.fixture
+def wide(archive: Archive) -> Archive:
+    """Objects of which a column is a small part, in two schemas, with copies."""
+    for first, amounts in ((1, [1, 2, 3]), (3, [3, 4, 5])):
+        payloads = [os.urandom(1_500_000) for _ in amounts]
+        archive.write(range(first, first + 3), "eu", payloads=payloads, amount=amounts)
+    archive.write([6], "us", payloads=[os.urandom(1_000_000)], amount=[6.5])
+    return archive
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with s3.serve() as endpoint:
+        yield endpoint
+
+
+def test_s3_is_read_and_written_without_extensions(
+    wide: Archive, endpoint: str, told: Any, query: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jetcapture_py.store.archive import ArchiveFiles
+
+    url = s3.upload(endpoint, wide.root)
+    options = s3.arguments(endpoint)
+    read, sizes = ArchiveFiles.read, []
+
+    def counted(self: ArchiveFiles, *arguments: Any) -> bytes:
+        data = read(self, *arguments)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(ArchiveFiles, "read", counted)
+    assert told(url, "ORDERS", "SELECT sum(amount), count(*) FROM archive", *options) == ["21.5,6"]
+    assert sum(sizes) < sum(path.stat().st_size for path in wide.root.rglob("*.parquet")) / 5
+    assert told(url, "ORDERS", "SELECT sum(octet_length(_nats_payload)) FROM archive", *options) == ["8500000"]
+    output = f"{url}/sums.parquet"
+    assert query(url, "ORDERS", SUMS, "--format", "parquet", "--output", output, *options) == 0
+    assert told(url, "ORDERS", "SELECT count(*) FROM objects", *options) == ["3"]
+    assert "nats/sums.parquet" in s3.names(endpoint, url)
+    assert query(url, "NOPE", SUMS, *options) == 1
+    assert f"no archive of stream NOPE under {url}" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_azure_is_read_without_extensions(wide: Archive, tmp_path: Path, told: Any) -> None:
+    with azurite.serve(tmp_path) as connection:
+        azurite.upload(connection, wide.root)
+        words = [azurite.URL, "ORDERS", "--option", f"connection_string={connection}"]
+        assert told(*words, "SELECT sum(amount), sum(octet_length(_nats_payload)) FROM archive") == ["21.5,8500000"]

@@ -1,0 +1,338 @@
+"""What a mended configuration can decode moves from the quarantine to the archive, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture.recapture import Recapture
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.manage import quarantine
+from jetcapture_py.reading.arrow import read_archive
+from jetcapture_py.reading.duckdb import ArchiveViews
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
+from jetcapture_py.store.archive import open_archive
+from jetcapture_py.verify.findings import Kind
+from jetcapture_py.verify.proof import verify
+from tests.support.archives import merge
+from tests.support.erasing import bury
+from tests.support.nats_server import NatsServer
+from tests.support.running import (
+    STREAM,
+    Message,
+    capture_all,
+    objects,
+    publish_and_capture,
+    remove_unfinished,
+    settings,
+)
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Start = Callable[..., NatsServer]
+
+COLUMNS = {"id": "int64", "amount": "int64"}
+FAULTY: dict[str, Any] = {
+    "key": "{subject[1]}",
+    "decode": {"format": "json", "columns": COLUMNS},
+    "block": {"time": "header.X-At", "interval": "1h"},
+}
+MENDED = FAULTY | {
+    "decode": {"format": "json", "columns": COLUMNS | {"amount": "double"}, "compression": "auto"},
+    "block": FAULTY["block"] | {"time_fallback": "timestamp"},
+}
+BAD_JSON, BAD_ID, FRACTION, PACKED, UNTIMED = range(0, 10, 2)
+"""By the last digit of its number, what is wrong with a message: the last three can be mended."""
+STAYS = (BAD_JSON, BAD_ID)
+
+
+def message(number: int) -> Message:
+    kind = number % 10
+    headers = [("X-At", f"2026-05-01T{number % 3:02}:00:00Z"), ("N", str(number))]
+    body: dict[str, Any] = {"id": number, "amount": number}
+    body |= {"id": "none"} if kind == BAD_ID else {"amount": number + 0.5} if kind == FRACTION else {}
+    data = b"not JSON %d" % number if kind == BAD_JSON else json.dumps(body).encode()
+    data = gzip.compress(data) if kind == PACKED else data
+    return f"orders.{'abc'[number % 3]}", data, headers[1:] if kind == UNTIMED else headers
+
+
+def captured(start: Start, root: Path, count: int, **sections: Any) -> Config:
+    """Capture with the faulty configuration, and return the mended one."""
+    server = start()
+    merged = {name: {**FAULTY.get(name, {}), **value} if name == "block" else value for name, value in sections.items()}
+    publish_and_capture(server.url, root, [message(number) for number in range(count)], **(FAULTY | merged))
+    merged["block"] = {**merged.get("block", {}), **MENDED["block"]}
+    return parse(settings(server.url, root, **(MENDED | merged)))
+
+
+def run(config: Config, *reasons: str, dry_run: bool = False) -> Redecoded:
+    return asyncio.run(redecode(config, QuarantineSelection(reasons=reasons), dry_run=dry_run))
+
+
+def read(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
+    rows = read_archive(str(root), STREAM, quarantine=quarantine).read_all().to_pylist()
+    return sorted(rows, key=lambda row: (row[layout.SEQ], row[layout.TIMESTAMP]))
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    """The numbers of the messages."""
+    return [row[layout.SEQ] - 1 for row in rows]
+
+
+def in_one_place(root: Path, count: int) -> None:
+    """Check that each message is in exactly one place, and in the right one."""
+    archived, left = read(root), read(root, quarantine=True)
+    assert numbers(archived) == [number for number in range(count) if number % 10 not in STAYS]
+    assert numbers(left) == [number for number in range(count) if number % 10 in STAYS]
+
+
+@pytest.mark.parametrize("block", [{}, {"bundles": 2}], ids=["keys", "bundles"])
+def test_what_can_be_decoded_is_archived_with_its_own_identity(
+    nats_server: Start, tmp_path: Path, block: dict[str, Any]
+) -> None:
+    root, count = tmp_path / "a", 1000
+    config = captured(nats_server, root, count, block=block)
+    before = {row[layout.SEQ]: row for row in read(root, quarantine=True)}
+    dry = run(config, dry_run=True)
+    assert {row[layout.SEQ]: row for row in read(root, quarantine=True)} == before
+    done = run(config)
+    assert (dry.messages, dry.decoded, dry.failed) == (done.messages, done.decoded, done.failed) == (500, 300, 200)
+    in_one_place(root, count)
+    for row in read(root):
+        number = row[layout.SEQ] - 1
+        assert (row["id"], row["key"]) == (number, "abc"[number % 3])
+        assert row["amount"] == number + 0.5 * (number % 10 == FRACTION)
+        if (old := before.get(number + 1)) is not None:
+            same = set(layout.ENVELOPE)
+            assert {name: row[name] for name in same} == {name: old[name] for name in same}
+            assert (row["date"] == "2026-05-01") is (number % 10 != UNTIMED)
+    report = asyncio.run(verify(config, deep=True, content=True))
+    assert (report.complete, report.stored, report.quarantined, report.exit_code(strict=True)) == (True, count, 200, 0)
+    assert report.count(Kind.QUARANTINE, Kind.DUPLICATES, Kind.READ_TWICE) == 0
+    names = objects(root)
+    again = run(config)
+    assert (again.messages, again.decoded, again.failed, again.objects, again.removed) == (200, 0, 200, 0, 0)
+    assert objects(root) == names
+
+
+@pytest.mark.parametrize("format_", ["ndjson", "csv"])
+def test_text_objects_are_stored_as_well(nats_server: Start, tmp_path: Path, format_: str) -> None:
+    config = captured(nats_server, tmp_path / "a", 100, block={"format": format_})
+    assert run(config).decoded == 30
+    report = asyncio.run(verify(config))
+    assert (report.complete, report.stored, report.quarantined, report.count(Kind.DUPLICATES)) == (True, 100, 20, 0)
+
+
+def test_what_stays_has_the_new_reason_unless_it_was_not_selected(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 100)
+    csv = {"decode": {"format": "csv", "columns": {"x": "int64"}}}
+    other = parse(config.model_dump(mode="json", exclude_unset=True, by_alias=True) | csv)
+    reasons = {row[layout.SEQ]: row["error"] for row in read(root, quarantine=True)}
+    done = run(other, "JSON is malformed: invalid character (byte N)")
+    assert (done.messages, done.decoded, done.failed) == (10, 0, 10)
+    now = {row[layout.SEQ]: row["error"] for row in read(root, quarantine=True)}
+    assert {seq for seq, error in now.items() if reasons[seq] != error} == {seq for seq in now if seq % 10 == 1}
+    assert run(config).decoded == 30
+    in_one_place(root, 100)
+
+
+class KilledError(Exception):
+    """The process is killed here."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
+    """Make the writing and removing of objects fail before or after step `step`; the steps until then."""
+    steps: list[str] = []
+
+    def stepped(name: str) -> None:
+        steps.append(name)
+        if len(steps) == step:
+            raise KilledError
+
+    async def put(self: Recapture, encoded: EncodedBlock) -> None:
+        stepped("before put")
+        await real_put(self, encoded)
+        stepped("after put")
+
+    def wrapped(name: str) -> None:
+        real = getattr(Files, name)
+
+        def work(*arguments: Any) -> Any:
+            stepped(f"before {name}")
+            found = real(*arguments)
+            stepped(f"after {name}")
+            return found
+
+        monkeypatch.setattr(Files, name, work)
+
+    real_put = Recapture.put
+    monkeypatch.setattr(Recapture, "put", put)
+    for name in ("put", "overwrite", "remove"):
+        wrapped(name)
+    return steps
+
+
+def test_killed_at_every_step_and_run_again_each_message_is_in_one_place(nats_server: Start, tmp_path: Path) -> None:
+    count, original = 40, tmp_path / "original"
+    few: dict[str, Any] = {"key": "", "store": {"concurrency": 1}}
+    config = captured(nats_server, original, count, block={"max_messages": 11, "interval": "1d"}, **few)
+    step, seen = 0, set()
+    while True:
+        step += 1
+        root = tmp_path / str(step)
+        shutil.copytree(original, root)
+        own = config.model_copy(update={"store": config.store.model_copy(update={"url": str(root)})})
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            steps = kill_at(monkeypatch, step)
+            try:
+                run(own)
+            except KilledError:
+                seen.add(steps[-1])
+            else:
+                break
+        remove_unfinished(root)
+        archived, left = numbers(read(root)), numbers(read(root, quarantine=True))
+        assert {*archived, *left} == set(range(count))
+        assert [len(archived), len(left)] == [len({*archived}), len({*left})]
+        report = asyncio.run(verify(own))
+        assert (report.complete, report.stored, report.exit_code(strict=True)) == (True, count, 0)
+        assert report.quarantined == count - len(archived)
+        run(own)
+        in_one_place(root, count)
+        shutil.rmtree(root)
+    assert {"before put", "after put", "before remove", "after remove"} <= seen
+    assert step > 10
+
+
+def test_two_at_a_time_lose_nothing(nats_server: Start, tmp_path: Path) -> None:
+    root, count = tmp_path / "a", 400
+    config = captured(nats_server, root, count, block={"max_messages": 23})
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: run(config), range(2)))
+    run(config)
+    in_one_place(root, count)
+    assert asyncio.run(verify(config)).complete
+
+
+def test_messages_that_a_compaction_brings_back_leave_again(nats_server: Start, tmp_path: Path) -> None:
+    root, count = tmp_path / "a", 100
+    config = captured(nats_server, root, count, block={"max_messages": 11})
+    before = [name for name in objects(root) if name.quarantine]
+    kept = {name: (root / name.path).read_bytes() for name in before}
+    run(config)
+    for name, data in kept.items():  # it had read them before
+        (root / name.path).write_bytes(data)
+    merge(root, before)
+    report = asyncio.run(verify(config))
+    assert (report.complete, report.quarantined, report.count(Kind.QUARANTINE)) == (True, 20, 30)
+    done = run(config)
+    assert (done.messages, done.decoded, done.archived, done.failed) == (50, 0, 30, 20)
+    in_one_place(root, count)
+
+
+def test_a_message_that_is_delivered_again_after_that_is_one(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 100)
+    run(config)
+    again = config.model_copy(update={"source": config.source.model_copy(update={"consumer": "again"})})
+    asyncio.run(capture_all(again))
+    in_one_place(root, 100)
+
+
+def test_what_was_erased_is_not_brought_back(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 100)
+    gone = [row for row in read(root, quarantine=True) if (row[layout.SEQ] - 1) % 20 == PACKED]
+    bury(root, gone)
+    done = run(config)
+    assert (done.messages, done.decoded, done.failed) == (45, 25, 20)
+    assert not {row[layout.SEQ] for row in gone}.intersection(row[layout.SEQ] for row in read(root))
+
+
+def test_the_commands_say_why_and_what_was_done(
+    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 100)
+
+    def lines() -> list[str]:
+        return capsys.readouterr().out.splitlines()
+
+    assert quarantine.run_list(config, as_json=True) == 0
+    listed = json.loads(lines()[0])
+    assert (listed["messages"], [reason["messages"] for reason in listed["reasons"]]) == (50, [10] * 5)
+    malformed = next(reason for reason in listed["reasons"] if "malformed" in reason["error"])
+    assert malformed["error"] == "JSON is malformed: invalid character (byte N)"
+    assert malformed["example"] == {"sequence": 1, "error": "JSON is malformed: invalid character (byte 4)"}
+    assert malformed["subjects"] == {"orders.a": 4, "orders.b": 3, "orders.c": 3}
+    assert quarantine.run_list(config, as_json=False) == 0
+    assert lines()[-1] == "50 messages of stream ORDERS in quarantine"
+    assert quarantine.run_show(config, FRACTION + 1, as_json=False) == 0
+    shown = lines()
+    assert shown[1] == "reason: decode: Expected `int | null`, got `float` - at `$.amount`"
+    assert "    00000000  7b 22 69 64 22 3a 20 34 2c 20 22 61 6d 6f 75 6e  {" + '"id": 4, "amoun' in shown
+    assert shown[-1] == "    id=4  amount=4.5"
+    assert quarantine.run_show(config, BAD_JSON + 1, as_json=True) == 0
+    fields = json.loads(lines()[0])
+    assert base64.b64decode(fields["payload_base64"]) == b"not JSON 0"
+    assert fields["today"]["quarantine"]["stage"] == fields["stage"] == "decode"
+    with pytest.raises(JetcaptureError, match=r"the quarantine of stream ORDERS has no message 2$"):
+        quarantine.run_show(config, 2, as_json=False)
+    chosen = QuarantineSelection(reasons=["no matter", "time: "])
+    assert quarantine.run_redecode(config, chosen, dry_run=False, as_json=True) == 0
+    done = json.loads(lines()[0])
+    assert (done["messages"], done["decoded"], done["failed"]) == (10, 10, 0)
+    nowhere = config.model_copy(update={"store": config.store.model_copy(update={"url": str(tmp_path / "b")})})
+    with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under"):
+        run(nowhere)
+    later = QuarantineSelection(start=datetime(2200, 1, 1, tzinfo=UTC))
+    assert quarantine.run_redecode(config, later, dry_run=False, as_json=False) == 0
+    assert lines() == ["0 messages of the quarantine: 0 decoded and archived in 0 objects"]
+    assert quarantine.run_redecode(config, QuarantineSelection(), dry_run=True, as_json=False) == 0
+    assert lines()[:2] == [
+        "40 messages of the quarantine: 20 would be decoded and archived",
+        "20 messages cannot be decoded:",
+    ]
+
+
+@pytest.mark.spark
+def test_all_engines_and_the_report_agree(spark: SparkSession, nats_server: Start, tmp_path: Path) -> None:
+    from spark_jobs.archive import read_archive as read_with_spark
+    from spark_jobs.reporting.facts import Choice, collect
+
+    root = tmp_path / "a"
+    run(captured(nats_server, root, 200))
+    for view, count in (("archive", 160), ("quarantine", 40)):
+        aside = view == "quarantine"
+        with_arrow = numbers(read(root, quarantine=aside))
+        with_spark = read_with_spark(spark, str(root), STREAM, quarantine=aside).toArrow().to_pylist()
+        with duckdb.connect() as connection, TemporaryDirectory() as links:
+            views = ArchiveViews(connection, open_archive(str(root), {}), STREAM, Selection(), directory=Path(links))
+            views.create([view])
+            with_duckdb = [row[0] - 1 for row in connection.sql(f"SELECT _nats_seq FROM {view}").fetchall()]
+        assert len(with_arrow) == count
+        assert sorted(numbers(with_spark)) == sorted(with_duckdb) == with_arrow
+    facts = collect(spark, str(root), STREAM, Choice(), "auto", {})
+    assert (facts.messages(facts.objects), facts.messages(facts.quarantine)) == (160, 40)

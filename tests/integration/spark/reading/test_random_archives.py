@@ -1,0 +1,42 @@
+"""Spark's reader returns of random archives exactly the rows that a model without our code expects."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from spark_jobs.archive import read_archive
+from tests.support.random_archives import STREAM, archives, comparable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def check(spark: SparkSession, drawn: Any) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        archive = drawn.draw(archives(Path(directory)))
+        for bad in sorted({message.bad for message in archive.messages}):
+            expected = comparable(archive.rows(bad=bad))
+            for engine in ("spark", "arrow"):
+                frame = read_archive(spark, archive.url, STREAM, quarantine=bad, engine=engine)
+                assert comparable(frame.toArrow().to_pylist()) == expected, (engine, archive.log)
+
+
+@settings(max_examples=3)
+@given(some.data())
+def test_every_message_is_read_once_with_its_values(spark: SparkSession, drawn: Any) -> None:
+    check(spark, drawn)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=50, derandomize=False)
+@given(some.data())
+def test_every_message_of_many_archives_is_read_once_with_its_values(spark: SparkSession, drawn: Any) -> None:
+    check(spark, drawn)

@@ -1,0 +1,79 @@
+"""Notes of what was removed on purpose: exact, small, and safe against a damaged file."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jetcapture_py.archive import removed
+from jetcapture_py.archive.removed import Erased, Expired, Tombstone
+from jetcapture_py.errors import JetcaptureError
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+CREATED = "2026-01-01T00:00:00Z"
+SECOND = 1_000_000
+LIFE = 100 * SECOND
+CREATIONS = [life * LIFE for life in range(4)]
+
+
+def _expired(*parts: tuple[str, list[int]]) -> Expired:
+    expired = Expired(stream="ORDERS", until=NOON)
+    for created, seqs in parts:
+        expired = expired.with_messages(created, np.array(seqs, np.int64), NOON, NOON + timedelta(hours=len(seqs)))
+    return expired
+
+
+def _tombstone(*messages: tuple[int, int]) -> Tombstone:
+    seqs, times = np.array(messages, np.int64).reshape(-1, 2).T
+    return Tombstone.of("ORDERS", seqs, times, by="ops@host", reason="asked for", time=NOON, created=CREATIONS)
+
+
+def test_expired_messages_are_counted_once_and_told_apart_by_incarnation() -> None:
+    expired = _expired((CREATED, [1, 2, 3, 7]), (CREATED, [2, 3, 4]), ("2026-03-01T00:00:00Z", [1, 2]))
+    assert expired.messages == 7
+    assert expired.ranges([CREATED]) == [(1, 4), (7, 7)]
+    assert expired.until == NOON + timedelta(hours=4)
+    assert Expired.decode(expired.encode(), "ORDERS") == expired
+
+
+def test_many_ranges_are_joined_where_they_are_closest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removed, "MAX_RANGES", 3)
+    expired = _expired((CREATED, [1, 3, 100, 102, 500, 900]))
+    assert expired.ranges([CREATED]) == [(1, 102), (500, 500), (900, 900)]
+    grown = expired.with_messages(CREATED, np.array([1000]), NOON, NOON)
+    assert grown.ranges([CREATED]) == [(1, 102), (500, 500), (900, 1000)]
+    assert grown.messages == 7
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), max_size=40))
+def test_exactly_the_erased_messages_are_in_the_tombstones(pairs: list[tuple[int, int]]) -> None:
+    """A stream that is created again gives sequences to later messages, which are not erased."""
+    messages = sorted({(seq, life * LIFE + seq * SECOND) for seq, life in pairs})
+    first, second = _tombstone(*messages[::2]), _tombstone(*messages[::3])
+    erased = Erased({"a": first, "b": Tombstone.decode(second.encode(), "ORDERS", second.path)})
+    expected = {*messages[::2], *messages[::3]}
+    every = [(seq, life * LIFE + seq * SECOND) for seq in range(1, 31) for life in range(4)]
+    seqs, times = np.array(every, np.int64).T
+    assert {message for message, hit in zip(every, erased.contains(seqs, times), strict=True) if hit} == expected
+    near = {seq for seq in range(1, 31) if erased.near(seq, seq)}
+    assert near == {seq for seq, _ in expected}
+    assert first.messages == len(messages[::2])
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"stream": "ORDERS", "until": "x", "incarnations": 3}'])
+def test_a_damaged_note_is_an_error(data: bytes) -> None:
+    with pytest.raises(JetcaptureError, match="is damaged"):
+        Expired.decode(data, "ORDERS")
+    with pytest.raises(JetcaptureError, match=r"_erased/ORDERS/x\.json is damaged"):
+        Tombstone.decode(data, "ORDERS", "_erased/ORDERS/x.json")
+
+
+def test_a_note_of_another_stream_is_an_error() -> None:
+    with pytest.raises(JetcaptureError, match="belongs to stream ORDERS"):
+        Expired.decode(_expired().encode(), "OTHERS")
+    with pytest.raises(JetcaptureError, match="belongs to stream ORDERS, not OTHERS"):
+        Tombstone.decode(_tombstone((1, 1)).encode(), "OTHERS", "x.json")

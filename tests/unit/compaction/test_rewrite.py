@@ -1,0 +1,153 @@
+"""Messages are removed from objects, and every other row stays as it was, whatever else happens to the objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.rewrite import MessageSet, Rewritten, remove_replaced, rewrite
+from jetcapture_py.compaction.unit import REPLACING, CompactionSpec, compact_unit
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.arrow import read_archive
+from jetcapture_py.store.archive import ArchiveFiles
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.archives import encoded, lay_out, put
+
+BUCKET = 1_700_000_100
+AT = BUCKET * 1_000_000
+SPEC = CompactionSpec(target=1 << 20, closed=BUCKET + 2 * 86_400.0)
+
+
+def messages(*seqs: int) -> MessageSet:
+    return MessageSet(np.array(seqs, np.int64), np.array(seqs, np.int64) + AT)
+
+
+def store(root: Path, *seqs: int, **where: Any) -> ObjectName:
+    block = encoded([(seq, AT + seq) for seq in seqs], bucket=BUCKET, **where)
+    put(root, block)
+    return block.name
+
+
+def sources(root: Path) -> list[Source]:
+    return Files(ArchiveFiles(str(root), {})).find(["ORDERS", f"{layout.QUARANTINE}/ORDERS"])
+
+
+def without(root: Path, name: ObjectName, *seqs: int) -> Rewritten:
+    (source,) = [source for source in sources(root) if source.name == name]
+    return rewrite(ArchiveFiles(str(root), {}), source, messages(*seqs), "redecode")
+
+
+def removed(root: Path, *done: Rewritten) -> int:
+    count, errors = remove_replaced(ArchiveFiles(str(root), {}), done)
+    assert not errors
+    return count
+
+
+def seqs(root: Path) -> list[int]:
+    return sorted(read_archive(str(root), "ORDERS").read_all()[layout.SEQ].to_pylist())
+
+
+@pytest.mark.parametrize("bundles", [0, 2])
+def test_every_other_row_is_unchanged(tmp_path: Path, bundles: int) -> None:
+    keys = {(seq, AT + seq): "abc"[seq % 3] for seq in range(1, 200)}
+    names = lay_out(tmp_path, keys, bundles, bucket=BUCKET)
+    before = read_archive(str(tmp_path), "ORDERS").read_all().sort_by(layout.SEQ)
+    gone = [seq for seq in range(1, 200) if seq % 7 == 0]
+    done = [without(tmp_path, name, *gone) for name in names]
+    assert read_archive(str(tmp_path), "ORDERS").read_all().sort_by(layout.SEQ) == before
+    assert removed(tmp_path, *done) == len(names)
+    mask = np.isin(before[layout.SEQ].to_numpy(), gone)
+    assert read_archive(str(tmp_path), "ORDERS").read_all().sort_by(layout.SEQ) == before.filter(pa.array(~mask))
+    assert sum(each.dropped for each in done) == len(gone)
+
+
+def test_values_that_are_no_numbers_are_equal_and_older_objects_get_their_key(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    values = pa.array([[float("nan")], [1.0], None], pa.list_(pa.float64()))
+    footer = {"interval": "900", "format": "1"}
+    name = archive.write([1, 2, 3], "eu", columns={"v": values}, metadata=footer)
+    (source,) = sources(tmp_path)
+    times = np.array([HOUR * 1_000_000 + 3], np.int64)
+    written = pq.ParquetFile(tmp_path / name.path).read()[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+    done = rewrite(ArchiveFiles(str(tmp_path), {}), source, MessageSet(np.array([3]), written[2:] + 0 * times), "x")
+    assert done.target is not None
+    table = pq.ParquetFile(tmp_path / done.target.path).read()
+    assert (table[layout.KEY].to_pylist(), repr(table["v"].to_pylist())) == (["eu", "eu"], "[[nan], [1.0]]")
+
+
+def test_an_object_of_which_nothing_is_left_is_removed(tmp_path: Path) -> None:
+    name = store(tmp_path, 1, 2)
+    other = store(tmp_path, 3)
+    done = without(tmp_path, name, 1, 2)
+    assert (done.target, done.dropped, removed(tmp_path, done)) == (None, 2, 1)
+    assert [source.name for source in sources(tmp_path)] == [other]
+
+
+def test_what_does_not_read_like_its_source_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = store(tmp_path, 1, 2, 3)
+    other = encoded([(1, AT + 1), (2, AT + 2)], bucket=BUCKET, key="us")
+    monkeypatch.setattr(Files, "put", lambda _self, found, _data: put(tmp_path, other).rename(tmp_path / found.path))
+    with pytest.raises(JetcaptureError, match="does not match its source, which is kept"):
+        without(tmp_path, name, 3)
+    assert (tmp_path / name.path).exists()
+
+
+def test_a_compaction_never_takes_the_object_for_a_copy_of_the_one_it_replaces(tmp_path: Path) -> None:
+    old = store(tmp_path, *range(1, 50))
+    done = without(tmp_path, old, 7)
+    files = Files(ArchiveFiles(str(tmp_path), {}))
+    (outcome,) = compact_unit(files, SPEC, sources(tmp_path))
+    assert (outcome.left, outcome.removable, outcome.written) == (REPLACING, [], [])
+    again = without(tmp_path, done.target or old, 9)  # the one that it replaced before counts as well
+    assert removed(tmp_path, again) == 1
+    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
+    assert outcome.left == REPLACING
+    assert removed(tmp_path, done) == 0  # what took its place is not there any more
+    (tmp_path / old.path).unlink()
+    store(tmp_path, *range(50, 60))
+    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
+    assert (outcome.left, len(outcome.removable)) == ("", 2)
+    assert seqs(tmp_path) == [seq for seq in range(1, 60) if seq not in (7, 9)]
+
+
+def test_where_the_same_object_was_there_before_the_old_one_goes_with_the_next_run(tmp_path: Path) -> None:
+    """A compaction may have read it, and may be about to remove it in favor of the old one."""
+    old, same = store(tmp_path, *range(1, 10)), store(tmp_path, *range(1, 9))
+    first = without(tmp_path, old, 9)
+    assert (first.target, first.removable, removed(tmp_path, first)) == (same, False, 0)
+    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
+    assert outcome.left == REPLACING
+    second = without(tmp_path, old, 9)
+    assert (second.removable, removed(tmp_path, second)) == (True, 1)
+    assert seqs(tmp_path) == [*range(1, 9)]
+
+
+def test_an_object_that_keeps_its_messages_is_replaced_in_place_whatever_its_row_groups(tmp_path: Path) -> None:
+    name = store(tmp_path, *range(1, 100))
+    path = tmp_path / name.path
+    before = pq.ParquetFile(path)
+    metadata, table = before.metadata.metadata, before.read()
+    with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
+        writer.add_key_value_metadata(metadata)
+        writer.write_table(table, row_group_size=30)
+    (source,) = sources(tmp_path)
+
+    def changed(rows: pa.Table) -> pa.Table:
+        index = rows.schema.get_field_index(layout.SUBJECT)
+        subjects = pa.array(["other"] * rows.num_rows, rows.schema.field(index).type)
+        return rows.set_column(index, rows.schema.field(index), subjects)
+
+    done = rewrite(ArchiveFiles(str(tmp_path), {}), source, messages(), "redecode", changed)
+    assert (done.target, done.dropped, done.removable) == (name, 0, False)
+    stored = read_archive(str(tmp_path), "ORDERS").read_all()
+    assert stored[layout.SEQ].to_pylist() == list(range(1, 100))
+    assert set(stored[layout.SUBJECT].to_pylist()) == {"other"}

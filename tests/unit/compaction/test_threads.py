@@ -1,0 +1,78 @@
+"""Units are compacted at the same time as far as the memory allows."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.unit import CompactionSpec, Outcome
+from jetcapture_py.maintain import compact as maintained
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
+from jetcapture_py.store.archive import ArchiveFiles
+from tests.support.archives import Archive
+
+
+@pytest.mark.parametrize(("units_at_once", "memory"), [(1, 1 << 10), (3, 1 << 30)], ids=["little", "plenty"])
+def test_as_many_units_are_compacted_at_the_same_time_as_fit_in_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units_at_once: int, memory: int
+) -> None:
+    archive = Archive(tmp_path)
+    for number in range(12):
+        archive.write([2 * number + 1, 2 * number + 2], "abc"[number % 3])
+    running, most, all_run = 0, 0, threading.Barrier(units_at_once)
+    lock = threading.Lock()
+
+    def compact_unit(_files: Files, _spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        all_run.wait(60)
+        with lock:
+            running -= 1
+        return [Outcome(key=sources[0].name.key, bucket=sources[0].name.bucket, objects=len(sources))]
+
+    monkeypatch.setattr(maintained, "compact_unit", compact_unit)
+    monkeypatch.setattr(maintained, "_cores", lambda: 3)
+    files, left = ArchiveFiles(archive.url, {}), []
+    compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0))
+    compact_in_threads(files, compaction, memory, progress=lambda objects, _: left.append(objects))
+    assert most == units_at_once
+    assert left == [12, 8, 4, 0]
+    assert sorted(str(outcome.key) for outcome in compaction.outcomes) == ["a", "b", "c"]
+
+
+def test_no_unit_is_begun_after_the_end(tmp_path: Path) -> None:
+    archive, stop = Archive(tmp_path), threading.Event()
+    for number in range(4):
+        archive.write([number + 1], "a")
+    stop.set()
+    files = ArchiveFiles(archive.url, {})
+    compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0))
+    compact_in_threads(files, compaction, 1 << 30, stop=stop)
+    assert compaction.outcomes == []
+    assert len(list(tmp_path.rglob("*.parquet"))) == 4
+
+
+@pytest.mark.parametrize("ahead", ["store", "catalog"])
+def test_no_clock_that_is_ahead_delays_the_removal(tmp_path: Path, ahead: str) -> None:
+    archive, later = Archive(tmp_path), time.time() + 86_400
+    archive.write([1, 2], "a")
+    holder = archive.write([1, 2, 3], "a")
+    if ahead == "store":
+        os.utime(tmp_path / holder.path, (later, later))
+    files = ArchiveFiles(archive.url, {})
+    compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0), tell=pytest.fail)
+    compact_in_threads(files, compaction, 1 << 30)
+    if ahead == "catalog":
+        (outcome,) = compaction.waiting
+        compaction.keep(frozenset(), dict.fromkeys(outcome.removable, later))
+    compaction.remove(wait=ahead == "catalog")
+    assert [path.name for path in tmp_path.rglob("*.parquet")] == [Path(holder.path).name]

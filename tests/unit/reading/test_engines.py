@@ -1,0 +1,113 @@
+"""Arrow and DuckDB return of random archives exactly the rows that a model without our code expects.
+
+Spark does so on a sample, in `integration/spark/reading/test_random_archives.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as some
+
+from jetcapture_py.archive import layout
+from jetcapture_py.reading.arrow import read_archive
+from jetcapture_py.reading.duckdb import ArchiveViews
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import ArchiveFiles
+from tests.support.examples import examples
+from tests.support.random_archives import KEYS, STREAM, Message, RandomArchive, archives, comparable
+
+MICROSECOND = timedelta(microseconds=1)
+
+
+Read = Callable[[str, Sequence[str] | None], pa.Table]
+"""Reads the view `archive` or `quarantine`, and all of its columns or these."""
+
+
+@contextmanager
+def arrow(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
+    def read(view: str, columns: Sequence[str] | None) -> pa.Table:
+        quarantine = view == "quarantine"
+        return read_archive(
+            archive.url, STREAM, quarantine=quarantine, columns=columns, **selection._asdict()
+        ).read_all()
+
+    yield read
+
+
+@contextmanager
+def in_duckdb(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
+    with tempfile.TemporaryDirectory() as links, duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        views = ArchiveViews(connection, ArchiveFiles(archive.url, {}), STREAM, selection, directory=Path(links))
+
+        def read(view: str, columns: Sequence[str] | None) -> pa.Table:
+            views.create([view])
+            names = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
+            return connection.sql(f"SELECT {names} FROM {view}").to_arrow_table()
+
+        yield read
+
+
+def selected(message: Message, selection: Selection) -> bool:
+    time = message.timestamp if message.time is None or message.bad else message.time
+    start, end, keys, event_start, event_end = selection
+    return (
+        (start is None or message.timestamp >= start)
+        and (end is None or message.timestamp < end)
+        and (event_start is None or time >= event_start)
+        and (event_end is None or time < event_end)
+        and (keys is None or message.key in keys)
+    )
+
+
+@some.composite
+def selections(draw: some.DrawFn, archive: RandomArchive) -> Selection:
+    """Bounds at or beside messages, and keys."""
+    times = {moment for message in archive.messages for moment in (message.timestamp, message.time) if moment}
+    bounds: some.SearchStrategy[datetime | None] = some.none() | some.sampled_from(
+        sorted(moment + step for moment in times for step in (-MICROSECOND, timedelta(), MICROSECOND))
+    )
+    keys = draw(some.none() | some.lists(some.sampled_from(KEYS), min_size=1, unique=True))
+    return Selection(draw(bounds), draw(bounds), keys, draw(bounds), draw(bounds))
+
+
+def identities(rows: list[dict[str, Any]]) -> list[tuple[int, datetime, int]]:
+    return [(row[layout.SEQ], row[layout.TIMESTAMP], row.get(layout.ROW) or 0) for row in comparable(rows)]
+
+
+@examples(cost=2)
+@given(some.data())
+def test_every_message_is_read_once_with_its_values(drawn: Any) -> None:
+    with ExitStack() as stack:
+        archive = drawn.draw(archives(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+        engines = [stack.enter_context(engine(archive, Selection())) for engine in (arrow, in_duckdb)]
+        for bad in sorted({message.bad for message in archive.messages}):
+            view, expected = "quarantine" if bad else "archive", comparable(archive.rows(bad=bad))
+            tables = [read(view, None) for read in engines]
+            assert [comparable(table.to_pylist()) for table in tables] == [expected, expected]
+            assert {name.casefold() for name in tables[0].schema.names} == {layout.DELIVERED, *expected[0]}
+            assert tables[0].schema == tables[1].schema
+            columns = drawn.draw(some.lists(some.sampled_from(tables[0].schema.names), min_size=1, unique=True))
+            for table, read in zip(tables, engines, strict=True):
+                narrow = read(view, columns)
+                assert narrow.schema.names == columns
+                assert sorted(map(str, narrow.to_pylist())) == sorted(map(str, table.select(columns).to_pylist()))
+        if all(message.bad for message in archive.messages):
+            return
+        selection = drawn.draw(selections(archive))
+        rows = [row for message, row in archive.pairs() if selected(message, selection)]
+        engines = [stack.enter_context(engine(archive, selection)) for engine in (arrow, in_duckdb)]
+        tables = [read("archive", None) for read in engines]
+        assert [identities(table.to_pylist()) for table in tables] == [identities(rows)] * 2
+        assert comparable(tables[0].to_pylist()) == comparable(tables[1].to_pylist())
+        compared = read_archive(archive.url, STREAM, dedupe="full").read_all()
+        assert identities(compared.to_pylist()) == identities(archive.rows())
