@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from nats.aio.client import Client
+from nats.js.client import JetStreamContext
 
 from jetcapture_py import log
 from tests.support import examples as examples  # the profiles of Hypothesis
@@ -34,8 +36,17 @@ def pytest_configure() -> None:
     Under nohup, captures would inherit that SIGHUP is ignored; a handler is not inherited.
     """
     java.use()
+    _be_patient()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def _be_patient() -> None:
+    """Have clients of nats-py wait a minute for an answer, where nobody says how long: a machine may be busy."""
+    for function, default in ((Client.request, 0.5), (JetStreamContext.__init__, 5)):
+        values = function.__defaults__ or ()
+        assert default in values
+        function.__defaults__ = tuple(60.0 if value == default else value for value in values)
 
 
 @pytest.hookimpl(optionalhook=True)

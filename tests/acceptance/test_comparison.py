@@ -59,6 +59,7 @@ def run(runner: Runner, server: NatsServer, directory: Path, scenario: Scenario 
 
 
 @pytest.mark.parametrize("name", [name for name in runners(None) if name != "limit"])
+@pytest.mark.exhaustive
 def test_every_runner_stores_and_acknowledges_each_message_once(name: str, server: NatsServer, tmp_path: Path) -> None:
     if name in GO and not PEERS:
         pytest.skip("JETCAPTURE_TEST_PEERS is not set")
@@ -90,6 +91,7 @@ def test_replicas_share_the_work(server: NatsServer, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.log")} == {"0.log", "1.log"}
 
 
+@pytest.mark.exhaustive
 def test_objects_in_s3_are_counted(server: NatsServer, tmp_path: Path) -> None:
     measured = run(runners(None)["jetcapture-json"](), server, tmp_path, replace(SCENARIO, store="s3"))
     assert (measured.stored.rows, measured.stored.different) == (SCENARIO.messages, SCENARIO.messages)

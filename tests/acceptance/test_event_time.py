@@ -130,6 +130,7 @@ def test_messages_of_which_some_are_late_or_early_lie_in_their_own_buckets_and_a
 
 
 @pytest.mark.spark
+@pytest.mark.exhaustive
 def test_a_changed_setting_leaves_an_archive_that_is_read_by_both_times(
     nats_server: Start, tmp_path: Path, spark: SparkSession
 ) -> None:

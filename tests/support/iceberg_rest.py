@@ -1,6 +1,6 @@
 """Iceberg's own REST catalog, from the tests of its Java library, with the libraries that PySpark brings.
 
-Its jars come from Maven, once for a virtual environment, and `IcebergRest.java` answers HTTP with them.
+Maven gets its jars, once for a virtual environment, and `IcebergRest.java` answers HTTP with them.
 """
 
 from __future__ import annotations
@@ -14,38 +14,46 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 
-MAVEN = "https://repo1.maven.org/maven2"
 VERSION = "1.10.0"
 _JARS = [
-    f"org/apache/iceberg/iceberg-core/{VERSION}/iceberg-core-{VERSION}-tests.jar",
+    ("org.apache.iceberg", "iceberg-core", VERSION, "tests"),
     *(
-        f"org/apache/iceberg/{name}/{VERSION}/{name}-{VERSION}.jar"
+        ("org.apache.iceberg", name, VERSION)
         for name in ("iceberg-api", "iceberg-bundled-guava", "iceberg-common", "iceberg-core")
     ),
-    "com/github/ben-manes/caffeine/caffeine/2.9.3/caffeine-2.9.3.jar",
-    "org/apache/httpcomponents/client5/httpclient5/5.5/httpclient5-5.5.jar",
-    "org/apache/httpcomponents/core5/httpcore5/5.3.4/httpcore5-5.3.4.jar",
+    ("com.github.ben-manes.caffeine", "caffeine", "2.9.3"),
+    ("org.apache.httpcomponents.client5", "httpclient5", "5.5"),
+    ("org.apache.httpcomponents.core5", "httpcore5", "5.3.4"),
 ]
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+
+
+def _project() -> str:
+    """A Maven project that depends on the jars."""
+    names, dependencies = ("groupId", "artifactId", "version", "classifier"), ""
+    for jar in _JARS:
+        fields = "".join(f"<{name}>{value}</{name}>" for name, value in zip(names, jar, strict=False))
+        dependencies += f"<dependency>{fields}</dependency>"
+    own = "<modelVersion>4.0.0</modelVersion><groupId>tests</groupId><artifactId>tests</artifactId><version>1</version>"
+    return f"<project>{own}<dependencies>{dependencies}</dependencies></project>"
 
 
 def _jars() -> Path:
     """The directory with the jars; the test is skipped where they cannot be had."""
     home = Path(sys.prefix) / f"iceberg-rest-{VERSION}"
     if not home.exists():
-        fresh = Path(tempfile.mkdtemp(dir=home.parent))
-        try:
-            for jar in _JARS:
-                with urlopen(f"{MAVEN}/{jar}", timeout=60) as answer:
-                    (fresh / Path(jar).name).write_bytes(answer.read())
-        except (URLError, OSError) as error:
-            shutil.rmtree(fresh)
-            pytest.skip(f"{MAVEN} cannot be reached: {error}")
-        fresh.rename(home)
+        if shutil.which("mvn") is None:
+            pytest.skip("needs Maven")
+        with tempfile.TemporaryDirectory(dir=home.parent) as directory:
+            (Path(directory) / "pom.xml").write_text(_project())
+            words = ["mvn", "--batch-mode", _COPY, "-DexcludeTransitive", "-DoutputDirectory=jars"]
+            done = subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False, timeout=600)
+            if done.returncode:
+                pytest.skip(f"Maven cannot get Iceberg's catalog: {done.stdout[-500:]}")
+            (Path(directory) / "jars").rename(home)
     return home
 
 

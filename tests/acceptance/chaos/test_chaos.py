@@ -31,6 +31,7 @@ def test_nothing_is_lost_or_read_twice_when_the_disk_is_full(tmp_path: Path) -> 
     assert outcome.verdict.messages == outcome.published
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_lost_or_read_twice_when_s3_answers_wrongly_late_or_not_at_all(tmp_path: Path) -> None:
     outcome = survive(tmp_path, in_turn(S3, pause=0.1), Shape(**QUICK, store="s3", rate=1000, sections=BUNDLES))
     assert outcome.counts["store faults"] == len(S3)

@@ -61,6 +61,7 @@ def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not()
 @pytest.mark.parametrize(
     ("alert", "wrong"), [("JetcaptureBehind", "> 36000"), ("JetcaptureRedelivered", "> 0 * rate(")], ids=str
 )
+@pytest.mark.exhaustive
 def test_a_wrong_rule_fails_its_tests(alert: str, wrong: str, tmp_path: Path) -> None:
     right = {"> 36000": "> 3600", "> 0 * rate(": "> 0.01 * rate("}[wrong]
     shutil.copy(TESTS, tmp_path)

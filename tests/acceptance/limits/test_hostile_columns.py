@@ -85,12 +85,17 @@ def outcome(root: Path) -> tuple[Counter[int], Counter[int]]:
     ("attack", "refused"),
     [
         (nested_before_small, range(0)),
-        (long_names, range(1, 101)),
-        (long_nested_names, range(0)),
-        (wide_among_small, range(0)),
-        (wide_items_among_long_lists, range(0)),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                (long_names, range(1, 101)),
+                (long_nested_names, range(0)),
+                (wide_among_small, range(0)),
+                (wide_items_among_long_lists, range(0)),
+                (ids_as_names, range(0)),
+            )
+        ),
         (wide_items_in_long_lists, range(1, 11)),
-        (ids_as_names, range(0)),
     ],
 )
 def test_hostile_fields_cost_no_more_memory_than_others_and_no_neighbour(

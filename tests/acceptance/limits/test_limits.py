@@ -70,6 +70,7 @@ def once(count: int) -> dict[int, int]:
     return dict.fromkeys(range(1, count + 1), 1)
 
 
+@pytest.mark.exhaustive
 def test_memory_stays_near_its_limit_when_storing_is_slower_than_receiving(nats_server: Start, tmp_path: Path) -> None:
     server, root = nats_server(), tmp_path / "archive"
     count = asyncio.run(publish(server.url, messages(50_000, 4000)))  # 200 MB
@@ -139,7 +140,10 @@ def test_thousands_of_keys_with_few_open_blocks_need_little_memory(nats_server: 
     assert watch.peak < bound(0), f"{watch.peak >> 20} MiB"
 
 
-@pytest.mark.parametrize(("silent", "rate", "size", "most"), [(False, 1000, 8000, 50_000), (True, 3000, 50, 6000)])
+@pytest.mark.parametrize(
+    ("silent", "rate", "size", "most"),
+    [(True, 3000, 50, 6000), pytest.param(False, 1000, 8000, 50_000, marks=pytest.mark.exhaustive)],
+)
 def test_a_store_that_is_away_holds_up_the_stream_and_nothing_else(
     tmp_path: Path, silent: bool, rate: int, size: int, most: int
 ) -> None:
@@ -176,6 +180,7 @@ def test_a_store_that_is_away_holds_up_the_stream_and_nothing_else(
     assert seen.drained == 0
 
 
+@pytest.mark.exhaustive
 def test_a_long_queue_of_redeliveries_and_what_is_new_are_worked_off(nats_server: Start, tmp_path: Path) -> None:
     server, root = nats_server(), tmp_path / "archive"
 

@@ -240,6 +240,7 @@ def test_keys_subjects_and_reasons_from_messages_are_text_and_never_markup(nats_
     asyncio.run(scenario())
 
 
+@pytest.mark.exhaustive
 def test_two_thousand_open_keys_are_a_count_and_the_oldest_and_largest_few(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()

@@ -358,6 +358,7 @@ def test_credentials_in_an_address_are_left_out_of_every_error_and_every_line_of
 
 
 @pytest.mark.spark
+@pytest.mark.exhaustive
 def test_a_job_gives_no_child_a_secret_on_its_command_line(moto: str, tmp_path: Path) -> None:
     data = settings("nats://127.0.0.1:1", "", nats={"user": "app", "password": PASSWORD}, store=store(moto))
     path = write(tmp_path, "job", data)

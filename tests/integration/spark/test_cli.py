@@ -150,7 +150,9 @@ def test_a_session_knows_the_nats_format_when_the_package_comes_with_py_files(tm
     assert columns == "_nats_stream _nats_subject"
 
 
-@pytest.mark.parametrize("connect", [False, True], ids=["classic", "connect"])
+@pytest.mark.parametrize(
+    "connect", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["classic", "connect"]
+)
 def test_an_interrupted_query_ends_quietly_with_130(orders: Archive, tmp_path: Path, connect: bool) -> None:
     output = tmp_path / "never.csv"
     sql = "SELECT count(*) FROM range(0, 1000000000000, 1, 1) AS r WHERE sha2(CAST(id AS string), 512) < '00'"

@@ -126,6 +126,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.exhaustive
 def test_an_archive_is_read_over_connect_by_either_engine(server: str, orders: Archive) -> None:
     done = run("", "-c", NOTEBOOK, server, orders.url)
     assert done.returncode == 0, done.stderr

@@ -260,6 +260,7 @@ def test_a_repair_runs_beside_replicas_and_compaction(nats_server: Start, tmp_pa
     assert [row for row in contents(root) if row[layout.SEQ] <= 900] == before
 
 
+@pytest.mark.exhaustive
 def test_a_repair_that_is_killed_is_finished_by_another_one(nats_server: Start, tmp_path: Path) -> None:
     root = tmp_path / "archive"
     server, _ = captured(nats_server, root, 3000, block={"max_messages": 10}, store={"concurrency": 1})

@@ -71,7 +71,7 @@ def test_only_the_rows_of_one_piece_are_copied_at_a_time(key: list[str]) -> None
     assert most < 6_000_000, "of 20 MB"
 
 
-@pytest.mark.parametrize("key", [[], ["key"]])
+@pytest.mark.parametrize("key", [pytest.param([], marks=pytest.mark.exhaustive), ["key"]])
 def test_nulls_of_columns_that_rows_lack_are_copied_one_piece_at_a_time(key: list[str]) -> None:
     whole = batch(plain(4000), **{name: [f"k{at * 7 % 50}" for at in range(4000)] for name in key})
     parts = [

@@ -161,6 +161,7 @@ def test_moved_to_bundles_and_killed_after_any_change_every_row_is_counted_once_
     schedule=some.lists(some.integers(0, 4), min_size=10, max_size=60),
     goals=some.lists(some.tuples(targets, some.sampled_from([0, 0, 0, 2, 4, 8, 3])), min_size=4, max_size=4),
 )
+@pytest.mark.exhaustive
 def test_compactions_to_other_layouts_at_the_same_time_and_late_objects_lose_and_repeat_nothing(
     tmp_path_factory: pytest.TempPathFactory,
     laid: list[Laid],

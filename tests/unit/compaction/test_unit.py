@@ -299,7 +299,14 @@ def payloads(count: int, seed: int = 0, size: int = 100) -> list[bytes | None]:
     return [chance.randbytes(size) for _ in range(count)]
 
 
-@pytest.mark.parametrize("shape", ["chain", "disjoint", "uneven", "tiny", "interleaved"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "chain",
+        *(pytest.param(shape, marks=pytest.mark.exhaustive) for shape in ("disjoint", "uneven", "tiny")),
+        "interleaved",
+    ],
+)
 @both_layouts
 def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape: str) -> None:
     chance = random.Random(1)

@@ -158,9 +158,8 @@ class Job:
         return running
 
 
-@pytest.mark.parametrize(
-    ("count", "moments"), [(400, SOME), pytest.param(2000, EVERY, marks=pytest.mark.exhaustive)], ids=["400", "2000"]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("count", "moments"), [(400, SOME), (2000, EVERY)], ids=["400", "2000"])
 def test_killed_at_every_stage_and_run_again_every_message_is_there_once_and_no_reader_counts_wrong(
     spark: SparkSession, archive: Archive, tmp_path: Path, count: int, moments: tuple[str, ...]
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_server_that_restarts_in_the_middle_of_a_query_loses_and_repeats_nothi
     assert written(spark, tmp_path) == list(range(1, 4101))
 
 
+@pytest.mark.exhaustive
 def test_a_killed_driver_loses_and_repeats_nothing(spark: SparkSession, live: Live, tmp_path: Path) -> None:
     live.fill(5000)
     command = [

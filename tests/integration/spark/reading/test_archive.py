@@ -519,6 +519,7 @@ class TestArchive:
         archive_view(spark, archive.url, "MY-ORDERS", name="mine")
         assert spark.table("mine").count() == 2
 
+    @pytest.mark.exhaustive
     def test_thousands_of_objects_are_opened_in_seconds(self, spark: SparkSession, archive: Archive) -> None:
         for number in range(2000):
             archive.write([number], f"k{number % 50}", bucket=HOUR + 60 * (number // 50), v=[number])

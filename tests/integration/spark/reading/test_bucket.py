@@ -129,6 +129,7 @@ class TestLifetimes:
         seconds = [None if row[0] is None else row[0] / 1_000_000 for row in found]
         assert dict(zip(TTLS, seconds, strict=True)) == TTLS
 
+    @pytest.mark.exhaustive
     def test_an_entry_is_gone_when_its_ttl_has_run_out_whatever_the_marker_says(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -159,6 +160,7 @@ class TestLifetimes:
         }
         assert values(read_bucket(spark, archive.url, "s", as_of=later, max_age="40m")).keys() == {"b"}
 
+    @pytest.mark.exhaustive
     def test_ttls_are_ignored_where_the_bucket_has_never_allowed_any(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -170,6 +172,7 @@ class TestLifetimes:
         note(archive, "2026-05-01T00:00:00Z", continues=True, allow_msg_ttl=False, **limits)
         assert values(read_bucket(spark, archive.url, "s", as_of=second(50))) == {"a": "v1", "b": "v3"}
 
+    @pytest.mark.exhaustive
     def test_older_entries_return_as_in_the_bucket_when_a_newer_one_expires(
         self, spark: SparkSession, archive: Archive
     ) -> None:

@@ -62,8 +62,15 @@ def test_links_are_followed_unless_they_lead_nowhere_or_in_a_circle(
     assert rows(only) == [pair for pair in EXPECTED if pair[1] == "eu"]
 
 
-@pytest.mark.parametrize("dedupe", ["auto", "full"])
-@pytest.mark.parametrize("engine", ["spark", "arrow"])
+@pytest.mark.parametrize(
+    ("engine", "dedupe"),
+    [
+        ("spark", "auto"),
+        ("arrow", "full"),
+        pytest.param("spark", "full", marks=pytest.mark.exhaustive),
+        pytest.param("arrow", "auto", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_bucket_whose_layout_was_changed_three_times_is_read_once(
     spark: SparkSession, tmp_path: Path, engine: Engine, dedupe: Any
 ) -> None:

@@ -50,7 +50,10 @@ def drifted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Archive, list[tup
     return archive, expected
 
 
-@pytest.mark.parametrize(("engine", "dedupe"), [("spark", "auto"), ("spark", "full"), ("arrow", "auto")])
+@pytest.mark.parametrize(
+    ("engine", "dedupe"),
+    [("spark", "auto"), pytest.param("spark", "full", marks=pytest.mark.exhaustive), ("arrow", "auto")],
+)
 def test_a_drift_of_several_columns_takes_no_scan_for_each_combination(
     spark: SparkSession, drifted: tuple[Archive, list[tuple[int, ...]]], engine: Engine, dedupe: Dedupe
 ) -> None:

@@ -180,6 +180,7 @@ def test_an_object_of_a_planned_name_under_another_key_is_not_read(
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(15, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
 def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(
     spark: SparkSession, tmp_path: Path, count: int
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_rewound_stream_gets_back_what_it_lost_with_its_sequences(setting: Set
 
 
 @pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.exhaustive
 def test_what_new_messages_have_overtaken_comes_back_after_them(setting: Setting, capsys: Said, captured: bool) -> None:
     setting.publish(*orders(1, 60))
     setting.capture()
@@ -174,6 +175,7 @@ def test_a_lost_rollup_removes_no_messages(setting: Setting, capsys: Said) -> No
     assert (rollup.payload, rollup.header("Nats-Rollup")) == (b"sum", None)
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_is_continued_where_subjects_are_limited(setting: Setting) -> None:
     lose(setting, 10, 30, max_msgs_per_subject=50)
     assert give_back(setting, "--to-seq", "20") == 0  # as a run that was interrupted

@@ -91,7 +91,7 @@ def wait_for(url: str, seq: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("tasks", [None, 1])
+@pytest.mark.parametrize("tasks", [None, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_every_subject_keeps_its_order(
     spark: SparkSession, archive: Archive, server: NatsServer, tasks: int | None
 ) -> None:

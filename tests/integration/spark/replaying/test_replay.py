@@ -171,6 +171,7 @@ def test_the_payload_of_a_message_of_several_rows_comes_from_its_first_row(
         replay(frame.where("line <> 'c'"), server.url, "replay.{subject}")
 
 
+@pytest.mark.exhaustive
 def test_many_rows_from_several_partitions_are_all_published(spark: SparkSession, server: NatsServer) -> None:
     frame = spark.range(50_000, numPartitions=4)
     assert replay(frame, server.url, "replay.{id}").published == 50_000

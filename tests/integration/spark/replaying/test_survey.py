@@ -136,24 +136,32 @@ def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, c
             {"max_msgs": 10, "discard": "new", "held": 5},
             "keeps 10 messages (max_msgs, discard new) and holds 5: it would refuse some of the 9 published",
         ),
-        (
-            {"max_bytes": 1000},
-            "keeps 1,000 bytes (max_bytes): it would discard the oldest of the 9 published with about ",
-        ),
-        ({"max_bytes": 1200, "discard": "new"}, "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would"),
-        (
-            {"max_msg_size": 99},
-            "accepts messages of at most 99 bytes (max_msg_size): it would refuse some of up to 100 bytes",
-        ),
-        (
-            {"max_msgs_per_subject": 4},
-            "keeps 4 messages per subject (max_msgs_per_subject): up to 5 are published to one subject",
-        ),
-        ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), but the replay takes about 1m30s"),
         ({"retention": "interest"}, "would store nothing: it has interest retention and no consumer"),
         ({"max_msgs": 9, "max_msgs_per_subject": 5, "max_bytes": 100_000, "max_msg_size": 2000, "max_age": 3600}, None),
-        ({"max_msgs": 9, "held": 5}, None),
-        ({"max_msgs": 1, "subject": "replay.us.>"}, None),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                (
+                    {"max_bytes": 1000},
+                    "keeps 1,000 bytes (max_bytes): it would discard the oldest of the 9 published with about ",
+                ),
+                (
+                    {"max_bytes": 1200, "discard": "new"},
+                    "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would",
+                ),
+                (
+                    {"max_msg_size": 99},
+                    "accepts messages of at most 99 bytes (max_msg_size): it would refuse some of up to 100 bytes",
+                ),
+                (
+                    {"max_msgs_per_subject": 4},
+                    "keeps 4 messages per subject (max_msgs_per_subject): up to 5 are published to one subject",
+                ),
+                ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), but the replay takes about 1m30s"),
+                ({"max_msgs": 9, "held": 5}, None),
+                ({"max_msgs": 1, "subject": "replay.us.>"}, None),
+            )
+        ),
     ],
     ids=str,
 )

@@ -305,6 +305,7 @@ class TestCoverage:
         settled=some.none() | some.integers(0, 40),
         dedupe=some.sampled_from(("auto", "auto", "full", "none")),
     )
+    @pytest.mark.exhaustive
     def test_any_archive_has_the_holes_that_its_sequences_leave(
         self,
         spark: SparkSession,

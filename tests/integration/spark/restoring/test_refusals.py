@@ -345,7 +345,14 @@ def test_further_signals_do_not_end_the_removal_of_the_incomplete_stream(nats_se
     assert asyncio.run(streams(server.url)) == []
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
     nats_server: Start, large: Archive, capfd: pytest.CaptureFixture[str], end: signal.Signals
 ) -> None:

@@ -64,7 +64,7 @@ def done(prepared: PreparedRestore, url: str) -> Restored:
     return restore(prepared, NatsConfig(servers=(url,)))
 
 
-@pytest.mark.parametrize("where", ["here", "on Spark"])
+@pytest.mark.parametrize("where", ["here", pytest.param("on Spark", marks=pytest.mark.exhaustive)])
 def test_every_answer_of_the_restored_stream_is_that_of_the_original(
     nats_server: Start, origin: Origin, spark: SparkSession, where: str
 ) -> None:

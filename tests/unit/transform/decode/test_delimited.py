@@ -15,6 +15,7 @@ from hypothesis import given
 
 from jetcapture_py.transform.decode.delimited import DelimitedDecoder
 from tests.support.batches import Declared, batch_of, outcomes
+from tests.support.examples import examples
 
 TWO = {"a": Declared("int64"), "b": Declared("string")}
 
@@ -190,6 +191,7 @@ def test_a_decimal_of_any_size_and_exponent_is_stored_as_it_is_or_fails_alone(de
 
 @pytest.mark.parametrize(("precision", "scale"), [(1, 0), (5, 2), (12, 2), (2, 2), (38, 0), (38, 10), (38, 38)])
 @given(data=st.data())
+@examples(cost=4)
 def test_a_decimal_has_the_value_of_its_text_if_no_digit_is_lost(
     precision: int, scale: int, data: st.DataObject
 ) -> None:
