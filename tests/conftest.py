@@ -78,6 +78,17 @@ def logging_as_before() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A command that was run in this process has set handlers for the rest of it, which may exit."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[Callable[..., NatsServer]]:
     """Start servers for the test, with `NatsServer`'s arguments but the storage; stop them after it."""

@@ -25,6 +25,15 @@ class Scheduler(LoadScopeScheduling):
         config.option.loadscopereorder = False  # by `turn` instead
         super().__init__(config, log)
 
+    def schedule(self) -> None:
+        """Give every worker a second group, or say that none follows: it begins no test before it knows the next one.
+
+        A worker that replaces a crashed one gets a single group from xdist. If that had a single test, all would wait.
+        """
+        super().schedule()
+        for node in self.nodes:
+            self._reschedule(node)
+
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
 
