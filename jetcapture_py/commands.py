@@ -1,4 +1,4 @@
-"""The commands that give back or change what is stored: `files`, `get` and `quarantine`."""
+"""The commands that give back or change what is stored: `files`, `get`, `quarantine` and `erase`."""
 
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 
@@ -123,3 +123,44 @@ def redecode_quarantine(
         reasons=reasons or (), start=time_option("--from", start), end=time_option("--to", end)
     )
     raise typer.Exit(command.run_redecode(settings, selection, dry_run=dry_run, as_json=as_json))
+
+
+@app.command()
+def erase(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept, so without personal data.")],
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Messages with this key.")] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", metavar="SUBJECT", help="Messages on this subject; * and > match others.")
+    ] = None,
+    seqs: Annotated[
+        str | None, typer.Option("--seq", metavar="A[-B]", help="Messages with these stream sequences.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Messages of which this is true, as after WHERE.")
+    ] = None,
+    in_stream: Annotated[
+        bool, typer.Option("--in-stream", help="Then delete from the stream every message that was ever erased.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the same, and change nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Erase messages for good, in every object and copy, and print a certificate; exit code 1 if something remains."""
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
+
+    settings = load(config)
+    with startup.imports():
+        from jetcapture_py.maintain import erase as command
+    code = command.run(
+        settings,
+        key=key,
+        subject=subject,
+        seqs=seqs,
+        where=where,
+        reason=reason,
+        in_stream=in_stream,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)

@@ -238,7 +238,7 @@ class TextWriter:
     def write(self, pieces: Iterable[pa.Table], schema: pa.Schema, out: Any) -> None:
         """Write rows as text to `out`; CSV starts with a line of column names."""
         lines = csv_lines if self.kind == "csv" else json_lines
-        with _compressed(out, self.compression) as sink:
+        with compressed(out, self.compression) as sink:
             if self.kind == "csv":
                 sink.write(csv_header(schema.names))
             rows = _FIRST_ROWS  # text can be much larger than its columns, because it repeats their names
@@ -268,7 +268,8 @@ class _Gzip:
 
 
 @contextmanager
-def _compressed(sink: Any, compression: str) -> Iterator[Any]:
+def compressed(sink: Any, compression: str) -> Iterator[Any]:
+    """Yield what compresses the text that is written to it, as text objects are, and writes it to `sink`."""
     if compression == "none":
         yield sink
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,14 @@ Change = Callable[[pa.Table], pa.Table]
 """Returns the rows that are to be stored instead of these; as many, of the same messages."""
 
 
+class Messages(Protocol):
+    """Messages to remove: a `MessageSet`, or those that tombstones name."""
+
+    def contains(self, seqs: Any, times: Any) -> Any:
+        """Return a mask of the messages that are in it: sequences, and timestamps in microseconds, int64 arrays."""
+        ...
+
+
 class MessageSet:
     """A set of messages, each a sequence and a timestamp in microseconds."""
 
@@ -55,6 +63,11 @@ class MessageSet:
     def seqs(self) -> Any:
         """The sequences, sorted."""
         return self._ids.view(">i8").reshape(-1, 2)[:, 0].astype(np.int64)
+
+    @property
+    def times(self) -> Any:
+        """The timestamps in microseconds, in the order of `seqs`."""
+        return self._ids.view(">i8").reshape(-1, 2)[:, 1].astype(np.int64)
 
     def contains(self, seqs: Any, times: Any) -> Any:
         """Return a mask of the messages that are in the set."""
@@ -101,7 +114,7 @@ class Rewritten:
 
 
 def rewrite(
-    archive: ArchiveFiles, source: Source, dropped: MessageSet, sealed_by: str, change: Change | None = None
+    archive: ArchiveFiles, source: Source, dropped: Messages, sealed_by: str, change: Change | None = None
 ) -> Rewritten:
     """Store the rows of an object in Parquet again without the messages `dropped`, and with the others as in `change`.
 
@@ -154,9 +167,7 @@ def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[i
     return len(paths) - len(errors), errors
 
 
-def _rows(
-    files: Files, source: Source, footer: Footer, dropped: MessageSet, change: Change | None
-) -> Iterator[pa.Table]:
+def _rows(files: Files, source: Source, footer: Footer, dropped: Messages, change: Change | None) -> Iterator[pa.Table]:
     """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
     name = source.name
     schema = footer.schema if name.quarantine else with_key_column(footer.schema)

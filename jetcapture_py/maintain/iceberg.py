@@ -246,9 +246,8 @@ class IcebergTable:
         """Make a snapshot without the files `removed` and with those `added`; return its id.
 
         `content` says what the table is of, `schema` has the columns, with their ids, and `summary` becomes part of the
-        snapshot's. Snapshots older than `keep`
-        are forgotten. Raises ConflictError if the
-        table was changed since it was loaded, and JetcaptureError.
+        snapshot's. Snapshots older than `keep` are forgotten. Raises ConflictError if the table was changed since it
+        was loaded, and JetcaptureError.
         """
         with self._explained("commit to"):
             try:
@@ -303,6 +302,31 @@ class IcebergTable:
         self._created = False
         _clean(table, expired)
         return snapshot.snapshot_id
+
+    def expire(self, paths: Collection[str]) -> tuple[int, list[str]]:
+        """Forget the snapshots before the current one that name these files; return how many, and which tags still do.
+
+        Raises ConflictError, JetcaptureError.
+        """
+        with self._explained("expire snapshots of"):
+            table, wanted = self.catalog.load_table(self.identifier), set(paths)
+            metadata, io = table.metadata, table.io
+            names = {each.snapshot_id: name for name, each in metadata.refs.items()}
+
+            def concerned(snapshot: Snapshot) -> bool:
+                entries = (entry for part in snapshot.manifests(io) for entry in part.fetch_manifest_entry(io))
+                return any(entry.data_file.file_path in wanted for entry in entries)
+
+            found = [each for each in metadata.snapshots if concerned(each)]
+            gone = [each for each in found if each.snapshot_id not in names]
+            if gone:
+                update = RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in gone])
+                try:
+                    table._do_commit((update,), (AssertTableUUID(uuid=metadata.table_uuid),))
+                except CommitFailedException as error:
+                    raise ConflictError(f"table {self.identifier} was changed meanwhile: {one_line(error)}") from error
+                _clean(table, gone)
+            return len(gone), sorted(names[each.snapshot_id] for each in found if each.snapshot_id in names)
 
     def _stage(self) -> None:
         """Prepare a new table, which the commit creates."""

@@ -163,6 +163,11 @@ def _relative(archive: ArchiveFiles, files: Mapping[str, T]) -> dict[str, T]:
     return {place.removeprefix(root): value for place, value in files.items()}
 
 
+def table_path(archive: ArchiveFiles, path: str) -> str:
+    """Return the path of an object as the table has it."""
+    return f"{_root(archive)}{path}"
+
+
 def _root(archive: ArchiveFiles) -> str:
     """Return the URL before the paths of objects, as the table has it."""
     return f"{archive.url.rstrip('/')}/"
@@ -460,7 +465,7 @@ class _Commit:
         # messages without a key are in bundle 0, but in no bucket of Iceberg's
         number = facts.bundles.get(name, 0) if name.bundle and int(name.bundle) else 0
         return TableFile(
-            path=f"{_root(self.archive)}{name.path}",
+            path=table_path(self.archive, name.path),
             size=listing.files[name].size,
             rows=name.rows,
             partitions=Partitions(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jetcapture_py.config.model import load
 from jetcapture_py.config.values import parse_option
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
-from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, named_views
+from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
 from jetcapture_py.reading.output import Format, write
 from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.reading.selection import Selection, complete_end
@@ -31,7 +31,6 @@ from jetcapture_py.text import LONGEST_LOGGED, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from duckdb import DuckDBPyConnection
 
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code after SIGINT, by shell convention."""
@@ -39,8 +38,6 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALS = (signal.SIGINT, *_ENDING)
 _ATTEMPTS = 4
 """How often a statement is run before an archive that changes all the time is an error."""
-_MEMORY_SHARE = 2
-"""DuckDB gets this part of the memory; Python, Arrow and the page cache need the rest."""
 _PATIENCE = 0.5
 """Seconds that an interrupted statement gets to end."""
 _MAX_WAIT = 2.0
@@ -332,34 +329,6 @@ class _Session:
         if "TProtocolException" in text or "Failed to read file" in text:
             text = f"{text}; jetcapture verify --deep names damaged objects"
         return JetcaptureError(one_line(self._views.shown(text) if self._views else text, LONGEST_LOGGED))
-
-
-def connect(spilled: Path, *, progress: bool = False) -> DuckDBPyConnection:
-    """Open a DuckDB in memory that installs nothing, spills to a directory, and shows its progress to us only."""
-    import duckdb
-
-    connection = duckdb.connect(
-        config={
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "memory_limit": f"{_memory() // _MEMORY_SHARE >> 20}MiB",
-            "temp_directory": str(spilled),
-        }
-    )
-    for setting in ("TimeZone = 'UTC'", "python_enable_replacements = false", "enable_progress_bar_print = false"):
-        connection.execute(f"SET {setting}")
-    if progress:
-        connection.execute("SET enable_progress_bar = true")
-    return connection
-
-
-def _memory() -> int:
-    """Return the bytes of memory that this machine or its container has."""
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            sizes.append(int(Path(path).read_text()))
-    return min(sizes)
 
 
 # ---------------------------------------------------------------------- shell

@@ -8,10 +8,12 @@ renewed credentials.
 from __future__ import annotations
 
 import io
+import os
 import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 VIEWS = ("archive", "quarantine", "objects")
+_MEMORY_SHARE = 2
+"""DuckDB gets this part of the memory; Python, Arrow and the page cache need the rest."""
 _REMOTE_THREADS = 16
 """Threads that read a remote store: they mostly wait for it."""
 _COPY = "_nats_copy"
@@ -96,6 +100,34 @@ def _quoted(name: str) -> str:
 
 def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
+
+
+def connect(spilled: Path, *, progress: bool = False) -> DuckDBPyConnection:
+    """Open a DuckDB in memory that installs nothing, spills to a directory, and shows its progress to us only."""
+    import duckdb
+
+    connection = duckdb.connect(
+        config={
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "memory_limit": f"{_memory() // _MEMORY_SHARE >> 20}MiB",
+            "temp_directory": str(spilled),
+        }
+    )
+    for setting in ("TimeZone = 'UTC'", "python_enable_replacements = false", "enable_progress_bar_print = false"):
+        connection.execute(f"SET {setting}")
+    if progress:
+        connection.execute("SET enable_progress_bar = true")
+    return connection
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this machine or its container has."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            sizes.append(int(Path(path).read_text()))
+    return min(sizes)
 
 
 class ArchiveViews:

@@ -17,8 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
+from itertools import islice, product
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store import Store, open_store
 from jetcapture_py.store.local_files import files_below
-from jetcapture_py.store.remote import FsspecStore, open_remote, root_of, with_secrets
+from jetcapture_py.store.remote import EXTRAS, FsspecStore, open_remote, root_of, with_secrets
 from jetcapture_py.text import one_line, without_credentials
 
 SHARE = "every worker of Spark needs the archive at this path"
@@ -159,6 +160,20 @@ class File:
     """The parsed path; None for files that are not objects."""
     modified: float | None = None
     """When it was written, in seconds since the epoch; None if the store does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldVersion:
+    """What a bucket with versions keeps of a file that was replaced or removed."""
+
+    archive: ArchiveFiles
+    """Reads it."""
+    file: File
+    """Its path is that of the file, and its place is that of the version."""
+    marker: bool
+    """Whether it only says that the file was removed. Without it, the last version would be a file again."""
+    remove: Callable[[], object]
+    """Deletes it for good. Raises StoreError, also for one that Object Lock protects."""
 
 
 class ArchiveFiles:
@@ -413,6 +428,53 @@ class ArchiveFiles:
             return
         except Exception as error:
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
+
+    def remove_empty(self, file: File) -> None:
+        """Remove the directories above a removed file that are empty, up to its stream's: their names say its key."""
+        place = Path(file.place)
+        for parent in list(place.parents)[: file.path.count("/") - 1] if self.local else ():
+            try:
+                parent.rmdir()
+            except OSError:  # something is in it, or it is gone
+                return
+
+    def old_versions(self, *directories: str) -> Iterator[OldVersion]:
+        """Yield what S3 keeps of files below directories that were replaced or removed; nothing for other stores.
+
+        Raises StoreError.
+        """
+        if self._remote is None or EXTRAS.get(self._remote.scheme) != "s3":
+            return
+        aware = ArchiveFiles(self.url, {**self._options, "version_aware": True})
+
+        def call(method: str, key: str, **request: Any) -> Any:
+            try:
+                return aware._do(lambda fs: fs.call_s3(method, Bucket=bucket, **request))
+            except Exception as error:  # of botocore
+                verb = "list the versions of" if method.startswith("list") else "delete a version of"
+                raise StoreError(f"cannot {verb} {bucket}/{key}: {one_line(error)}") from error
+
+        for directory in directories:
+            bucket, prefix, _ = aware._fs.split_path(f"{self._template}/{directory}")
+            request: dict[str, Any] = {"Prefix": f"{prefix}/"}
+            while request:
+                answer = call("list_object_versions", prefix, **request)
+                for entry, marker in (
+                    *product(answer.get("Versions", ()), [False]),
+                    *product(answer.get("DeleteMarkers", ()), [True]),
+                ):
+                    key, version = entry["Key"], entry["VersionId"]
+                    if marker or not entry["IsLatest"]:
+                        file = self._file(self._template, f"{bucket}/{key}", {"size": entry.get("Size"), **entry})
+                        yield OldVersion(
+                            archive=aware,
+                            file=replace(file, place=f"{file.place}?versionId={version}"),
+                            marker=marker,
+                            remove=partial(call, "delete_object", key, Key=key, VersionId=version),
+                        )
+                names = {"KeyMarker": "NextKeyMarker", "VersionIdMarker": "NextVersionIdMarker"}
+                more = {name: answer[next_] for name, next_ in names.items() if answer.get(next_)}
+                request = {**request, **more} if answer.get("IsTruncated") and more else {}
 
     # ------------------------------------------------------------------ small files
 

@@ -19,7 +19,7 @@ import pyarrow.csv as pc_csv
 import pyarrow.json as pc_json
 
 from jetcapture_py.archive import footer, layout
-from jetcapture_py.archive.block_writer import UserWriter
+from jetcapture_py.archive.block_writer import NULL, UserWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
@@ -46,7 +46,8 @@ _BLOCKS = (8 << 20, 128 << 20, 1 << 30)
 _TOO_SMALL = "straddl"
 _CONTENT = re.compile(r"(?<= columns), got .*")
 """Arrow's excerpt of a row with too few fields, which does not belong in a report."""
-_TYPES = {layout.SEQ: pa.int64(), layout.TIMESTAMP: pa.timestamp("us", "UTC")}
+IDENTITY_TYPES: Mapping[str, pa.DataType] = {layout.SEQ: pa.int64(), layout.TIMESTAMP: pa.timestamp("us", "UTC")}
+"""The columns that identify a message within its stream."""
 _CODECS = {end: codec for codec, end in layout.COMPRESSED.items() if end}
 _NONE = np.zeros(0, np.int64)
 
@@ -160,7 +161,9 @@ class ObjectExaminer:
                 if table.column(layout.SEQ).null_count or table.column(layout.TIMESTAMP).null_count:
                     raise DamagedError("it has rows without a sequence and a timestamp")
                 seqs.append(table.column(layout.SEQ).cast(pa.int64()).to_numpy())
-                times.append(table.column(layout.TIMESTAMP).cast(_TYPES[layout.TIMESTAMP]).cast(pa.int64()).to_numpy())
+                times.append(
+                    table.column(layout.TIMESTAMP).cast(IDENTITY_TYPES[layout.TIMESTAMP]).cast(pa.int64()).to_numpy()
+                )
         seq, time = np.concatenate(seqs), np.concatenate(times)
         if len(seq) != name.rows or not name.rows:
             raise DamagedError(f"it has {len(seq)} rows, and its name says {name.rows}")
@@ -170,7 +173,7 @@ class ObjectExaminer:
 
     def _tables(self, file: File, name: ObjectName) -> list[pa.Table]:
         if name.suffix in layout.TEXT_SUFFIXES:
-            return _text(self.storage, file, name.suffix)
+            return text_rows(self.storage, file, name.suffix, IDENTITY_TYPES)
         if self.writer is None:
             raise DamagedError("no writer is configured that can read this format")
         return [self.writer.read(pa.py_buffer(self.storage.read(file)))]
@@ -403,17 +406,26 @@ class _ParquetObject:
             yield file.read_row_group(index, columns=columns, use_threads=False)
 
 
-def _text(storage: ArchiveFiles, file: File, suffix: str) -> list[pa.Table]:
+def text_rows(
+    storage: ArchiveFiles, file: File, suffix: str, types: Mapping[str, pa.DataType] | None
+) -> list[pa.Table]:
+    """Return the rows of an object in NDJSON or CSV, in their order: columns of these types; None: all that it has.
+
+    Raises VanishedError, StoreError, pa.ArrowInvalid if it is damaged.
+    """
     for size in _BLOCKS:
         try:
-            return list(_parsed(storage, file, suffix, size))
+            return list(_parsed(storage, file, suffix, size, types))
         except pa.ArrowInvalid as error:
             if _TOO_SMALL not in str(error) or size == _BLOCKS[-1]:
                 raise
     raise AssertionError("the last size has returned or raised")
 
 
-def _parsed(storage: ArchiveFiles, file: File, suffix: str, size: int) -> Iterator[pa.Table]:
+def _parsed(
+    storage: ArchiveFiles, file: File, suffix: str, size: int, types: Mapping[str, pa.DataType] | None
+) -> Iterator[pa.Table]:
+    columns = IDENTITY_TYPES if types is None else types
     _, kind, *end = suffix.split(".")
     stream: Any = pa.BufferedInputStream(storage.stream(file), _READ_AHEAD)
     if end:
@@ -423,14 +435,21 @@ def _parsed(storage: ArchiveFiles, file: File, suffix: str, size: int) -> Iterat
             stream,
             read_options=pc_csv.ReadOptions(block_size=size, use_threads=False),
             parse_options=pc_csv.ParseOptions(newlines_in_values=True),
-            convert_options=pc_csv.ConvertOptions(include_columns=list(_TYPES), column_types=_TYPES),
+            convert_options=pc_csv.ConvertOptions(
+                include_columns=None if types is None else list(types),
+                column_types=columns,
+                null_values=[NULL],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
         )
     else:
         reader = pc_json.open_json(
             stream,
             read_options=pc_json.ReadOptions(block_size=size, use_threads=False),
             parse_options=pc_json.ParseOptions(
-                explicit_schema=pa.schema(list(_TYPES.items())), unexpected_field_behavior="ignore"
+                explicit_schema=pa.schema(list(columns.items())),
+                unexpected_field_behavior="infer" if types is None else "ignore",
             ),
         )
     for batch in reader:

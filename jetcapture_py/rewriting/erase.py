@@ -1,0 +1,502 @@
+"""Erase messages from an archive for good: every copy, in every object, and, if asked, in the stream.
+
+A tombstone is written before anything else (see `archive.removed`): from then on nothing stores the messages again, and
+a run that is killed goes on when it is run again, also for the tombstones of earlier runs. Then every object that has
+one of the messages is written again without them, read back and compared; tables get the new files; the old objects are
+removed. This is repeated until a listing has none, because a compaction may have read an old object before.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.removed import Erased, Tombstone
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.rewrite import Messages, MessageSet, Rewritten, remove_replaced, rewrite
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import microseconds_of
+from jetcapture_py.errors import (
+    ConfigError,
+    JetcaptureError,
+    MissingStreamError,
+    SourceError,
+    StoreError,
+    VanishedError,
+)
+from jetcapture_py.rewriting.selectors import (
+    NO_MESSAGES,
+    Condition,
+    Selector,
+    SequenceSelector,
+    UntoldError,
+    selected,
+)
+from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_stream
+from jetcapture_py.rewriting.text_objects import rewrite_text
+from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive, retried
+from jetcapture_py.text import plural
+from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
+from jetcapture_py.verify.findings import Progress, ignore
+from jetcapture_py.verify.proof import user_writer
+
+SEALED_BY = "erase"
+"""What footers of objects say that were written again."""
+THREADS = 2
+"""Objects that are written again at once."""
+_ROUNDS = 20
+"""How often the archive is listed again, while compactions bring messages back."""
+_PIECE = 8 << 20
+
+Tables = Callable[[Collection[str]], Sequence[str]]
+"""Gets the paths of objects that are to be removed: takes them out of all tables and their snapshots, and returns what
+still names them, one line each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasedObject:
+    """An object that had erased messages."""
+
+    path: str
+    messages: int
+    """Erased messages that it had."""
+    sha256: str
+    """Of its bytes; "" in a dry run."""
+    after: str | None = None
+    """The object that has its other messages; None if there are none."""
+    sha256_after: str | None = None
+    """Of that one's bytes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Erasure:
+    """What was erased, or would be: a certificate."""
+
+    stream: str
+    reason: str
+    by: str
+    dry_run: bool
+    started: datetime
+    tombstone: str | None = None
+    """Path of the new tombstone; None without messages to erase."""
+    searched: int = 0
+    """Objects that were listed."""
+    messages: int = 0
+    """Selected messages."""
+    earlier: int = 0
+    """Further messages that earlier erasures had left somewhere."""
+    copies: int = 0
+    """Copies of all these that objects had."""
+    objects: list[ErasedObject] = field(default_factory=list)
+    """Objects that had them."""
+    versions: int = 0
+    """Old versions of objects that had them, in a bucket that keeps such."""
+    in_stream: StreamDeletion | None = None
+    """What was deleted from the stream; None if that was not asked for."""
+    remains: list[str] = field(default_factory=list)
+    """What still has messages, or cannot be told."""
+    notes: list[str] = field(default_factory=list)
+    """What was not searched."""
+
+    @property
+    def everything(self) -> list[str]:
+        """All that remains, in the archive and in the stream."""
+        return [*self.remains, *(self.in_stream.remains if self.in_stream else ())]
+
+
+async def erase(
+    config: Config,
+    select: Selector | str,
+    reason: str,
+    *,
+    in_stream: bool = False,
+    dry_run: bool = False,
+    tables: Tables = lambda _: (),
+    progress: Progress = ignore,
+) -> Erasure:
+    """Erase the messages of a selector, or of a condition in SQL; with `dry_run`, only count them.
+
+    `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
+    until then stays, and another run goes on.
+    """
+    writer = user_writer(config.block.format, config.block.compression)
+    archive = open_archive(config.store.url, config.store.options)
+    eraser = _Eraser(config, archive, ObjectExaminer(archive, None, writer), tables, progress)
+    eraser.done = done = Erasure(
+        stream=config.source.stream, reason=reason, by=_who(), dry_run=dry_run, started=datetime.now(UTC)
+    )
+    erased = eraser.run(select)
+    if in_stream and eraser.may_delete:
+        try:
+            done.in_stream = await delete_from_stream(config, erased, dry_run=dry_run, progress=progress)
+        except MissingStreamError as error:
+            done.notes.append(f"the stream: {error}")
+        except SourceError as error:
+            done.remains.append(f"the stream was not reached: {error}")
+    elif in_stream:
+        done.remains.append("the stream still has them: they are deleted there once nothing remains in the archive")
+    elif erased:
+        done.notes.append("the stream: it was not changed (--in-stream deletes them there)")
+    return done
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a user id without a name, as containers have it
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """An object that has erased messages."""
+
+    file: File
+    messages: MessageSet
+    created: tuple[str, ...]
+    """When its streams were created, as its footer says."""
+
+
+class _Eraser:
+    """One run."""
+
+    done: Erasure
+
+    def __init__(
+        self, config: Config, archive: ArchiveFiles, examiner: ObjectExaminer, tables: Tables, progress: Progress
+    ) -> None:
+        self._config, self._archive, self._examiner = config, archive, examiner
+        self._tables, self._progress = tables, progress
+        self._told: dict[tuple[str, int], MessageSet] = {}
+        """What objects, by path and size, have said of their messages."""
+        self._left: dict[str, str] = {}
+        """Why objects keep erased messages, by their paths."""
+        self._untold: dict[str, str] = {}
+        """Why objects do not say which of their messages are selected."""
+        self._clean: set[str] = set()
+        """Paths of objects without erased messages. An object never changes its messages."""
+        self._others = 0
+        """Files that are no objects."""
+
+    @property
+    def may_delete(self) -> bool:
+        """Whether the archive is clean, so that the stream is not the last place with the messages."""
+        return self.done.dry_run or not self.done.remains
+
+    def run(self, select: Selector | str) -> Erased:
+        """Erase everything but in the stream; return all that is erased. Raises ConfigError, JetcaptureError."""
+        done, stream = self.done, self._config.source.stream
+        known = self._archive.erased(stream)
+        chosen = retried(lambda: self._select(select))
+        if not known and not done.searched:
+            raise JetcaptureError(
+                f"no archive of stream {stream} under {self._archive.shown}{self._archive.known_streams()}"
+            )
+        erased = self._bury(chosen, known)
+        if erased:
+            self._remove(erased, chosen)
+            self._remove_versions(erased)
+        present = {file.path for file in self._files()}
+        left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
+        done.remains += [f"{path}: {reason}" for path, reason in sorted({**self._untold, **left}.items())]
+        self._note()
+        return erased
+
+    def _files(self) -> list[File]:
+        """List the objects, and count the other files."""
+        files = list(self._archive.files(self._config.source.stream))
+        objects = [file for file in files if file.name is not None]
+        self.done.searched = max(self.done.searched, len(objects))
+        self._others = len(files) - len(objects)
+        return sorted(objects, key=lambda file: file.path)
+
+    # ------------------------------------------------------------------ selection
+
+    def _select(self, select: Selector | str) -> MessageSet:
+        """Return the selected messages that are stored. Raises ConfigError, VanishedError, JetcaptureError."""
+        files = self._files()
+        self._untold.clear()
+        if isinstance(select, str):
+            return self._where(files, select)
+        files = [file for file in files if select.may_match(_name(file))]
+        found: list[MessageSet] = []
+        for number, messages in enumerate(self._archive.each(lambda file: self._ask(file, select), files), 1):
+            found.append(messages)
+            self._progress("searched", number, len(files))
+        chosen = MessageSet.union(found)
+        if isinstance(select, SequenceSelector) and (np.diff(chosen.seqs) == 0).any():
+            raise ConfigError(
+                "--seq: several messages have the same sequence, because the stream was created again: select them by "
+                "--where, with _nats_seq and _nats_timestamp"
+            )
+        return chosen
+
+    def _ask(self, file: File, select: Selector) -> MessageSet:
+        """Return the selected messages of an object, or record that it does not say which they are."""
+        at = file.path, file.size
+        if at not in self._told:
+            try:
+                self._told[at] = selected(self._archive, self._examiner, file, select)
+            except VanishedError:
+                raise
+            except (UntoldError, DamagedError, StoreError) as error:
+                self._untold[file.path] = f"not searched: {error}"
+                return NO_MESSAGES
+        return self._told[at]
+
+    def _where(self, files: Sequence[File], where: str) -> MessageSet:
+        """Return the messages that a condition in SQL is true of."""
+        found = []
+        with Condition(self._archive, self._config.source.stream, where) as condition:
+            condition.check()
+            for view, quarantine in (("archive", False), ("quarantine", True)):
+                if any(_name(file).parquet and _name(file).quarantine is quarantine for file in files):
+                    self._progress("searched", int(quarantine), 2)
+                    try:
+                        found.append(condition.in_view(view))
+                    except UntoldError as error:
+                        self._untold[f"the view {view}"] = f"not searched: {error}"
+            for file in files:
+                name = _name(file)
+                try:
+                    if name.suffix in layout.TEXT_SUFFIXES:
+                        found.append(condition.in_text(self._archive, file, name.suffix))
+                    elif not name.parquet:
+                        self._untold[file.path] = "not searched: a format of your own has no columns that can be read"
+                except UntoldError as error:
+                    self._untold[file.path] = f"not searched: {error}"
+        return MessageSet.union(found)
+
+    def _bury(self, chosen: MessageSet, known: Erased) -> Erased:
+        """Write the tombstone of selected messages that have none yet; return all that is erased."""
+        done, stream = self.done, self._config.source.stream
+        new = chosen.without(_within(chosen, known))
+        done.messages = len(chosen)
+        if not len(new):
+            return known
+
+        def tombstone(created: Iterable[int] = ()) -> Tombstone:
+            seqs, times = new.seqs, new.times
+            return Tombstone.of(
+                stream, seqs, times, by=done.by, reason=done.reason, time=done.started, created=tuple(created)
+            )
+
+        stone = tombstone()
+        if len(stone.ranges) < len(new):  # a range is exact within one incarnation of the stream
+            holders = retried(lambda: self._holders(Erased({stone.path: stone})))
+            stone = tombstone({microseconds_of(_moment(text)) for each in holders for text in each.created})
+        if done.dry_run:
+            return Erased({**known.tombstones, stone.path: stone})
+        store = self._archive.store
+        if not isinstance(store, NoteStore):
+            raise JetcaptureError(f"{self._archive.shown} cannot keep tombstones: nothing was erased")
+        change_note(store, stone.path, lambda _: stone.encode())
+        done.tombstone = stone.path
+        erased = self._archive.erased(stream, known)
+        if stone.path not in erased.tombstones:
+            raise JetcaptureError(f"{stone.path} was written and cannot be read: nothing was erased")
+        return erased
+
+    # ------------------------------------------------------------------ objects
+
+    def _holders(self, erased: Erased) -> list[_Holder]:
+        """Return the objects that have erased messages. Raises VanishedError, StoreError."""
+
+        def hold(file: File) -> _Holder | None:
+            try:
+                own, seqs, times = self._examiner.identities(file, _name(file))
+            except DamagedError as error:
+                self._left[file.path] = f"may have erased messages: {error}"
+                return None
+            mask = erased.contains(seqs, times)
+            if not mask.any():
+                self._clean.add(file.path)
+                return None
+            created = tuple(filter(None, own.get("stream_created", "").split(",")))
+            return _Holder(file, MessageSet(seqs[mask], times[mask]), created)
+
+        near = [file for file in self._files() if erased.near(_name(file).first_seq, _name(file).last_seq)]
+        near = [file for file in near if file.path not in self._left and file.path not in self._clean]
+        return [holder for holder in self._archive.each(hold, near) if holder is not None]
+
+    def _remove(self, erased: Erased, chosen: MessageSet) -> None:
+        """Write objects again without erased messages, until none has any."""
+        done, seen = self.done, NO_MESSAGES
+        self._clean.clear()
+        for _ in range(_ROUNDS):
+            holders = retried(lambda: self._holders(erased))
+            if not holders:
+                break
+            seen = MessageSet.union([seen, *(each.messages for each in holders)])
+            done.earlier = len(seen.without(chosen))
+            if done.dry_run:
+                done.copies = sum(len(each.messages) for each in holders)
+                done.objects = [
+                    ErasedObject(path=each.file.path, messages=len(each.messages), sha256="") for each in holders
+                ]
+                self._left |= {each.file.path: _UNSUPPORTED for each in holders if self._refuses(each)}
+                return
+            self._round(holders, erased)
+        else:
+            self._left |= dict.fromkeys(
+                (each.file.path for each in holders), "it was stored again each time: run it again"
+            )
+
+    def _round(self, holders: Sequence[_Holder], erased: Messages) -> None:
+        """Write these objects again, bring tables up to date, and remove the objects."""
+        rewritten: list[tuple[_Holder, str, Rewritten]] = []
+
+        def work(holder: _Holder) -> tuple[_Holder, str, Rewritten] | None:
+            try:
+                digest = _sha256(self._archive, holder.file)
+                return holder, digest, self._rewrite(holder, erased)
+            except VanishedError:  # a compaction has stored its messages elsewhere: the next round finds them
+                return None
+            except JetcaptureError as error:
+                self._left[holder.file.path] = str(error)
+                return None
+
+        for number, result in enumerate(self._archive.each(work, holders, threads=THREADS), 1):
+            self._progress("objects", number, len(holders))
+            if result is not None:
+                rewritten.append(result)
+        ready = [each for _, _, each in rewritten if each.removable]
+        paths = [each.source.name.path for each in ready]
+        if paths and (problems := self._tables(paths)):
+            self.done.remains += [problem for problem in problems if problem not in self.done.remains]
+            self._left |= dict.fromkeys(paths, "kept, because a table may still name it")
+            return
+        _, errors = remove_replaced(self._archive, ready)
+        present = {file.path for file in self._files()}
+        for holder, digest, each in rewritten:
+            if each.removable and each.source.name.path not in present:
+                self._archive.remove_empty(holder.file)
+                self._record(holder, digest, each)
+            elif error := next((text for text in errors if each.source.name.path in text), ""):
+                self._left[each.source.name.path] = error
+
+    def _rewrite(self, holder: _Holder, erased: Messages) -> Rewritten:
+        """Store an object's other messages. Raises VanishedError, JetcaptureError."""
+        file, name = holder.file, _name(holder.file)
+        source = Source(name, file.size)
+        if name.parquet:
+            return rewrite(self._archive, source, erased, SEALED_BY)
+        if name.suffix in layout.TEXT_SUFFIXES:
+            return rewrite_text(self._archive, file, erased)
+        if self._refuses(holder):
+            raise JetcaptureError(_UNSUPPORTED)
+        return Rewritten(source=source, target=None, dropped=name.rows, removable=True)
+
+    def _refuses(self, holder: _Holder) -> bool:
+        """Whether an object is in a format that cannot be written again, and has messages that are not erased."""
+        name = _name(holder.file)
+        if name.parquet or name.suffix in layout.TEXT_SUFFIXES:
+            return False
+        _, seqs, _ = self._examiner.identities(holder.file, name)
+        return len(seqs) > len(holder.messages)
+
+    def _record(self, holder: _Holder, digest: str, each: Rewritten) -> None:
+        """Count what was removed with an object."""
+        after = None if each.target is None else each.target.path
+        try:
+            digest_after = None if after is None else _sha256(self._archive, self._archive.at(after))
+        except VanishedError:  # compacted already
+            digest_after = None
+        messages = len(holder.messages)
+        self.done.copies += messages
+        self.done.objects.append(
+            ErasedObject(
+                path=holder.file.path, messages=messages, sha256=digest, after=after, sha256_after=digest_after
+            )
+        )
+
+    # ------------------------------------------------------------------ what objects leave behind
+
+    def _remove_versions(self, erased: Erased) -> None:
+        """Delete old versions of objects that had erased messages, with the markers of their removal."""
+        done, stream = self.done, self._config.source.stream
+        gone: dict[str, bool] = {}
+        markers: dict[str, list[OldVersion]] = {}
+        try:
+            for version in self._archive.old_versions(stream, f"{layout.QUARANTINE}/{stream}"):
+                name, path = version.file.name, version.file.path
+                if version.marker:
+                    markers.setdefault(path, []).append(version)
+                    continue
+                had = False
+                try:
+                    had = name is not None and self._had(version, name, erased)
+                    if had and not done.dry_run:
+                        version.remove()
+                except (StoreError, DamagedError) as error:
+                    done.remains.append(f"{path}, an old version: {error}")
+                    had = False
+                done.versions += had
+                gone[path] = had and gone.get(path, True)
+            for path, several in markers.items():
+                if gone.get(path) and not done.dry_run:
+                    for marker in several:
+                        marker.remove()
+        except StoreError as error:
+            done.remains.append(f"old versions of objects: {error}")
+
+    def _had(self, version: OldVersion, name: ObjectName, erased: Erased) -> bool:
+        """Whether an old version has erased messages. Raises DamagedError, StoreError."""
+        if not erased.near(name.first_seq, name.last_seq):
+            return False
+        _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
+        return bool(erased.contains(seqs, times).any())
+
+    def _note(self) -> None:
+        """Say what was not searched."""
+        archive, notes = self._archive, self.done.notes
+        scheme = archive.url.partition("://")[0]
+        if self._others:
+            notes.append(f"{plural(self._others, 'file')} below the stream's directories that are no objects")
+        if scheme not in ("file", "s3", "s3a"):
+            notes.append(f"old versions and deleted objects that {scheme}:// may keep")
+        notes.append("backups and snapshots of the store, and what other programs have read and stored elsewhere")
+        if self._config.limits.spool is not None:
+            notes.append("the spool (limits.spool): rows of open blocks are in it until their block is stored")
+        notes.append("messages that captures store after this: run the command again for those")
+
+
+_UNSUPPORTED = (
+    "it is in a format of your own, which cannot be written again without some messages: remove or replace it"
+)
+
+
+def _name(file: File) -> ObjectName:
+    assert file.name is not None  # noqa: S101  # only objects are asked for it
+    return file.name
+
+
+def _within(messages: MessageSet, erased: Erased) -> MessageSet:
+    """Return the messages that are erased."""
+    seqs, times = messages.seqs, messages.times
+    mask = erased.contains(seqs, times)
+    return MessageSet(seqs[mask], times[mask])
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _sha256(archive: ArchiveFiles, file: File) -> str:
+    """Return the SHA-256 of an object's bytes. Raises VanishedError, StoreError."""
+    digest: Any = hashlib.sha256()
+    for start in range(0, file.size, _PIECE):
+        digest.update(archive.read(file, start, min(start + _PIECE, file.size)))
+    return str(digest.hexdigest())

@@ -1,0 +1,149 @@
+"""Delete erased messages from their stream, and say where copies of it are that this cannot reach.
+
+A message is fetched before it is deleted, and its timestamp compared: a stream that was created again, or rewound,
+gives the sequences to other messages. Afterwards every sequence is asked for once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jetcapture_py.archive.removed import Erased
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.connection import ApiError
+from jetcapture_py.jetstream.range_reader import FEW_AT_ONCE, nanoseconds, next_at_once, requested
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.text import plural
+from jetcapture_py.verify.findings import Progress
+
+_TIMEOUT = 20.0
+"""Seconds that NATS may take to answer."""
+_NOTE = "raft logs of the stream's replicas, its backups, and streams of other accounts or servers that copy it"
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamDeletion:
+    """What was deleted from the stream, or would be."""
+
+    deleted: int = 0
+    """Messages."""
+    remains: list[str] = field(default_factory=list)
+    """Where messages still are, or may be."""
+    notes: tuple[str, ...] = (_NOTE,)
+    """What nobody can check from here."""
+
+
+async def delete_from_stream(config: Config, erased: Erased, *, dry_run: bool, progress: Progress) -> StreamDeletion:
+    """Delete every erased message that the stream still has; with `dry_run`, only count them. Raises SourceError."""
+    stream, done = config.source.stream, StreamDeletion()
+    async with ReadSession(config.nats, f"jetcapture erase {stream}", timeout=_TIMEOUT) as session:
+        settings = (await session.request(f"STREAM.INFO.{stream}"))["config"]
+        refusal = next((name for name in ("sealed", "deny_delete") if settings.get(name)), "")
+        errors: dict[str, None] = {}
+        seen = 0
+        async for seqs in _present(session, stream, erased):
+            seen += len(seqs)
+            progress("in the stream", seen, erased.messages)
+            if not (dry_run or refusal):
+                answers = await asyncio.gather(*(_delete(session, stream, seq) for seq in seqs))
+                errors |= dict.fromkeys(filter(None, answers))
+        left = seen if dry_run or refusal else await _count(session, stream, erased)
+        done.deleted = seen if dry_run and not refusal else seen - left
+        if refusal and left:
+            done.remains.append(
+                f"stream {stream} has {plural(left, 'message')} of them: it is {refusal}, and deletes none"
+            )
+        elif left and not dry_run:
+            reason = f": {next(iter(errors))}" if errors else ""
+            done.remains.append(f"stream {stream} still has {plural(left, 'message')} of them{reason}")
+        if origin := _origins(settings):
+            done.remains.append(
+                f"stream {stream} copies from {', '.join(origin)}, which may have them: delete them there"
+            )
+        try:
+            done.remains += [copy async for copy in _copies(session, stream, erased)]
+        except SourceError as error:
+            done.notes = (*done.notes, f"the streams that mirror or source {stream} are not known: {error}")
+    return done
+
+
+async def _delete(session: ReadSession, stream: str, seq: int) -> str | None:
+    """Delete a message, and overwrite its bytes; return why that failed. Raises SourceError without an answer."""
+
+    async def request() -> str | None:
+        try:
+            await session.api.request(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": False})
+        except ApiError as error:  # also after an answer that was lost: it is gone then
+            return str(error)
+        return None
+
+    return await session.retry(request)
+
+
+async def _present(session: ReadSession, stream: str, erased: Erased) -> AsyncIterator[list[int]]:
+    """Yield the sequences of erased messages that the stream has, some at a time."""
+    state = await session.state(stream)
+    spans = deque(
+        range(max(span.first, state.first), min(span.last, state.last) + 1)
+        for span in erased.ranges
+        if span.last >= state.first and span.first <= state.last
+    )
+    count = FEW_AT_ONCE
+    while spans:
+        chunk = list(_taken(spans, count))
+        messages = await requested(session, stream, chunk)
+        count = next_at_once(count, messages)
+        if not messages:  # skip what is gone
+            following = await session.next_match(stream, chunk[-1] + 1, ())
+            while spans and (following is None or spans[0].stop <= following):
+                spans.popleft()
+            if spans and following is not None:
+                spans[0] = range(max(spans[0].start, following), spans[0].stop)
+            continue
+        seqs = np.array([message["seq"] for message in messages], np.int64)
+        times = np.array([nanoseconds(message["time"]) // 1000 for message in messages], np.int64)
+        if held := seqs[erased.contains(seqs, times)].tolist():
+            yield held
+
+
+def _taken(spans: deque[range], count: int) -> Iterator[int]:
+    """Take up to `count` sequences from the first spans."""
+    while spans and count:
+        span = spans.popleft()
+        if len(span) > count:
+            spans.appendleft(span[count:])
+        yield from span[:count]
+        count -= min(len(span), count)
+
+
+async def _count(session: ReadSession, stream: str, erased: Erased) -> int:
+    return sum([len(seqs) async for seqs in _present(session, stream, erased)])
+
+
+def _origins(settings: dict[str, Any]) -> list[str]:
+    """Return the names of the streams that a stream copies from."""
+    mirror: Iterable[dict[str, Any]] = [settings["mirror"]] if settings.get("mirror") else []
+    return [str(each["name"]) for each in (*mirror, *(settings.get("sources") or ()))]
+
+
+async def _copies(session: ReadSession, stream: str, erased: Erased) -> AsyncIterator[str]:
+    """Yield which streams of the account have, or may have, copies. Raises SourceError, also without permission."""
+    offset, total = 0, 1
+    while offset < total:
+        answer = await session.request("STREAM.LIST", {"offset": offset})
+        streams = answer.get("streams") or []
+        total, offset = int(answer.get("total", 0)) if streams else 0, offset + len(streams)
+        for other in (each["config"] for each in streams):
+            name = other["name"]
+            if (other.get("mirror") or {}).get("name") == stream:
+                if count := await _count(session, name, erased):
+                    yield f"stream {name}, a mirror of {stream}, has {plural(count, 'message')} of them"
+            elif stream in _origins(other):
+                yield f"stream {name} sources {stream} and may have copies under other sequences"
