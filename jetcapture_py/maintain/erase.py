@@ -152,7 +152,7 @@ def _lines(done: Erasure, tables: _Tables) -> Iterator[str]:
         yield f"in the stream: {count(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
     for title, lines in (
         ("REMAINS", done.everything),
-        ("not searched", [*done.notes, *(done.in_stream.notes if done.in_stream else ())]),
+        ("not checked", [*done.notes, *(done.in_stream.notes if done.in_stream else ())]),
     ):
         if lines:
             yield f"{title}:"

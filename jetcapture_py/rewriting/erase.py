@@ -12,7 +12,7 @@ import getpass
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -137,7 +137,7 @@ async def erase(
         stream=config.source.stream, reason=reason, by=_who(), dry_run=dry_run, started=datetime.now(UTC)
     )
     erased = eraser.run(select)
-    if in_stream and eraser.may_delete:
+    if in_stream and (eraser.clean or dry_run):
         try:
             done.in_stream = await delete_from_stream(config, erased, dry_run=dry_run, progress=progress)
         except MissingStreamError as error:
@@ -189,11 +189,8 @@ class _Eraser:
         """Paths of objects without erased messages. An object never changes its messages."""
         self._others = 0
         """Files that are no objects."""
-
-    @property
-    def may_delete(self) -> bool:
-        """Whether the archive is clean, so that the stream is not the last place with the messages."""
-        return self.done.dry_run or not self.done.remains
+        self.clean = False
+        """Whether no object has erased messages any more."""
 
     def run(self, select: Selector | str) -> Erased:
         """Erase everything but in the stream; return all that is erased. Raises ConfigError, JetcaptureError."""
@@ -210,7 +207,8 @@ class _Eraser:
             self._remove_versions(erased)
         present = {file.path for file in self._files()}
         left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
-        done.remains += [f"{path}: {reason}" for path, reason in sorted({**self._untold, **left}.items())]
+        self.clean = not left
+        done.remains += _grouped({**self._untold, **left})
         self._note()
         return erased
 
@@ -252,7 +250,7 @@ class _Eraser:
             except VanishedError:
                 raise
             except (UntoldError, DamagedError, StoreError) as error:
-                self._untold[file.path] = f"not searched: {error}"
+                self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
                 return NO_MESSAGES
         return self._told[at]
 
@@ -267,16 +265,18 @@ class _Eraser:
                     try:
                         found.append(condition.in_view(view))
                     except UntoldError as error:
-                        self._untold[f"the view {view}"] = f"not searched: {error}"
+                        self._untold[f"the view {view}"] = f"{_NOT_SEARCHED}{error}"
             for file in files:
                 name = _name(file)
                 try:
                     if name.suffix in layout.TEXT_SUFFIXES:
                         found.append(condition.in_text(self._archive, file, name.suffix))
                     elif not name.parquet:
-                        self._untold[file.path] = "not searched: a format of your own has no columns that can be read"
+                        self._untold[file.path] = f"{_NOT_SEARCHED}a format of your own has no columns that can be read"
                 except UntoldError as error:
-                    self._untold[file.path] = f"not searched: {error}"
+                    self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
+        if self._untold and not found:
+            raise ConfigError(f"--where: {next(iter(self._untold.values())).removeprefix(_NOT_SEARCHED)}")
         return MessageSet.union(found)
 
     def _bury(self, chosen: MessageSet, known: Erased) -> Erased:
@@ -379,6 +379,8 @@ class _Eraser:
             self._left |= dict.fromkeys(paths, "kept, because a table may still name it")
             return
         _, errors = remove_replaced(self._archive, ready)
+        if paths:  # maintenance may have put them back into a table before they were removed
+            self.done.remains += self._tables(paths)
         present = {file.path for file in self._files()}
         for holder, digest, each in rewritten:
             if each.removable and each.source.name.path not in present:
@@ -473,9 +475,20 @@ class _Eraser:
         notes.append("messages that captures store after this: run the command again for those")
 
 
+_NOT_SEARCHED = "not searched: "
 _UNSUPPORTED = (
     "it is in a format of your own, which cannot be written again without some messages: remove or replace it"
 )
+
+
+def _grouped(reasons: Mapping[str, str]) -> Iterator[str]:
+    """Yield one line for each reason, with the first path and how many there are."""
+    paths: dict[str, list[str]] = {}
+    for path, reason in sorted(reasons.items()):
+        paths.setdefault(reason, []).append(path)
+    for reason, several in paths.items():
+        more = f" and {plural(len(several) - 1, 'other')}" if several[1:] else ""
+        yield f"{several[0]}{more}: {reason}"
 
 
 def _name(file: File) -> ObjectName:

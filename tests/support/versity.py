@@ -27,15 +27,16 @@ def options(endpoint: str, key: str = KEY, secret: str = SECRET) -> dict[str, An
 class Versity:
     """One versitygw with its files in `home`; `start` after `kill` resumes on the same port. Skips where there is none.
 
-    Users that are removed are refused at once: nothing is cached.
+    Users that are removed are refused at once: nothing is cached. With `versions`, buckets may have versioning.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, versions: bool = False) -> None:
         binary = shutil.which("versitygw")
         if binary is None:
             pytest.skip("versitygw is not on the PATH (go install github.com/versity/versitygw/cmd/versitygw@v1.8.0)")
         self.home, self.objects = home, home / "objects"
-        for directory in (self.objects, home / "users", home / "sidecar"):
+        self._versions = home / "versions" if versions else None
+        for directory in filter(None, (self.objects, home / "users", home / "sidecar", self._versions)):
             directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self._binary = binary
@@ -52,7 +53,9 @@ class Versity:
             *(self._binary, "--access", KEY, "--secret", SECRET, "--region", REGION, "--quiet"),
             *("--port", f"127.0.0.1:{self.port}", "--keep-alive"),
             *("--iam-dir", str(self.home / "users"), "--iam-cache-disable"),
-            *("posix", "--sidecar", str(self.home / "sidecar"), str(self.objects)),
+            *("posix", "--sidecar", str(self.home / "sidecar")),
+            *(("--versioning-dir", str(self._versions)) if self._versions else ()),
+            str(self.objects),
         ]
         with (self.home / "versitygw.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from nats.js.api import StreamSource
+from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.config.model import Config
+from jetcapture_py.config.maintain import MaintainConfig
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
+from jetcapture_py.maintain import erase as command
+from jetcapture_py.maintain.iceberg import IcebergTable
+from jetcapture_py.maintain.maintenance import Maintenance
+from jetcapture_py.maintain.table import compare_tables
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as module
 from jetcapture_py.rewriting.erase import Erasure, erase
 from jetcapture_py.rewriting.selectors import KeySelector, Selector, SequenceSelector, SubjectSelector
 from jetcapture_py.store.archive import open_archive
-from jetcapture_py.verify.findings import Kind
+from jetcapture_py.verify.findings import Kind, Severity
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
-from tests.support.archives import merge
+from tests.support.archives import HOUR, encoded, merge, put
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     STREAM,
@@ -36,6 +46,7 @@ from tests.support.running import (
     publish_and_capture,
     remove_unfinished,
 )
+from tests.support.versity import Versity, options
 
 Start = Callable[..., NatsServer]
 COUNT = 300
@@ -160,7 +171,7 @@ class KilledError(Exception):
     """The process is killed here."""
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, *further: tuple[Any, str]) -> list[str]:
     """Make what changes the archive fail before or after step `step`; the steps until then."""
     steps: list[str] = []
 
@@ -180,7 +191,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
 
         monkeypatch.setattr(owner, name, work)
 
-    for owner, name in ((Files, "put"), (Files, "overwrite"), (Files, "remove"), (module, "change_note")):
+    for owner, name in ((Files, "put"), (Files, "overwrite"), (Files, "remove"), (module, "change_note"), *further):
         wrapped(owner, name)
     monkeypatch.setattr(module, "THREADS", 1)
     return steps
@@ -207,7 +218,8 @@ def test_killed_at_every_step_and_run_again_it_ends(nats_server: Start, tmp_path
         remove_unfinished(root)
         report = asyncio.run(verify(own))
         stored = (report.complete and report.count(Kind.DUPLICATES) == 0) or step > 2
-        assert stored and not report.count(Kind.HOLES)
+        assert stored
+        assert not report.count(Kind.HOLES)
         # another selection ends what was begun
         done = run(own, KEY if step % 2 else SequenceSelector(count + 1, count + 1))
         assert not done.everything
@@ -300,12 +312,14 @@ def test_in_the_stream_only_the_messages_themselves_are_deleted(nats_server: Sta
     url = config.nats.servers[0]
     dry = run(config, in_stream=True, dry_run=True)
     done = run(config, in_stream=True)
-    assert dry.in_stream and done.in_stream
+    assert dry.in_stream
+    assert done.in_stream
     assert (dry.in_stream.deleted, done.in_stream.deleted, done.everything) == (10, 10, [])
     assert seqs_of(url) == [seq for seq in range(1, 31) if seq % 3 != 2]
     proven(config, 10)
     again = run(config, in_stream=True)
-    assert again.in_stream and (again.in_stream.deleted, again.everything) == (0, [])
+    assert again.in_stream
+    assert (again.in_stream.deleted, again.everything) == (0, [])
 
     async def recreated() -> None:
         async with connection(url) as client:
@@ -314,7 +328,8 @@ def test_in_the_stream_only_the_messages_themselves_are_deleted(nats_server: Sta
 
     asyncio.run(recreated())
     later = run(config, in_stream=True)
-    assert later.in_stream and later.in_stream.deleted == 0
+    assert later.in_stream
+    assert later.in_stream.deleted == 0
     assert len(seqs_of(url)) == 30
 
 
@@ -336,7 +351,8 @@ def test_a_stream_that_deletes_nothing_and_its_copies_remain(nats_server: Start,
 
     asyncio.run(changed())
     done = run(config, in_stream=True)
-    assert done.in_stream and done.in_stream.deleted == 0
+    assert done.in_stream
+    assert done.in_stream.deleted == 0
     assert sorted(done.everything) == [
         "stream COPY sources ORDERS and may have copies under other sequences",
         "stream MIRROR, a mirror of ORDERS, has 10 messages of them",
@@ -344,3 +360,266 @@ def test_a_stream_that_deletes_nothing_and_its_copies_remain(nats_server: Start,
     ]
     assert not done.remains  # in the archive
     proven(config, 10)
+
+
+def tabulated(root: Path) -> Config:
+    """Two keys in objects of complete buckets, and a table of them."""
+    for key, first in (("a", 1), ("b", 101)):
+        for bucket in (HOUR, HOUR + 3600):
+            start = first + (50 if bucket > HOUR else 0)
+            identities = [(seq, bucket * 1_000_000 + seq) for seq in range(start, start + 10)]
+            put(root / "archive", encoded(identities, key=key, bucket=bucket))
+    catalog = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db"}
+    table = {"name": "nats.orders", "catalog": catalog}
+    return parse(
+        {
+            "source": {"stream": STREAM, "consumer": "archive"},
+            "store": {"url": str(root / "archive")},
+            "maintain": {"compact": {"after": "0s", "grace": "0s", "target": "1MiB"}, "table": table},
+        }
+    )
+
+
+def answer(config: Config, capsys: pytest.CaptureFixture[str], **given: Any) -> tuple[int, dict[str, Any]]:
+    """The exit code of the command, and its certificate."""
+    options = {"key": None, "subject": None, "seqs": None, "where": None, "in_stream": False, "dry_run": False}
+    code = command.run(config, **{**options, "reason": REASON, "as_json": True, **given})
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_table_and_its_snapshots_name_no_object_that_was_erased(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tabulated(tmp_path)
+    assert config.maintain
+    assert config.maintain.table
+    Maintenance(config).run()
+    with load_catalog("jetcapture", **config.maintain.table.catalog) as catalog:
+        catalog.load_table("nats.orders").manage_snapshots().create_tag(
+            catalog.load_table("nats.orders").current_snapshot().snapshot_id, "audit"
+        ).commit()
+        code, certificate = answer(config, capsys, seqs="103-160")
+        assert code == 1
+        assert certificate["remains"][0] == "table nats.orders: audit names snapshots that have erased messages"
+        assert "kept, because a table may still name it" in certificate["remains"][1]
+        assert catalog.load_table("nats.orders").scan().count() == 22, "it has the new objects already"
+        catalog.load_table("nats.orders").manage_snapshots().remove_tag("audit").commit()
+        code, certificate = answer(config, capsys, seqs="103-160")
+        assert (code, certificate["remains"], certificate["snapshots"]) == (0, [], 1)
+        table = catalog.load_table("nats.orders")
+        assert sorted(table.scan().to_arrow()[layout.SEQ].to_pylist()) == [*range(1, 11), *range(51, 61), 101, 102]
+        for snapshot in table.metadata.snapshots:
+            for part in snapshot.manifests(table.io):
+                for entry in part.fetch_manifest_entry(table.io):
+                    assert Path(entry.data_file.file_path.removeprefix("file://")).exists()
+    assert compare_tables(config) == []
+
+
+def test_maintenance_that_puts_an_object_back_into_a_table_is_undone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tabulated(tmp_path)
+    Maintenance(config).run()
+    real, passes = module.remove_replaced, []
+
+    def remove(*arguments: Any) -> Any:
+        passes.append(Maintenance(config).run())
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "remove_replaced", remove)
+    code, certificate = answer(config, capsys, seqs="103-160")
+    assert passes[0].tables["messages"].added
+    assert (code, certificate["remains"]) == (0, [])
+    assert compare_tables(config) == []
+
+
+def test_a_run_that_is_killed_while_it_changes_tables_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in range(1, 100):
+        (tmp_path / str(step)).mkdir()
+        config = tabulated(tmp_path / str(step))
+        Maintenance(config).run()
+        with pytest.MonkeyPatch.context() as patched:
+            steps = kill_at(patched, step, (command, "commit"), (IcebergTable, "expire"))
+            try:
+                answer(config, capsys, key="b")
+            except KilledError:
+                assert max([finding.severity for finding in compare_tables(config)], default=0) < Severity.FAILURE
+            else:
+                break
+        code, certificate = answer(config, capsys, key="b")
+        assert (code, certificate["remains"]) == (0, [])
+        assert compare_tables(config) == []
+        assert len(positions(config)) == 20
+    assert {"before commit", "after commit", "before expire", "after expire"} <= set(steps)
+
+
+def versioned(server: Versity, *, locked: bool) -> Config:
+    """An archive in a bucket that keeps versions: two of an object that a compaction has merged into a third one."""
+    bucket, client = "locked" if locked else "versions", server.client()
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=locked)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    if locked:
+        rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
+        client.put_object_lock_configuration(
+            Bucket=bucket, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
+        )
+    every = [
+        encoded([(seq, HOUR * 1_000_000 + seq) for seq in seqs], bucket=HOUR) for seqs in ((1, 2), (1, 2, 3, 4), (9,))
+    ]
+    for block in every:
+        client.put_object(Bucket=bucket, Key=f"archive/{block.name.path}", Body=block.data.to_pybytes())
+    client.delete_object(Bucket=bucket, Key=f"archive/{every[0].name.path}")
+    client.delete_object(Bucket=bucket, Key=f"archive/{every[2].name.path}")
+    client.close()
+    source = {"stream": STREAM, "consumer": "archive"}
+    return parse({"source": source, "store": {"url": f"s3://{bucket}/archive", "options": options(server.endpoint)}})
+
+
+@pytest.mark.exhaustive
+def test_captures_compactions_and_readers_may_be_at_work(nats_server: Start, tmp_path: Path) -> None:
+    root, count = tmp_path / "a", 20_000
+    config = captured(nats_server, root, count, block={"max_messages": 400})
+    passes = {"compact": {"after": "0s", "grace": "0s", "target": "64KiB"}}
+    kept = config.model_copy(update={"maintain": MaintainConfig.model_validate(passes)})
+    before, stop, failures = read(root), threading.Event(), []
+
+    def repeated(work: Callable[[], object]) -> None:
+        while not stop.is_set():
+            try:
+                work()
+            except VanishedError:
+                continue  # "read it again"
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    def reads() -> None:
+        for seq, row in read(root).items():
+            assert row == before[seq]
+
+    other = config.model_copy(update={"source": config.source.model_copy(update={"consumer": "other"})})
+    work = (lambda: Maintenance(kept).run(), reads, lambda: asyncio.run(capture_all(other)))
+    workers = [threading.Thread(target=repeated, args=[each]) for each in work]
+    for worker in workers:
+        worker.start()
+    try:
+        done = run(config)
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+    assert failures == []
+    assert not [line for line in done.everything if "stored again" not in line]
+    again = run(config)  # a capture that had not read the tombstone yet may have stored some once more
+    assert again.everything == []
+    assert read(root) == {seq: row for seq, row in before.items() if (seq - 1) % 3 != 1}
+
+
+def versions(server: Versity, bucket: str) -> set[tuple[str, bool]]:
+    """The sequences in the names of all versions, and whether they are markers of a removal."""
+    client = server.client()
+    found = client.list_object_versions(Bucket=bucket, Prefix=f"archive/{STREAM}/")
+    client.close()
+    kinds = (("Versions", False), ("DeleteMarkers", True))
+    names = [(entry["Key"].rpartition("/")[2], marker) for kind, marker in kinds for entry in found.get(kind, [])]
+    return {(name.partition("-")[2][:41].replace("0", ""), marker) for name, marker in names}
+
+
+def test_a_bucket_keeps_no_version_with_erased_messages_unless_object_lock_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Versity(tmp_path, versions=True) as server:
+        config = versioned(server, locked=False)
+        assert versions(server, "versions") == {
+            ("1-2", False),
+            ("1-2", True),
+            ("1-4", False),
+            ("9-9", False),
+            ("9-9", True),
+        }
+        code, certificate = answer(config, capsys, seqs="2-3")
+        assert (code, certificate["remains"], certificate["versions"]) == (0, [], 2)
+        assert versions(server, "versions") == {("1-4", False), ("9-9", False), ("9-9", True)}, "others stay"
+        locked = versioned(server, locked=True)
+        code, certificate = answer(locked, capsys, seqs="2-3")
+        assert (code, certificate["versions"]) == (1, 0)
+        assert len(certificate["remains"]) == 2
+        assert all("an old version: cannot delete a version of locked/" in text for text in certificate["remains"])
+        assert versions(server, "locked") >= {("1-2", False), ("1-4", False)}
+
+
+class Lines:
+    """A writer of a format of one's own, which can read the two columns that it has to."""
+
+    suffix = ".lines"
+
+    def write(self, table: pa.Table) -> bytes:
+        rows = zip(table[layout.SEQ].to_pylist(), table[layout.TIMESTAMP].cast("int64").to_pylist(), strict=True)
+        return "".join(f"{seq} {time}\n" for seq, time in rows).encode()
+
+    def read(self, data: pa.Buffer) -> pa.Table:
+        pairs = [tuple(map(int, line.split())) for line in data.to_pybytes().splitlines()]
+        times = pa.array([time for _, time in pairs], pa.timestamp("us", "UTC"))
+        return pa.table({layout.SEQ: pa.array([seq for seq, _ in pairs], pa.int64()), layout.TIMESTAMP: times})
+
+
+def test_a_format_that_cannot_be_written_again_remains_unless_all_of_an_object_is_erased(
+    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 60, block={"format": f"{__name__}:Lines", "max_messages": 7})
+    code, certificate = answer(config, capsys, key="b")  # its objects have no other messages
+    assert (code, certificate["messages"]) == (0, 20)
+    code, certificate = answer(config, capsys, seqs="2-7")
+    assert code == 1
+    assert all("which cannot be written again without some messages" in text for text in certificate["remains"])
+    code, certificate = answer(config, capsys, subject="orders.a")
+    assert code == 1
+    assert any("not searched: it is in a format of your own" in text for text in certificate["remains"])
+
+
+def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
+    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 30, key="{id}", block={"max_messages": 100, "bundles": 1})
+    before = {name.path: hashlib.sha256((root / name.path).read_bytes()).hexdigest() for name in objects(root)}
+    for wrong in ({}, {"key": "a", "seqs": "1"}, {"seqs": "9-3"}, {"seqs": "x"}, {"key": ""}, {"subject": "a..b"}):
+        with pytest.raises(ConfigError):
+            answer(config, capsys, **wrong)
+    for where in ("1 = 1); DROP VIEW archive; SELECT (1", "'", "no_column = 1"):
+        with pytest.raises(ConfigError, match="--where"):
+            answer(config, capsys, where=where)
+    with pytest.raises(ConfigError, match="--reason"):
+        answer(config, capsys, key="a", reason=" ")
+    assert not (root / "_erased").exists()
+    code, certificate = answer(config, capsys, key="7")
+    (done,) = certificate["objects"]
+    assert code == 1, "the quarantine does not say which of its messages have the key"
+    assert "select them by --subject or --where" in certificate["remains"][0]
+    assert (done["messages"], done["sha256"]) == (1, before[done["path"]])
+    assert done["sha256_after"] == hashlib.sha256((root / done["after"]).read_bytes()).hexdigest()
+    tombstone = json.loads((root / certificate["tombstone"]).read_text())
+    assert (tombstone["messages"], tombstone["reason"]) == (1, REASON)
+    assert tombstone["by"] == certificate["by"]
+    code = command.run(
+        config,
+        key=None,
+        subject="orders.*",
+        seqs=None,
+        where=None,
+        reason=REASON,
+        in_stream=True,
+        dry_run=False,
+        as_json=False,
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert lines[0] == "stream ORDERS: 29 messages erased"
+    assert "in the stream: 30 messages deleted and overwritten" in lines
+    assert lines[-1] == "nothing remains in the archive and the stream"
+    nowhere = config.model_copy(update={"store": config.store.model_copy(update={"url": str(tmp_path / "b")})})
+    with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under"):
+        run(nowhere)

@@ -23,6 +23,8 @@ from jetcapture_py.manage.apply import apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.check_server import Findings
 from jetcapture_py.monitoring.status import CaptureStatus, Observed
+from jetcapture_py.rewriting.erase import erase
+from jetcapture_py.rewriting.selectors import SequenceSelector
 from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions, parse
@@ -33,7 +35,7 @@ from spark_jobs.replaying.target import Origin, Target
 from tests.integration.security import leaves
 from tests.integration.spark.live import ENVELOPE
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, Command, config, rows, settings
+from tests.support.running import CONSUMER, STREAM, Command, capture_all, config, rows, settings
 
 EXAMPLE = (Path(__file__).parents[3] / "examples" / "nats-permissions.conf").read_text()
 ADMIN = "      { user: admin, password: admin }\n"
@@ -168,6 +170,21 @@ def test_apply_without_a_permission_ends_at_once_and_names_it(start: Start, subj
         asyncio.run(remove_stream(server))
     with pytest.raises(JetcaptureError, match=re.escape(f"this user may not publish to {subject}")):
         applied(server, PAUSED if pauses else NEW if creates else LONGER)
+
+
+@pytest.mark.parametrize("denied", [None, *listed("ERASER", optional=False), *listed("ERASER", optional=True)])
+def test_erasing_in_the_stream_needs_what_the_example_allows(start: Start, tmp_path: Path, denied: str | None) -> None:
+    server = start(EXAMPLE if denied is None else without(denied, of="ERASER"))
+    admin = {"servers": [server.url], "user": "admin", "password": "admin"}
+    asyncio.run(capture_all(config(server.url, tmp_path / "archive", nats=admin)))
+    own = config(server.url, tmp_path / "archive", nats=as_user(server, "eraser"))
+    done = asyncio.run(erase(own, SequenceSelector(3, 5), "a test", in_stream=True))
+    named = [
+        text for text in (*done.everything, *(done.in_stream.notes if done.in_stream else ())) if str(denied) in text
+    ]
+    assert len(named) == (denied is not None)
+    assert bool(done.everything) is (denied in listed("ERASER", optional=False))
+    assert ("Violation" in server.log) is (denied is not None)
 
 
 def checked(server: NatsServer, archive: Path) -> Findings:
