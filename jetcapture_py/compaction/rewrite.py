@@ -36,8 +36,8 @@ Change = Callable[[pa.Table], pa.Table]
 """Returns the rows that are to be stored instead of these; as many, of the same messages."""
 
 
-class Messages(Protocol):
-    """Messages to remove: a `MessageSet`, or those that tombstones name."""
+class MessageFilter(Protocol):
+    """Tells which messages are to be removed: a `MessageSet`, or all that tombstones name."""
 
     def contains(self, seqs: Any, times: Any) -> Any:
         """Return a mask of the messages that are in it: sequences, and timestamps in microseconds, int64 arrays."""
@@ -114,7 +114,7 @@ class Rewritten:
 
 
 def rewrite(
-    archive: ArchiveFiles, source: Source, dropped: Messages, sealed_by: str, change: Change | None = None
+    archive: ArchiveFiles, source: Source, dropped: MessageFilter, sealed_by: str, change: Change | None = None
 ) -> Rewritten:
     """Store the rows of an object in Parquet again without the messages `dropped`, and with the others as in `change`.
 
@@ -167,7 +167,9 @@ def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[i
     return len(paths) - len(errors), errors
 
 
-def _rows(files: Files, source: Source, footer: Footer, dropped: Messages, change: Change | None) -> Iterator[pa.Table]:
+def _rows(
+    files: Files, source: Source, footer: Footer, dropped: MessageFilter, change: Change | None
+) -> Iterator[pa.Table]:
     """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
     name = source.name
     schema = footer.schema if name.quarantine else with_key_column(footer.schema)

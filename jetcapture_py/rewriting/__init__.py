@@ -1,1 +1,1 @@
-"""Changes what an archive holds: messages of its quarantine are decoded again."""
+"""Changes what an archive holds: messages of its quarantine are decoded again, and messages are erased for good."""

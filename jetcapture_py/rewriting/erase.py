@@ -23,7 +23,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.rewrite import Messages, MessageSet, Rewritten, remove_replaced, rewrite
+from jetcapture_py.compaction.rewrite import MessageFilter, MessageSet, Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import (
@@ -354,7 +354,7 @@ class _Eraser:
                 (each.file.path for each in holders), "it was stored again each time: run it again"
             )
 
-    def _round(self, holders: Sequence[_Holder], erased: Messages) -> None:
+    def _round(self, holders: Sequence[_Holder], erased: MessageFilter) -> None:
         """Write these objects again, bring tables up to date, and remove the objects."""
         rewritten: list[tuple[_Holder, str, Rewritten]] = []
 
@@ -389,7 +389,7 @@ class _Eraser:
             elif error := next((text for text in errors if each.source.name.path in text), ""):
                 self._left[each.source.name.path] = error
 
-    def _rewrite(self, holder: _Holder, erased: Messages) -> Rewritten:
+    def _rewrite(self, holder: _Holder, erased: MessageFilter) -> Rewritten:
         """Store an object's other messages. Raises VanishedError, JetcaptureError."""
         file, name = holder.file, _name(holder.file)
         source = Source(name, file.size)

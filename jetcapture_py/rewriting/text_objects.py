@@ -18,7 +18,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import compressed
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.rewrite import Messages, Rewritten
+from jetcapture_py.compaction.rewrite import MessageFilter, Rewritten
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.examine import IDENTITY_TYPES, DamagedError, ObjectExaminer, text_rows
@@ -29,7 +29,7 @@ _CODECS = {suffix: name for name, suffix in layout.COMPRESSED.items()}
 _LF, _QUOTE = b'\n"'
 
 
-def rewrite_text(archive: ArchiveFiles, file: File, dropped: Messages) -> Rewritten:
+def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> Rewritten:
     """Store an object's lines again without those of the messages `dropped`. Nothing is removed.
 
     Raises VanishedError, StoreError, JetcaptureError if what was written does not read like the source.
