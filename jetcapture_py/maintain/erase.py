@@ -55,7 +55,7 @@ def run(
         )
     lines = [json.dumps(_fields(done, tables))] if as_json else _lines(done, tables)
     sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 1 if done.everything else 0
+    return 1 if done.remaining else 0
 
 
 class _Tables:
@@ -114,7 +114,7 @@ def _fields(done: Erasure, tables: _Tables) -> dict[str, object]:
         "started": format_time(done.started),
         "ended": format_time(datetime.now(UTC)),
         "snapshots": tables.expired,
-        "remains": done.everything,
+        "remains": done.remaining,
     }
 
 
@@ -151,11 +151,11 @@ def _lines(done: Erasure, tables: _Tables) -> Iterator[str]:
     if done.in_stream is not None:
         yield f"in the stream: {count(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
     for title, lines in (
-        ("REMAINS", done.everything),
+        ("REMAINS", done.remaining),
         ("not checked", [*done.notes, *(done.in_stream.notes if done.in_stream else ())]),
     ):
         if lines:
             yield f"{title}:"
             yield from (f"  {line}" for line in lines)
-    if not done.everything and not done.dry_run:
+    if not done.remaining and not done.dry_run:
         yield "nothing remains in the archive" + (" and the stream" if done.in_stream else "")

@@ -110,7 +110,7 @@ class Erasure:
     """What was not searched."""
 
     @property
-    def everything(self) -> list[str]:
+    def remaining(self) -> list[str]:
         """All that remains, in the archive and in the stream."""
         return [*self.remains, *(self.in_stream.remains if self.in_stream else ())]
 
@@ -296,7 +296,9 @@ class _Eraser:
         stone = tombstone()
         if len(stone.ranges) < len(new):  # a range is exact within one incarnation of the stream
             holders = retried(lambda: self._holders(Erased({stone.path: stone})))
-            stone = tombstone({microseconds_of(_moment(text)) for each in holders for text in each.created})
+            edges = {microseconds_of(_moment(text)) for each in holders for text in each.created}
+            others = MessageSet.union(each.messages for each in holders).without(new)  # that a rewind has replaced
+            stone = tombstone(edges.union(others.times.tolist(), (others.times + 1).tolist()))
         if done.dry_run:
             return Erased({**known.tombstones, stone.path: stone})
         store = self._archive.store
@@ -358,20 +360,23 @@ class _Eraser:
         """Write these objects again, bring tables up to date, and remove the objects."""
         rewritten: list[tuple[_Holder, str, Rewritten]] = []
 
-        def work(holder: _Holder) -> tuple[_Holder, str, Rewritten] | None:
-            try:
-                digest = _sha256(self._archive, holder.file)
-                return holder, digest, self._rewrite(holder, erased)
-            except VanishedError:  # a compaction has stored its messages elsewhere: the next round finds them
-                return None
-            except JetcaptureError as error:
-                self._left[holder.file.path] = str(error)
-                return None
+        def work(several: Sequence[ObjectName]) -> int:
+            for holder in (by_name[name] for name in several):
+                try:
+                    digest = _sha256(self._archive, holder.file)
+                    rewritten.append((holder, digest, self._rewrite(holder, erased)))
+                except VanishedError:  # a compaction has stored its messages elsewhere: the next round finds them
+                    continue
+                except JetcaptureError as error:
+                    self._left[holder.file.path] = str(error)
+            return len(several)
 
-        for number, result in enumerate(self._archive.each(work, holders, threads=THREADS), 1):
-            self._progress("objects", number, len(holders))
-            if result is not None:
-                rewritten.append(result)
+        by_name = {_name(holder.file): holder for holder in holders}
+        done = 0
+        # objects that overlap may become one, and are not written at once
+        for count in self._archive.each(work, layout.clusters(by_name), threads=THREADS):
+            done += count
+            self._progress("objects", done, len(holders))
         ready = [each for _, _, each in rewritten if each.removable]
         paths = [each.source.name.path for each in ready]
         if paths and (problems := self._tables(paths)):
