@@ -53,8 +53,8 @@ from jetcapture_py.verify.proof import user_writer
 
 SEALED_BY = "erase"
 """What footers of objects say that were written again."""
-THREADS = 2
-"""Objects that are written again at once."""
+THREADS, REMOTE_THREADS = 2, 8
+"""Objects that are written again at once, in a local archive and in a remote one, whose requests mostly wait."""
 _ROUNDS = 20
 """How often the archive is listed again, while compactions bring messages back."""
 _PIECE = 8 << 20
@@ -374,7 +374,8 @@ class _Eraser:
         by_name = {_name(holder.file): holder for holder in holders}
         done = 0
         # objects that overlap may become one, and are not written at once
-        for count in self._archive.each(work, layout.clusters(by_name), threads=THREADS):
+        threads = THREADS if self._archive.local else REMOTE_THREADS
+        for count in self._archive.each(work, layout.clusters(by_name), threads=threads):
             done += count
             self._progress("objects", done, len(holders))
         ready = [each for _, _, each in rewritten if each.removable]
@@ -477,7 +478,7 @@ class _Eraser:
         notes.append("backups and snapshots of the store, and what other programs have read and stored elsewhere")
         if self._config.limits.spool is not None:
             notes.append("the spool (limits.spool): rows of open blocks are in it until their block is stored")
-        notes.append("messages that captures store after this: run the command again for those")
+        notes.append("what captures and compactions that are running store after this: run the command again")
 
 
 _NOT_SEARCHED = "not searched: "

@@ -9,6 +9,8 @@ import hashlib
 import io
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 from nats.js.api import StreamSource
 from pyiceberg.catalog import load_catalog
 
@@ -49,6 +52,7 @@ from tests.support.running import (
     publish,
     publish_and_capture,
     remove_unfinished,
+    settings,
 )
 from tests.support.versity import Versity, options
 
@@ -661,3 +665,21 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
     nowhere = config.model_copy(update={"store": config.store.model_copy(update={"url": str(tmp_path / "b")})})
     with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under"):
         run(nowhere)
+
+
+def test_the_real_command_has_these_exit_codes(nats_server: Start, tmp_path: Path) -> None:
+    root, path = tmp_path / "a", tmp_path / "config.yaml"
+    config = captured(nats_server, root, 30)
+    path.write_text(yaml.safe_dump(settings(config.nats.servers[0], root, **SETTINGS)))
+
+    def exits(*arguments: str) -> int:
+        words = [sys.executable, "-m", "jetcapture_py", "erase", str(path), *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+        assert "Traceback" not in done.stderr
+        return done.returncode
+
+    assert exits("--key", "b") == exits("--reason", REASON) == exits("--seq", "2-1", "--reason", REASON) == 2
+    assert len(positions(config)) == 30
+    assert exits("--where", "key = 'b'", "--reason", REASON) == 1, "a message of the quarantine may have the key"
+    assert exits("--key", "b", "--reason", REASON, "--in-stream", "--json") == 0
+    assert len(positions(config)) == 20
