@@ -1,7 +1,7 @@
 """How many examples Hypothesis tries, by profile: `quick` in `make test`, `thorough` in `make test-exhaustive`.
 
 The quick ones are the same in every run, as long as the same modules are loaded: Hypothesis takes constants from their
-source. `pytest --hypothesis-profile=thorough` tries ten times as many, and new ones each time.
+source. `pytest --hypothesis-profile=thorough` tries four times as many, and new ones each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.register_profile(
-    "thorough", settings.get_profile("quick"), max_examples=400, derandomize=False, print_blob=True
+    "thorough", settings.get_profile("quick"), max_examples=160, derandomize=False, print_blob=True
 )
 settings.load_profile("quick")
 

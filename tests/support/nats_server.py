@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Self
 from tests.support.ports import free_port
 
 START_TIMEOUT = 60.0
+MAX_MEMORY = 8 << 30
 OLDER_SERVERS = "JETCAPTURE_TEST_SERVERS"
 """The environment variable with the directory of older servers, each at `<version>/bin/nats-server`."""
 
@@ -111,6 +113,8 @@ class NatsServer:
             command = [self.command, "-c", str(config)]
             command += ["-js", "-sd", str(self.store_dir)] if self.jetstream else []
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        if hasattr(resource, "prlimit"):  # a damaged file may have it allocate without end
+            resource.prlimit(self._process.pid, resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
         self._await_ready(run / f"nats-server_{self._process.pid}.ports")
         return self
 
