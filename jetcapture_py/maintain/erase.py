@@ -121,8 +121,8 @@ def _fields(done: Erasure, tables: _Tables) -> dict[str, object]:
 def _lines(done: Erasure, tables: _Tables) -> Iterator[str]:
     """Yield the certificate as text."""
 
-    def count(number: int, noun: str) -> str:
-        return plural(number, noun, grouped=True)
+    def count(number: int, noun: str, nouns: str | None = None) -> str:
+        return plural(number, noun, nouns, grouped=True)
 
     would, were = ("would be ", "would be") if done.dry_run else ("", "were")
     yield f"stream {done.stream}: {count(done.messages, 'message')} {would}erased"
@@ -133,7 +133,7 @@ def _lines(done: Erasure, tables: _Tables) -> Iterator[str]:
     if done.tombstone:
         yield f"tombstone: {done.tombstone}"
     yield (
-        f"searched: {count(done.searched, 'object')}; {count(done.copies, 'copy').replace('copys', 'copies')} "
+        f"searched: {count(done.searched, 'object')}; {count(done.copies, 'copy', 'copies')} "
         f"in {count(len(done.objects), 'object')}"
     )
     for each in done.objects:
