@@ -7,6 +7,7 @@ place that acknowledges, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.capture import parts, side_tasks, startup_checks
@@ -43,7 +44,8 @@ class Capture:
     ) -> None:
         store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
         self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks)
-        self.decoding = Decoding(self.state, parts.preparer(config, decoder, key))
+        preparer = replace(parts.preparer(config, decoder, key), pinned=config.source.mode == "ordered")
+        self.decoding = Decoding(self.state, preparer)
         self.encoding = Encoding(self.state, encoder)
         self.announcer = Announcer(self.state, on_stored)
 

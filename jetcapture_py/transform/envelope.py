@@ -18,10 +18,9 @@ from jetcapture_py.transform.batch import Failure, MessageBatch
 
 _VERSION = b"NATS/1.0\r\n"
 NO_HEADERS = _VERSION + b"\r\n"
-_ADDED = r"\r\nNats-Pin-Id:[^\r\n]*"
-"""Headers that a server adds when it delivers, to those that are stored: the pinned client's id. `Nats-Msg-Size` is not
-among them, because messages without a payload are refused."""
-_ANY_ADDED = re.compile(_ADDED.encode())
+_ADDED = r"\r\nNats-Pin-Id:[^\r\n]*\r\n\r\n\z"
+"""The last header of a message that a pinned consumer delivers: the server appends it to those that are stored."""
+_MAYBE_ADDED = re.compile(rb"\r\nNats-Pin-Id:")
 _MAX_DELIVERED = (1 << 31) - 1
 
 
@@ -39,15 +38,22 @@ class Assembled:
     """Frames that did not come from the consumer (something else published to our inbox), and are not in the batch."""
 
 
-def assemble(stream: str, consumer: str, received: Received, *, headers: bool = True) -> Assembled:
-    """Turn `received` into columns. Never raises for the content of a message. Headers are null if not wanted."""
+def assemble(
+    stream: str, consumer: str, received: Received, *, headers: bool = True, pinned: bool = False
+) -> Assembled:
+    """Turn `received` into columns. Never raises for the content of a message. Headers are null if not wanted.
+
+    `pinned` says that the consumer is pinned, and that its server has added the pin id to the headers.
+    """
     subjects, replies, blocks, payloads = received.columns()
     (delivered, seq, nanoseconds), keep = ack_numbers(replies, stream, consumer)
     if keep is not None:
         real = pa.array(keep, pa.int32())
         subjects, replies, blocks, payloads = (part.take(real) for part in (subjects, replies, blocks, payloads))
+    if pinned and headers:
+        blocks = without_pins(blocks)
     texts, subject_failures = _subjects(subjects)
-    header_map, raw_headers, header_failures = _headers(stored_blocks(blocks) if headers else blocks[:0], len(blocks))
+    header_map, raw_headers, header_failures = _headers(blocks if headers else blocks[:0], len(blocks))
     microseconds = nanoseconds // 1000
     columns = [
         texts,
@@ -70,12 +76,12 @@ def assemble(stream: str, consumer: str, received: Received, *, headers: bool = 
     )
 
 
-def stored_blocks(blocks: pa.BinaryArray) -> pa.BinaryArray:
-    """Return header blocks without the headers that a server adds on delivery; "" where no other header is left."""
+def without_pins(blocks: pa.BinaryArray) -> pa.BinaryArray:
+    """Return header blocks without the pin id that a server adds on delivery; "" where no other header is left."""
     edges, text = text_of(blocks)
-    if _ANY_ADDED.search(memoryview(text)[edges[0] : edges[-1]]) is None:  # costs 1 % of reading the headers
+    if _MAYBE_ADDED.search(memoryview(text)[edges[0] : edges[-1]]) is None:  # costs 1 % of reading the headers
         return blocks
-    stored = pc.replace_substring_regex(blocks, _ADDED, "")
+    stored = pc.replace_substring_regex(blocks, _ADDED, "\r\n\r\n")
     emptied = pc.and_(pc.equal(stored, NO_HEADERS), pc.not_equal(blocks, NO_HEADERS))
     return pc.if_else(emptied, pa.scalar(b"", pa.binary()), stored)
 

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.jetstream.wire.inbox import Received, text_of
-from jetcapture_py.transform.envelope import stored_blocks
 
 
 def unescaped(subjects: pa.Array, escaped: pa.BooleanArray) -> pa.Array:
@@ -40,7 +39,7 @@ def header_blocks_of(rows: pa.RecordBatch) -> pa.BinaryArray | None:
         raw = rows.column(layout.RAW_HEADERS)
         if raw.null_count < len(rows):
             blocks = pc.coalesce(raw, pa.scalar(b"", pa.binary()) if blocks is None else blocks)
-    return blocks if blocks is None else stored_blocks(blocks)
+    return blocks
 
 
 def received_of(rows: pa.RecordBatch, consumer: str) -> Received:

@@ -66,10 +66,12 @@ class Preparer:
     """Reads the time that buckets are made of; None: the stream's timestamp."""
     bundles: int = 0
     """Above 0, rows have their key as a column, and are routed to that many bundles."""
+    pinned: bool = False
+    """Whether messages come from a pinned consumer, which adds a header."""
 
     def __call__(self, received: Received) -> Prepared:
         """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
-        assembled = assemble(self.stream, self.consumer, received)
+        assembled = assemble(self.stream, self.consumer, received, pinned=self.pinned)
         batch = assembled.batch
         failures = {failure.index: failure for failure in assembled.failures}
         good = pa.array([row for row in range(len(batch)) if row not in failures], pa.int32()) if failures else None

@@ -26,7 +26,7 @@ from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received, text_of
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.transform.envelope import NO_HEADERS, assemble, stored_blocks
+from jetcapture_py.transform.envelope import NO_HEADERS, assemble, without_pins
 from jetcapture_py.verify.findings import Progress
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan
@@ -147,17 +147,18 @@ def _hashed(
 ) -> dict[str, Any]:
     """Return the hash of each part. `raw` are header blocks that are not valid, null for the others.
 
-    Headers that a server adds on delivery do not count: archives may have them. Nor does a block without headers.
+    A last header with a pin id does not count: a consumer may become pinned under a capture that shares it. Nor does a
+    block without headers.
     """
     blocks = header_blocks(headers, {}, len(subjects), stored=True)
     if blocks is None:
         header_hashes = np.zeros(len(subjects), np.uint64)
     else:
-        blocks = stored_blocks(blocks)
+        blocks = without_pins(blocks)
         header_hashes = np.where(pc.equal(blocks, NO_HEADERS).to_numpy(zero_copy_only=False), 0, hashes(blocks))
     if raw is not None and raw.null_count < len(raw):
         header_hashes = np.where(
-            raw.is_valid().to_numpy(zero_copy_only=False), hashes(stored_blocks(raw)), header_hashes
+            raw.is_valid().to_numpy(zero_copy_only=False), hashes(without_pins(raw)), header_hashes
         )
     distinct = subjects.dictionary_encode()
     names = hashes(distinct.dictionary.cast(pa.binary()))[distinct.indices.to_numpy()]

@@ -45,9 +45,6 @@ from tests.support.running import (
 )
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Start = Callable[..., NatsServer]

@@ -43,14 +43,14 @@ def column(result: Assembled, name: str) -> list[Any]:
     return list(result.batch.column(name).to_pylist())
 
 
-def with_headers(*blocks: bytes) -> Assembled:
+def with_headers(*blocks: bytes, pinned: bool = False) -> Assembled:
     received = Received.of(
         subjects=[b"s"] * len(blocks),
         replies=[ack(i) for i in range(len(blocks))],
         headers=list(blocks),
         payloads=[b"p"] * len(blocks),
     )
-    return assemble("S", "C", received)
+    return assemble("S", "C", received, pinned=pinned)
 
 
 def header(block: bytes) -> Any:
@@ -209,15 +209,25 @@ def test_a_message_with_bad_subject_and_bad_headers_fails_once_and_keeps_its_raw
 # ------------------------------------------------------------------ headers
 
 
-def test_headers_that_a_server_adds_on_delivery_are_removed() -> None:
-    """As it adds them: before the last line break, or in a block of their own."""
+def test_the_pin_id_that_a_server_adds_on_delivery_is_removed_and_a_published_one_is_not() -> None:
+    """It adds it before the last line break, or in a block of its own."""
     pin = b"Nats-Pin-Id: Yc7z\r\n"
-    others = (b"A: 1\r\n", b"X-Nats-Pin-Id: 1\r\n", b"A: Nats-Pin-Id: 1\r\n", b"broken\r\n", b"A: \xff\r\n")
+    others = (
+        b"A: 1\r\n",
+        b"X-Nats-Pin-Id: 1\r\n",
+        b"A: Nats-Pin-Id: 1\r\n",
+        b"broken\r\n",
+        b"A: \xff\r\n",
+        pin,
+        pin + b"A: 1\r\n",
+    )
     plain = with_headers(b"", *(b"NATS/1.0\r\n" + lines + b"\r\n" for lines in others))
-    result = with_headers(b"NATS/1.0\r\n" + pin + b"\r\n", *(b"NATS/1.0\r\n" + x + pin + b"\r\n" for x in others))
+    delivered = [b"NATS/1.0\r\n" + x + pin + b"\r\n" for x in (b"", *others)]
+    result = with_headers(*delivered, pinned=True)
     assert result == plain
     assert column(result, layout.HEADERS)[0] is None
     assert len(plain.failures) == 2
+    assert column(plain, layout.HEADERS)[-2] == [("Nats-Pin-Id", ["Yc7z"])]
 
 
 def test_a_batch_without_headers_has_nulls() -> None:

@@ -147,20 +147,6 @@ def test_quarantined_messages_have_their_raw_bytes(archive: Archive) -> None:
     assert [entry.name for entry in found] == [b"orders.new", b"orders.x", b"orders.x", b"orders.\xff.\xc3"]
 
 
-def test_headers_that_a_server_added_on_delivery_are_not_restored(archive: Archive) -> None:
-    pin = ("Nats-Pin-Id", ["Yc7z"])
-    archive.write([1, 2, 3], "a", headers=[[pin], [("A", ["1"]), pin], []])
-    raw = pa.array([b"NATS/1.0\r\nbroken\r\nNats-Pin-Id: Yc7z\r\n\r\n"], pa.binary())
-    archive.write([4], quarantine=True, columns={layout.STAGE: ["headers"], layout.RAW_HEADERS: raw})
-    found = restored(archive, planned(archive))
-    assert [entry.header for entry in found] == [
-        b"",
-        b"NATS/1.0\r\nA: 1\r\n\r\n",
-        b"NATS/1.0\r\n\r\n",
-        b"NATS/1.0\r\nbroken\r\n\r\n",
-    ]
-
-
 def test_subjects_get_the_prefix(archive: Archive) -> None:
     write(archive, [1])
     assert restored(archive, planned(archive), "test.eu.")[0].name == b"test.eu.orders.new"
