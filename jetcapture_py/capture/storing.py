@@ -128,6 +128,8 @@ async def check_drained(state: CaptureState, *, pulls_ended: bool) -> None:
     `pulls_ended` says whether every pull ended, so that no message can have been in flight.
     """
     source = state.source
+    if source.failure is None and await source.owes_acks():
+        raise DrainError("drain: the server did not confirm the acknowledgements; messages are delivered again")
     since = asyncio.get_running_loop().time() - state.unconfirmed_at
     doubtful = not pulls_ended or since < source.state.ack_wait  # older ones were redelivered and acknowledged
     if source.failure is not None or not doubtful:

@@ -134,6 +134,8 @@ class ConsumerState:
         paused: Whether delivery is paused.
         created: Creation time, as the server writes it; it distinguishes consumers of the same name.
         leader: The server that leads the consumer; "" without a cluster.
+        pinned: The pin id of the client that the consumer is pinned to; "" for none.
+        takeover: Time after which the server unpins a client that does not pull.
         last_ack: Time of the last acknowledgement; None if the server does not know it, as after a restart.
     """
 
@@ -156,6 +158,8 @@ class ConsumerState:
     paused: bool = False
     created: str = ""
     leader: str = ""
+    pinned: str = ""
+    takeover: float = 0.0
     last_ack: datetime | None = None
 
 
@@ -184,6 +188,8 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         paused=bool(info.get("paused")),
         created=info.get("created", ""),
         leader=(info.get("cluster") or {}).get("leader", ""),
+        pinned=next((group.get("pinned_client_id", "") for group in info.get("priority_groups") or ()), ""),
+        takeover=config.get("priority_timeout", 0) / _NANOSECOND,
         last_ack=datetime.fromisoformat(last_ack) if last_ack else None,
     )
 

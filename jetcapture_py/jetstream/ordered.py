@@ -130,6 +130,18 @@ class OrderedAcks:
         """Whether the server delivers to this replica, as far as known."""
         return self.phase is not Phase.STANDBY
 
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that arrived here and are not acknowledged."""
+        return len(self._arrived()) + len(self._held)
+
+    def abandoned(self, pinned: str, unacked: int) -> bool:
+        """Whether what was delivered waits for a replica that is gone, at a consumer that is `pinned` to nobody.
+
+        The server pins a replica only when it has a message to deliver. A RESET makes it have some.
+        """
+        return not self.active and not pinned and unacked > 0
+
     # ------------------------------------------------------------------ receiving
 
     def received(self, deliveries: Any, seqs: Any, times: Any, pin: str) -> Any:

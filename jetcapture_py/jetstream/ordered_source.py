@@ -22,7 +22,7 @@ from jetcapture_py.config.shares import ORDERED_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult, deliveries, positions, sequences, subjects_like
-from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
+from jetcapture_py.jetstream.connection import FORBIDDEN, STREAM_NOT_FOUND, ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import GROUP, TAKEOVER
 from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
 from jetcapture_py.jetstream.pulls import PAUSE
@@ -36,8 +36,8 @@ log = logging.getLogger("jetcapture.source")
 MIN_VERSION = (2, 14)
 RENEWALS = 4
 """Pulls in each `takeover`."""
-HAND_OVER = 0.1
-"""Seconds in which a stopping replica stores what it holds before another takes over."""
+HAND_OVER = 0.4
+"""Maximum seconds in which a stopping replica stores and acknowledges before another takes over."""
 STILL = 1.0
 """Seconds without a message after which none should be on its way."""
 _PIN = b"Nats-Pin-Id: "
@@ -49,27 +49,41 @@ class OrderedSource(PullSource):
     def __init__(self, config: Config, **callbacks: Any) -> None:
         super().__init__(config, **callbacks)
         self.ordered = self.pulls.ordered = OrderedAcks()
-        self._takeover = config.source.takeover or TAKEOVER
         self._last_reply = b""
         self._marks: deque[tuple[int, float]] = deque()
-        self._acking = asyncio.Lock()
+        self._acking, self._moved = asyncio.Lock(), asyncio.Event()
         self._unpinning: asyncio.Task[None] | None = None
         self._standby_since: float | None = None
+        self._abandoned_since: float | None = None
+        self._looked = 0.0
 
     async def _attach(self) -> None:
         if problem := too_old(self._client.server_version):
             raise SourceError(problem)
-        if await self.stream_info() is None:
-            needed = f"{self._api.prefix}.STREAM.INFO.{self.stream}"
-            raise SourceError(f"source.mode ordered needs an answer from {needed}, and permission to publish it")
-        if self.failure is not None:
-            raise self.failure
+        if (problem := await self._unusable_stream()) is not None:
+            raise SourceError(problem)
         await super()._attach()
+
+    async def _unusable_stream(self) -> str | None:
+        """Return why the stream cannot be used; None if it can, or if it is missing, which others report."""
+        subject = f"STREAM.INFO.{self.stream}"
+        try:
+            return unsuitable((await self._api.request(subject))["config"])
+        except (ApiError, UnavailableError) as error:
+            if isinstance(error, ApiError) and error.err_code == STREAM_NOT_FOUND:
+                return None
+            needed = f"{self._api.prefix}.{subject}"
+            return f"source.mode ordered needs an answer from {needed}, and permission to publish it"
 
     @property
     def active(self) -> bool:
         """Whether the consumer is pinned to this replica."""
         return self.ordered.active
+
+    @property
+    def takeover(self) -> float:
+        """Seconds without a pull after which the server unpins a replica."""
+        return self.state.takeover or TAKEOVER
 
     @property
     def unacked_limit(self) -> int:
@@ -93,10 +107,15 @@ class OrderedSource(PullSource):
         """Return those of the messages that are to be captured."""
         before = self.ordered.phase
         (numbers, seqs, times), indexes = deliveries(self.stream, self.consumer, received.replies)
-        mask = np.ones(len(received), bool)  # of strays as well, which are counted later
-        accepted = self.ordered.received(numbers, seqs, times, _pin_of(received.last_headers()))
+        mask = np.ones(len(received), bool)
+        if indexes is not None:
+            mask[indexes] = False  # the others are strays, which are counted later
+        own = received if indexes is None else received.where(~mask)
+        if not own:
+            return received
+        self._last_reply = own.last_reply()
+        accepted = self.ordered.received(numbers, seqs, times, _pin_of(own.last_headers()))
         mask[indexes if indexes is not None else slice(None)] = accepted
-        self._last_reply = received.last_reply()
         if self.ordered.phase is not before:
             self._wake.set()
         return received if mask.all() else received.where(mask)
@@ -119,10 +138,11 @@ class OrderedSource(PullSource):
             while not self.pulls.stopped:
                 self._wake.clear()
                 if self.pulls.held and self.connected:
-                    self.ordered.interrupt("reconnected")
-                    self.pulls.held = False
+                    await self._recover_lost()
                 if self.ordered.phase is Phase.INTERRUPTED and self.connected:
-                    await self._reset()
+                    await self._reset(self.ordered.reason)
+                elif await self._is_abandoned():
+                    await self._reset("nobody is pinned")
                 await self.pulls.renew()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(PAUSE):
@@ -130,12 +150,40 @@ class OrderedSource(PullSource):
 
     async def _keep_pinned(self) -> None:
         while not self.pulls.stopped:
-            await self.pulls.keep_pinned(self._takeover / RENEWALS)
-            await asyncio.sleep(self._takeover / RENEWALS / 2)
+            await self.pulls.keep_pinned(self.takeover / RENEWALS)
+            await asyncio.sleep(self.takeover / RENEWALS / 2)
 
-    async def _reset(self) -> None:
+    async def _recover_lost(self) -> None:
+        """After a reconnect, begin another run, and count what was lost with the connection."""
+        receiving = self.ordered.phase in (Phase.RESET, Phase.RUNNING)
+        arrived = self.ordered.mark().delivery + self.waiting
+        self.ordered.interrupt("reconnected")
+        while not await self.refresh():  # answered by the consumer's leader, which also serves pulls
+            if self.pulls.stopped or not self.connected:
+                return
+            await asyncio.sleep(PAUSE)
+        self.pulls.held = False
+        if receiving:
+            self._count_lost(self.state.deliveries - arrived, given_back=0)
+
+    async def _is_abandoned(self) -> bool:
+        """Whether, for `takeover`, nobody was pinned who would acknowledge what was delivered."""
+        now = self._loop.time()
+        if self.active or not self.connected or now - self._looked < self.takeover / 2:
+            return False
+        self._looked = now
+        if not await self.refresh() or not self.ordered.abandoned(self.state.pinned, self.state.unacked):
+            self._abandoned_since = None
+        elif self._abandoned_since is None:
+            self._abandoned_since = now
+        elif now - self._abandoned_since >= self.takeover:
+            self._abandoned_since = None
+            return True
+        return False
+
+    async def _reset(self, reason: str) -> None:
         """Have everything above the ack floor delivered again."""
-        run, reason = self.ordered.run, self.ordered.reason
+        run = self.ordered.run
         subject = f"CONSUMER.RESET.{self.stream}.{self.consumer}"
         try:
             answer = await self._api.request(subject)
@@ -162,7 +210,7 @@ class OrderedSource(PullSource):
             return False
         if self.active:
             self.other_unacked = 0
-        if still and not self.waiting:
+        if still and not self.waiting and not self.pulls.stopped:  # then, what is on its way is dropped on purpose
             self.ordered.idle(mark, self.state.deliveries)
             self._wake.set()
         return True
@@ -195,10 +243,21 @@ class OrderedSource(PullSource):
                     self._wake.set()
                     return result
                 self.acked += self.ordered.acked(ack)
+                self._moved.set()
+                while self._marks and self._marks[0][0] <= ack.position.seq:
+                    self._marks.popleft()
 
     async def settle(self) -> None:
         """Acknowledge what was stored before it could be acknowledged."""
         await self.ack(pa.array([], pa.binary()))
+
+    async def owes_acks(self) -> bool:
+        """Try once more to acknowledge what is stored; return whether something is left that no other replica has."""
+        await self.settle()
+        if not self.ordered.unacknowledged:
+            return False
+        await self.refresh()
+        return self.active and self.state.pinned in ("", self.ordered.pin)
 
     def released(self) -> bool:
         """Whether another replica has taken over for good, so that what is held here can be dropped."""
@@ -207,7 +266,7 @@ class OrderedSource(PullSource):
             self._standby_since = None
         elif self._standby_since is None:
             self._standby_since = now
-        return self._standby_since is not None and now - self._standby_since > 2 * self._takeover
+        return self._standby_since is not None and now - self._standby_since > 2 * self.takeover
 
     def forget(self) -> None:
         """Record that open blocks were dropped: should their messages be delivered here again, they are captured."""
@@ -224,15 +283,20 @@ class OrderedSource(PullSource):
     async def stop(self) -> bool:
         """Stop receiving. What is not in blocks is delivered to the next replica."""
         if self._unpinning is None and not self.pulls.stopped:
-            self._unpinning = asyncio.create_task(self._unpin_after(HAND_OVER))
+            self._unpinning = asyncio.create_task(self._hand_over())
         await super().stop()
         return True
 
     async def _pulls_end(self) -> None:
         """Do not wait for open pulls: what they still deliver comes again."""
 
-    async def _unpin_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def _hand_over(self) -> None:
+        """Unpin once everything is acknowledged: another replica would store again what is not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER):
+                while self.ordered.unacknowledged:
+                    self._moved.clear()
+                    await self._moved.wait()
         await self._unpin()
 
     async def _unpin(self) -> None:

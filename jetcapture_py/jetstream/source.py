@@ -383,18 +383,22 @@ class PullSource:
             self._deliveries.received(self.fetched, self._inbox.rows.last_reply(), self._loop.time())
         lost = self._deliveries.after_reconnect(self.state, self._replies(), self._loop.time())
         await self.nak(lost.replies)
-        if not lost.messages:
+        self._count_lost(lost.messages, given_back=len(lost.replies))
+
+    def _count_lost(self, messages: int, *, given_back: int) -> None:
+        """Report messages that were lost with the connection, and pull less if that was much."""
+        if messages <= 0:
             return
-        self.lost += lost.messages
-        size = lost.messages * self._inbox.total_bytes // max(1, self.fetched)
+        self.lost += messages
+        size = messages * self._inbox.total_bytes // max(1, self.fetched)
         substantial = self.pulls.limits.lost(size, self._loop.time())
         dropped = substantial and self._client.server_id == self._last_server
         event(
             log,
             logging.WARNING,
             "messages.lost_in_flight",
-            messages=lost.messages,
-            given_back=len(lost.replies),
+            messages=messages,
+            given_back=given_back,
             in_flight_limit=self.pulls.limits.limit,
             reason=DROPPED if dropped else "the connection was lost",
         )
@@ -428,6 +432,10 @@ class PullSource:
 
     async def settle(self) -> None:
         """Acknowledge what was stored before it could be acknowledged."""
+
+    async def owes_acks(self) -> bool:
+        """Try once more to acknowledge what is stored; return whether something is left that no other replica has."""
+        return False
 
     def released(self) -> bool:
         """Whether another replica has taken over what this one holds."""

@@ -5,26 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
+from nats.aio.client import Client
 
 from jetcapture_py.archive import layout
-from jetcapture_py.config.model import Managed
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.model import Config, Managed
 from jetcapture_py.config.several import ConfigFiles
-from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.jetstream.consumer import consumer_config
-from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
+from jetcapture_py.errors import ConfigError, DrainError, MissingStreamError, SourceError
+from jetcapture_py.jetstream import acks, ordered_source
+from jetcapture_py.jetstream.consumer import GROUP, consumer_config
+from jetcapture_py.jetstream.ordered_source import OrderedSource, too_old, unsuitable
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.monitoring.facts import gather
 from jetcapture_py.monitoring.health import health
 from jetcapture_py.monitoring.history import History
+from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import Publisher
 from tests.support.running import (
+    CONSUMER,
     STREAM,
     capture_all,
     config,
@@ -57,6 +65,13 @@ async def send(url: str, payloads: Iterable[bytes], subjects: int = 1) -> None:
                     f"orders.{number % subjects}", payload, None if payload else [("A", "1"), ("A", "")]
                 )
             await publisher.flush()
+
+
+async def create(client: Client, configuration: Config, **settings: Any) -> None:
+    """Create the configuration's consumer with other settings."""
+    request = {"stream_name": STREAM, "config": {**consumer_config(configuration.source), **settings}}
+    answer = await client.request(f"$JS.API.CONSUMER.CREATE.{STREAM}.{CONSUMER}", json.dumps(request).encode())
+    assert b"error" not in answer.data
 
 
 async def floor(url: str) -> int:
@@ -108,6 +123,125 @@ async def _a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> No
                 await until(lambda: standby.stats.acked == 1, "the standby has taken over")
         assert seqs(tmp_path / "archive") == [1, 2, 3]
         assert await floor(server.url) == 3
+
+
+@pytest.mark.parametrize("max_ack_pending", [5, 1_000], ids=["as many as the consumer allows", "all of them"])
+def test_on_a_quiet_stream_what_a_dead_replica_holds_is_captured(tmp_path: Path, max_ack_pending: int) -> None:
+    """The server pins another replica only when it has a message to deliver."""
+    asyncio.run(_on_a_quiet_stream_what_a_dead_replica_holds_is_captured(tmp_path, max_ack_pending))
+
+
+async def _on_a_quiet_stream_what_a_dead_replica_holds_is_captured(tmp_path: Path, max_ack_pending: int) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        await send(server.url, [b"x"] * 10)
+        ordered = config(server.url, tmp_path / "archive", source={**ORDERED, "takeover": "10m"})
+        brief = {"priority_timeout": 200_000_000, "max_ack_pending": max_ack_pending}  # what the server has counts
+        async with connection(server.url) as dead:
+            await create(dead, ordered, **brief)
+            inbox = await dead.subscribe("inbox")
+            pull = json.dumps({"batch": 10, "expires": 10**10, "group": GROUP}).encode()
+            await dead.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", pull, reply="inbox")
+            for _ in range(min(10, max_ack_pending)):
+                assert (await inbox.next_msg(60)).data
+        await capture_all(ordered)
+        assert seqs(tmp_path / "archive") == list(range(1, 11))
+        assert await floor(server.url) == 10
+
+
+def test_a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_source, "HAND_OVER", 600)
+    monkeypatch.setattr(ordered_source, "STILL", 0)  # what is in flight while it drains does not arrive
+    asyncio.run(_a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(tmp_path))
+
+
+async def _a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(tmp_path: Path) -> None:
+    release, archive = threading.Event(), tmp_path / "archive"
+
+    class Slow(LocalStore):
+        def put(self, name: ObjectName, data: pa.Buffer) -> str:
+            release.wait(60)
+            return super().put(name, data)
+
+    with NatsServer(tmp_path / "server") as server:
+        await send(server.url, [b"x"] * 1_000)
+        configuration = config(server.url, archive, source={**ORDERED, "takeover": "10m"})
+        stop, first = asyncio.Event(), Capture(configuration, store=Slow(str(archive)))
+        draining = asyncio.create_task(first.run(stop))
+        await until(lambda: first.state.blocks.unacked == 1_000, "all are held")
+        async with running(configuration) as standby, connection(server.url) as client:
+            flow = asyncio.create_task(_flow(client))
+            await until(lambda: first.state.unacked > 3_000, "others arrive")
+            stop.set()
+            await until(lambda: bool(first.state.blocks.sealed), "it stores")
+            assert not standby.source.active
+            release.set()
+            await draining
+            await until(lambda: standby.source.active, "another has taken over", 10)
+            assert first.state.stats.acked == await floor(server.url) == first.state.source.ordered.last_seq
+            flow.cancel()
+        found = [name.rows for name in objects(archive)]
+        assert sum(found) == len(seqs(archive))
+
+
+async def _flow(client: Client) -> None:
+    while True:
+        for _ in range(100):
+            await client.publish("orders.flow", b"x")
+        await client.flush()
+
+
+def test_a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(_a_drain_whose_last_acknowledgement_fails_says_so(tmp_path, monkeypatch))
+
+
+async def _a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unanswered(*_: object) -> acks.AckResult:
+        return acks.AckResult.UNCONFIRMED
+
+    with NatsServer(tmp_path / "server") as server:
+        await send(server.url, [b"x"] * 10)
+        stop, capture = asyncio.Event(), Capture(config(server.url, tmp_path / "archive", source=ORDERED))
+        draining = asyncio.create_task(capture.run(stop))
+        await until(lambda: capture.state.blocks.unacked == 10, "all are held")
+        monkeypatch.setattr(acks, "acknowledge", unanswered)
+        stop.set()
+        with pytest.raises(ExceptionGroup) as raised:
+            await draining
+        assert raised.value.subgroup(DrainError) is not None
+
+
+def test_a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path: Path) -> None:
+    asyncio.run(_a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path))
+
+
+async def _a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server", extra_config='max_pending: 5MB\nwrite_deadline: "1s"\n') as server:
+        await send(server.url, [b"x" * 200_000] * 100)
+        state = await capture_all(config(server.url, tmp_path / "archive", source=ORDERED))
+        assert await floor(server.url) == 100
+        assert state.source.lost > 0
+
+
+def test_what_was_noted_of_acknowledged_messages_is_dropped(tmp_path: Path) -> None:
+    asyncio.run(_what_was_noted_of_acknowledged_messages_is_dropped(tmp_path))
+
+
+async def _what_was_noted_of_acknowledged_messages_is_dropped(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server:
+        await send(server.url, [b"x"])
+        async with running(config(server.url, tmp_path / "archive", source=ORDERED, block=AT_ONCE)) as state:
+            for count in range(1, 6):
+                await until(lambda count=count: state.stats.acked == count, "it is acknowledged")  # type: ignore[misc]
+                await send(server.url, [b"x"])
+            assert isinstance(state.source, OrderedSource)
+            assert len(state.source._marks) <= 2
+
+
+def test_a_missing_stream_is_reported_as_missing(tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "server") as server, pytest.raises(MissingStreamError):
+        asyncio.run(capture_all(config(server.url, tmp_path / "archive", source=ORDERED)))
 
 
 def test_after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_path: Path) -> None:
@@ -223,10 +357,8 @@ async def _a_consumer_that_gives_up_messages_is_refused(tmp_path: Path) -> None:
     with NatsServer(tmp_path / "server") as server:
         await send(server.url, [b"1"])
         ordered = config(server.url, tmp_path / "archive", source=ORDERED)
-        limited = {"stream_name": STREAM, "config": {**consumer_config(ordered.source), "max_deliver": 5}}
         async with connection(server.url) as client:
-            subject = f"$JS.API.CONSUMER.CREATE.{STREAM}.{ordered.source.consumer}"
-            assert b"error" not in (await client.request(subject, json.dumps(limited).encode())).data
+            await create(client, ordered, max_deliver=5)
         with pytest.raises(SourceError, match=r"has max_deliver 5; with source\.mode ordered it must be unlimited"):
             await capture_all(ordered)
         assert await floor(server.url) == 0
