@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +46,15 @@ _ENCRYPTION = {
     "SSEKMSKeyId": "sse_kms_key_id",
     "BucketKeyEnabled": "sse_bucket_key_enabled",
 }
+_OBEYED = tuple(
+    f"AWS_{name}"
+    for name in (
+        *("CONDITIONAL_PUT", "ENDPOINT", "REQUEST_PAYER", "S3_EXPRESS", "SERVER_SIDE_ENCRYPTION"),
+        *("SSE_BUCKET_KEY_ENABLED", "SSE_CUSTOMER_KEY_BASE64", "SSE_KMS_KEY_ID"),
+    )
+)
+"""Variables of the environment that obstore reads, and botocore and s3fs do not."""
+_REGION = "store.options.client_kwargs.region_name"
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _STATUS = re.compile(r"status code: (\d+)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -62,6 +73,13 @@ class RequestError(Exception):
     def __init__(self, text: str, status_code: int | None, error_code: str | None) -> None:
         super().__init__(text)
         self.status_code, self.error_code = status_code, error_code
+
+
+class ElsewhereError(RequestError):
+    """The bucket is in another region."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the bucket is in another region: set {_REGION}", 301, "PermanentRedirect")
 
 
 @dataclass(kw_only=True)
@@ -90,12 +108,15 @@ class ObstoreStore(RemoteStore):
     """S3 or Azure through obstore. Raises UnsupportedError, ConfigError."""
 
     driver = "obstore"
+    _region: str | None = None  # where the bucket is, once the server has said that it is elsewhere
 
     def _open(self, resolved: Mapping[str, Any]) -> Any:
         try:
             from obstore.store import AzureStore, S3Store
         except ImportError as error:
             raise UnsupportedError("obstore is not installed: pip install 'jetcapture[fast]'") from error
+        if not {"", ".", ".."}.isdisjoint(self.root.rstrip("/").split("/")[1:]):
+            raise UnsupportedError("obstore does not write to directories with names such as '..', or without one")
         azure = EXTRAS[self.scheme] == "azure"
         kind: Any = AzureStore if azure else S3Store
         settings = (_azure_settings if azure else _s3_settings)(self.root, resolved)
@@ -104,7 +125,7 @@ class ObstoreStore(RemoteStore):
 
         @functools.lru_cache(_CLIENTS)
         def client(bucket: str, exponent: int) -> Any:
-            config = dict(settings.store)
+            config = {**settings.store, **({"region": self._region} if self._region else {})}
             if settings.virtual_host:
                 config["aws_endpoint_url_s3"] = settings.virtual_host.replace("://", f"://{bucket}.", 1)
             return kind(
@@ -125,6 +146,18 @@ class ObstoreStore(RemoteStore):
 
         client(self.root.partition("/")[0], _SMALLEST)  # reports wrong values
         return client
+
+    def attempt(self, work: Callable[[Any], Any]) -> Any:
+        """Like `RemoteStore.attempt`; go on where the bucket is, if that is another region than the environment's."""
+        try:
+            return super().attempt(work)
+        except ElsewhereError:
+            region = _region_of(self.root.partition("/")[0])
+            if region in (None, self._region):
+                raise
+            self._region = region  # before the client
+            self.client = self._open(self._resolved)
+        return super().attempt(work)
 
     def _upload(self, client: Any, path: str, data: pa.Buffer, condition: str | None) -> None:
         import obstore
@@ -204,6 +237,8 @@ def _translated(error: Exception) -> Exception:
         return error
     if "kind: Timeout" in details:
         return TimeoutError("request timed out")
+    if "redirect without LOCATION" in text:
+        return ElsewhereError()
     status = int(found[1]) if (found := _STATUS.search(text)) else None
     code = found[1] if (found := _CODE.search(text)) else None
     if status is None and isinstance(error, UnauthenticatedError):  # there are no credentials
@@ -216,7 +251,7 @@ def _translated(error: Exception) -> Exception:
     shown = " ".join(str(each) for each in (status, code, reason[1] if reason else None) if each)
     if status == 404 or isinstance(error, FileNotFoundError):
         return FileNotFoundError(shown or "not found")
-    return RequestError(shown or text.rpartition(" - ")[2], status, code)
+    return RequestError(shown or text.rpartition(" - ")[2], status, code or (str(status) if status == 501 else None))
 
 
 # ------------------------------------------------------------------ options
@@ -238,6 +273,8 @@ def _all_taken(**sections: Mapping[str, Any]) -> None:
 def _s3_settings(root: str, given: Mapping[str, Any]) -> _Settings:
     """Translate options of s3fs."""
     options = dict(given)
+    if obeyed := [name for name in _OBEYED if name in os.environ]:
+        raise UnsupportedError(f"obstore would obey {obeyed[0]}, which has no effect otherwise")
     client, config, extra = (
         dict(options.pop(name, None) or {}) for name in ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
     )
@@ -280,7 +317,7 @@ def _s3_settings(root: str, given: Mapping[str, Any]) -> _Settings:
         region = region or found
     if not endpoint:
         if not region:
-            raise UnsupportedError("obstore needs the bucket's region: store.options.client_kwargs.region_name")
+            raise UnsupportedError(f"obstore needs the bucket's region: {_REGION}")
         if _ELSEWHERE.match(region):
             raise UnsupportedError(f"obstore does not know the address of {region}")
         settings["virtual_hosted_style_request"] = addressing != "path" and "." not in bucket
@@ -313,6 +350,22 @@ def _endpoint_of_environment() -> str | None:
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "false").lower() == "true":
         return None
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def _region_of(bucket: str) -> str | None:
+    """Ask S3 in which region a bucket is; None without an answer. Anyone may ask."""
+    endpoint = _endpoint_of_environment() or "https://s3.amazonaws.com"
+    request = urllib.request.Request(f"{endpoint}/{bucket}", method="HEAD")  # noqa: S310  the operator's own
+    answer: Any
+    try:
+        answer = urllib.request.urlopen(request, timeout=remote.CONNECT_TIMEOUT)  # noqa: S310
+    except urllib.error.HTTPError as error:  # it may not be read, or is elsewhere, and says where
+        answer = error
+    except OSError:
+        return None
+    with answer:
+        region: str | None = answer.headers.get("x-amz-bucket-region")
+    return region
 
 
 def _certificates(verify: Any) -> dict[str, Any]:

@@ -425,6 +425,6 @@ def _is_permanent(error: BaseException) -> bool:
     return _is_denied(error) or any(
         isinstance(each, FileNotFoundError)
         or type(each).__name__ in _PERMANENT
-        or getattr(each, "status_code", None) == 404
+        or getattr(each, "status_code", None) in (301, 404, 405)
         for each in _causes(error)
     )

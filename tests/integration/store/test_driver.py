@@ -84,6 +84,8 @@ def test_obstore_is_taken_if_it_has_an_equivalent_of_every_option(url: str, opti
         ("s3://bucket", KEYS, "the bucket's region"),
         ("s3://bucket", {**KEYS, "client_kwargs": {"region_name": "cn-north-1"}}, "the address of cn-north-1"),
         ("s3://bucket", {"profile": "nobody"}, "ProfileNotFound"),
+        ("s3://bucket/a//b", HERE, "directories with names such as '..', or without one"),
+        ("s3://bucket/a/../b", HERE, "directories with names such as '..', or without one"),
         ("s3://arn:aws:s3:eu-west-1:1:accesspoint/x", HERE, "access points"),
         ("az://box", {"account_name": "a", "account_key": "YQ==", "location_mode": "secondary"}, "location_mode"),
         ("abfs://box@a.dfs.core.chinacloudapi.cn", {"account_name": "a", "account_key": "YQ=="}, "chinacloudapi"),
@@ -108,6 +110,8 @@ def test_an_environment_or_a_profile_that_names_another_endpoint_is_obeyed_or_le
     assert "endpoint_url in the profile" in driver_of(open_store("s3://bucket", {}, "auto"))["reason"]
     monkeypatch.setenv("AWS_USE_FIPS_ENDPOINT", "true")
     assert "AWS_USE_FIPS_ENDPOINT" in driver_of(open_store("s3://bucket", KEYS, "auto"))["reason"]
+    monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "aws:kms")
+    assert "would obey AWS_SERVER_SIDE_ENCRYPTION" in driver_of(open_store("s3://bucket", HERE, "auto"))["reason"]
 
 
 def test_the_endpoint_of_the_environment_is_used(moto: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,25 +129,38 @@ class Simple(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     requests: list[str | None]
     kept: dict[str, bytes]
+    refused = 501
+    explained = True
+    region = ""
+    """Where the bucket is; "" for everywhere."""
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         condition = self.headers["If-None-Match"] or self.headers["If-Match"]
         self.requests.append(condition)
-        answer = b""
-        if condition is None:
+        answer, status = b"", 200
+        if self._elsewhere():
+            answer, status = b"<Error><Code>PermanentRedirect</Code></Error>", 301
+        elif condition is None or self.region:
             self.kept[self.path] = body
         else:
-            answer = b"<Error><Code>NotImplemented</Code><Message>A header you provided is not.</Message></Error>"
-        self.send_response(501 if answer else 200)
+            status = self.refused
+            if self.explained:
+                answer = b"<Error><Code>NotImplemented</Code><Message>A header you provided is not.</Message></Error>"
+        self.send_response(status)
+        self.send_header("x-amz-bucket-region", self.region)
         self.send_header("Content-Length", str(len(answer)))
         self.send_header("ETag", '"tag"')
         self.end_headers()
         self.wfile.write(answer)
 
+    def _elsewhere(self) -> bool:
+        return f"/{self.region}/" not in self.headers.get("Authorization", "") if self.region else False
+
     def do_GET(self) -> None:
         found = self.kept.get(self.path)
-        self.send_response(404 if found is None else 200)
+        self.send_response(301 if self._elsewhere() else 404 if found is None else 200)
+        self.send_header("x-amz-bucket-region", self.region)
         self.send_header("Content-Length", str(len(found or b"")))
         self.send_header("ETag", '"tag"')
         self.end_headers()
@@ -187,15 +200,35 @@ def simple_options(port: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("explained", [True, False])
 def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_without(
-    simple: tuple[int, type[Simple]], driver: str
+    simple: tuple[int, type[Simple]], driver: str, *, explained: bool
 ) -> None:
     port, server = simple
+    server.explained = explained
     store = open_store("s3://bucket", simple_options(port), driver)
     put(store, b"first")
     put(store, b"second")
     assert server.requests == ["*", None, None]
     assert list(server.kept.values()) == [b"second"]
+
+
+def test_a_server_that_does_not_allow_writes_is_reported_at_once(simple: tuple[int, type[Simple]], driver: str) -> None:
+    port, server = simple
+    server.refused, server.explained = 405, False
+    with pytest.raises(PermanentStoreError):
+        put(open_store("s3://bucket", simple_options(port), driver), b"content")
+
+
+def test_a_bucket_is_found_in_another_region_than_the_environments(
+    simple: tuple[int, type[Simple]], driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, server = simple
+    server.region = "eu-west-1"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    put(open_store("s3://bucket", {"key": "k", "secret": "s"}, driver), b"content")
+    assert list(server.kept.values()) == [b"content"]
 
 
 @pytest.mark.parametrize("there", [None, b"first"])
