@@ -60,6 +60,8 @@ RATES = {
     "stream.recreate": 1 / LONG,
 }
 """Faults a second. Those at the end have everything delivered again, or make the check excuse messages: few."""
+REFUSED_IN_ORDER = ("stream.delete_messages", "stream.purge")
+"""The stream of an ordered capture does not allow them."""
 
 
 def main() -> int:
@@ -102,6 +104,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--stall", action="store_true", help="only SIGSTOP one of three replicas for three times ack_wait"
     )
+    parser.add_argument("--ordered", action="store_true", help="one replica receives, the others stand by")
     parser.add_argument("--store", choices=("local", "s3"), default="local")
     parser.add_argument("--rate", type=float, default=2000, help="messages a second")
     parser.add_argument(
@@ -125,7 +128,13 @@ def _plan(options: argparse.Namespace) -> tuple[Shape, Storm, float]:
         messages = options.messages or 300_000
         rate = min(options.rate, messages / (LEADER_EVERY * (LEADER_KILLS + 1)))
         shape = Shape(
-            replicas=options.replicas, servers=3, store=options.store, rate=rate, messages=messages, sections=sections
+            replicas=options.replicas,
+            servers=3,
+            store=options.store,
+            rate=rate,
+            messages=messages,
+            ordered=options.ordered,
+            sections=sections,
         )
         limit = 6 * messages / rate + 300
 
@@ -140,6 +149,7 @@ def _plan(options: argparse.Namespace) -> tuple[Shape, Storm, float]:
         messages=options.messages,
         server_config=SERVER,
         largest=options.largest,
+        ordered=options.ordered,
         sections=sections,
     )
     if options.stall:
@@ -152,7 +162,9 @@ def _plan(options: argparse.Namespace) -> tuple[Shape, Storm, float]:
     def enough(world: World) -> bool:
         return bool(options.kills is not None and world.counts["daemon kills"] >= options.kills)
 
-    return shape, at_once(RATES, seconds, enough), 2 * seconds + 900
+    refused = REFUSED_IN_ORDER if options.ordered else ()
+    rates = {name: rate for name, rate in RATES.items() if name not in refused}
+    return shape, at_once(rates, seconds, enough), 2 * seconds + 900
 
 
 async def _bounded(directory: Path, shape: Shape, seed: int, storm: Storm, limit: float) -> Outcome:

@@ -19,9 +19,10 @@ _UNAVAILABLE, _NOT_FOUND = 503, 404
 class JetStream:
     """Requests to the JetStream API. `created` says when the stream was created, and created again."""
 
-    def __init__(self, client: Client, replicas: int) -> None:
+    def __init__(self, client: Client, replicas: int, *, ordered: bool = False) -> None:
         self.created: list[str] = []
         self._client, self._replicas = client, replicas
+        self._settings = {"deny_delete": True, "deny_purge": True} if ordered else {}
 
     async def ask(self, subject: str, body: dict[str, Any] | None = None, timeout: float = 2.0) -> dict[str, Any]:
         """A JetStream API request; the answer, with `error` in it also when nobody answers."""
@@ -47,6 +48,7 @@ class JetStream:
         """The stream, with a window in which ids count that is longer than any outage here."""
         window = 3600 * 1_000_000_000
         config = {"name": STREAM, "subjects": ["orders.>"], "num_replicas": self._replicas, "duplicate_window": window}
+        config |= self._settings
         answer = await self.insist(f"STREAM.CREATE.{STREAM}", config)
         if "error" in answer:
             raise ChaosError(f"the stream could not be created: {answer['error']}")

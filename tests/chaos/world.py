@@ -21,6 +21,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
+from jetcapture_py.jetstream.consumer import ORDERED_ACK_WAIT
 from tests.chaos.archive import Archive, LocalArchive, S3Archive
 from tests.chaos.clock import Clock
 from tests.chaos.jetstream import JetStream
@@ -55,6 +56,8 @@ class Shape:
     server_config: str = ""
     largest: int = LARGE
     """Bytes of the largest messages; the servers must allow them."""
+    ordered: bool = False
+    """Whether one of the replicas receives, and the others stand by."""
     sections: dict[str, Any] = field(default_factory=dict)
 
 
@@ -108,14 +111,15 @@ class World:
             self.proxies.append(await self._stack.enter_async_context(Proxy(partial(getattr, server, "port"))))
         self.client = await self._connect()
         self._stack.push_async_callback(self.client.close)
-        self.jetstream = JetStream(self.client, 3 if self.shape.servers >= 3 else 1)
+        self.jetstream = JetStream(self.client, 3 if self.shape.servers >= 3 else 1, ordered=self.shape.ordered)
         await self.jetstream.create_stream()
         options = await self._make_store()
         self.clock = Clock(self.directory)
         environment = {**self.clock.environment, **_WATCHED}
         sections = self.shape.sections
+        mode = {"mode": "ordered"} if self.shape.ordered else {"ack_wait": f"{self.shape.ack_wait:g}s"}
         base: dict[str, Any] = {
-            "source": {"ack_wait": f"{self.shape.ack_wait:g}s", "max_ack_pending": 10_000, "batch": 500},
+            "source": {**mode, "max_ack_pending": 10_000, "batch": 500},
             "decode": {"format": "json", "columns": COLUMNS},
             "block": {"interval": "1m", "max_age": f"{self.shape.max_age:g}s"},
             "store": {"options": options},
@@ -185,8 +189,8 @@ class World:
     @property
     def limits(self) -> dict[str, int]:
         """The consumer's limits as configured."""
-        source = self.configuration["source"]
-        return {"ack_wait": int(self.shape.ack_wait * 1e9), "max_ack_pending": source["max_ack_pending"]}
+        source, wait = self.configuration["source"], ORDERED_ACK_WAIT if self.shape.ordered else self.shape.ack_wait
+        return {"ack_wait": int(wait * 1e9), "max_ack_pending": source["max_ack_pending"]}
 
     # ------------------------------------------------------------------ the store
 
