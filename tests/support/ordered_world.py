@@ -20,6 +20,7 @@ import numpy as np
 from jetcapture_py.jetstream.ordered import Ack, Mark, OrderedAcks, Phase, Position
 
 CREDIT = 40
+MAX_ACK_PENDING = 60
 STEPS = 120
 ROUNDS = 40
 """Rounds without faults in which everything must be stored and acknowledged."""
@@ -105,7 +106,7 @@ class Server:
 
     def deliver(self, messages: int) -> None:
         for seq in sorted(seq for seq in self.messages if seq >= self.consumer.next_seq)[:messages]:
-            if not self._send(seq):
+            if len(self.consumer.pending) >= MAX_ACK_PENDING or not self._send(seq):
                 return
             self.consumer.next_seq = seq + 1
 
@@ -183,9 +184,9 @@ Request = tuple[Any, ...]
 class Replica:
     """What `PullSource` and the pipeline do with the machine under test."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, machine: type[OrderedAcks]) -> None:
         self.server = server
-        self.acks = OrderedAcks()
+        self.acks = machine()
         self.arriving: deque[Delivery] = deque()
         self.answers: deque[Request] = deque()
         self.requests: deque[tuple[Replica, Request]] = deque()
@@ -238,6 +239,10 @@ class Replica:
         if self.acks.phase in (Phase.RESET, Phase.RUNNING) and not self.arriving:
             self.ask("idle", self.acks.mark())
 
+    def begin_watch(self) -> None:
+        if not self.acks.active:
+            self.ask("watch", None)
+
     def give_up(self) -> None:
         """A request was not answered in time; it may still arrive."""
         name, asked = self.waits.get("ack", ("", None))
@@ -265,6 +270,9 @@ class Replica:
             assert isinstance(asked, Mark)
             if (ack := self.acks.next_ack(asked, *values)) is not None:
                 self.ask("ack", ack)
+        elif name == "watch":
+            if self.acks.abandoned(*values):
+                self.ask("reset", self.acks.run)
         elif name == "reset":
             self.acks.reset(asked, *values)
         elif name == "idle":
@@ -301,6 +309,8 @@ def _serve(server: Server, owner: Replica, request: Request) -> None:
         owner.answers.append((name, request, consumer.next_number - 1))
     elif name == "reset":
         owner.answers.append((name, request, server.reset(), str(server.leader)))
+    elif name == "watch":
+        owner.answers.append((name, request, server.pin, len(consumer.pending)))
     elif name == "unpin":
         server.pin = ""
     else:
@@ -313,25 +323,31 @@ def _serve(server: Server, owner: Replica, request: Request) -> None:
 class World:
     """The server and two replicas under a schedule."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: type[OrderedAcks] = OrderedAcks) -> None:
         self.server = Server()
-        self.replicas = [Replica(self.server), Replica(self.server)]
-        self.faults = 0
+        self._machine = machine
+        self.replicas = [Replica(self.server, machine), Replica(self.server, machine)]
 
     def step(self, number: int) -> None:
-        action = _ACTIONS[number % len(_ACTIONS)]
-        number //= len(_ACTIONS)
+        number, which = divmod(number, RADIX)
+        action = _ACTIONS[which]
         replica = self.replicas[number & 1]
         action(self, replica, number >> 1)
         self.server.check()
 
     def settle(self) -> None:
-        """Work without faults until all is stored and acknowledged."""
-        server = self.server
+        """Work without faults until all is stored and acknowledged, also if nothing is published any more."""
         for replica in self.replicas:
             replica.frozen = False
-        server.publish(3, 0)
+        for messages in (0, 3):
+            self.server.publish(messages, 0)
+            self._work()
+
+    def _work(self) -> None:
+        server = self.server
         for turn in range(ROUNDS):
+            if server.consumer.floor.seq >= max(server.messages, default=0) and turn > 2:
+                break
             for replica in self.replicas:
                 replica.receive(1000)
                 replica.store(0, 1000)
@@ -340,16 +356,19 @@ class World:
                         serve(replica)
                     replica.answered()
                 replica.give_up()
-                for begin in (replica.begin_reset, replica.begin_idle if turn % 3 == 2 else replica.begin_ack):
-                    begin()
+                replica.begin_reset()
+                (replica.begin_idle if turn % 3 == 2 else replica.begin_ack)()
+                replica.begin_watch()
                 replica.pull()
             server.deliver(20)
             if turn % 8 == 7 and not any(replica.acks.pin == server.pin for replica in self.replicas):
                 server.pin = ""  # nobody renewed it
         server.check()
-        floor, last = server.consumer.floor.seq, max(server.messages)
+        floor, last = server.consumer.floor.seq, max(server.messages, default=0)
         phases = [replica.acks.phase.name for replica in self.replicas]
         assert floor >= last, f"stuck at {floor} of {last}: {phases}"
+        kept = [replica for replica in self.replicas if (replica.acks._held.seqs <= floor).any()]
+        assert not any(replica.acks.active for replica in kept), "acknowledged messages are held"
 
     # ------------------------------------------------------------------ faults
 
@@ -376,6 +395,16 @@ class World:
         self.server.restart(number, number % 4 if number % 3 == 0 else 0)
         self.server.leader += 1
 
+    def _replace_end(self, replica: Replica, number: int) -> None:
+        """The server is killed and loses its last messages, which were stored; others get their sequences."""
+        replica.receive(100)
+        replica.store(0, 100)
+        self.server.snapshots.append(deepcopy(self.server.consumer))
+        lost = 1 + number % 3
+        self._kill_server(replica, -1)
+        self.server.restart(-1, lost)
+        self.server.publish(lost, 0)
+
     def _restart_elsewhere(self, _: Replica, number: int) -> None:
         """The consumer's server restarts with an older state; the replicas are connected to others."""
         self.server.restart(number, 0)
@@ -385,9 +414,36 @@ class World:
         """A replica is killed, or stopped; what it has sent may still arrive."""
         if number & 1:
             replica.requests.append((replica, ("unpin",)))
-        replica.dead, successor = True, Replica(self.server)
+        replica.dead, successor = True, Replica(self.server, self._machine)
         successor.requests = replica.requests
         self.replicas[self.replicas.index(replica)] = successor
+
+    def _reset_before_ack(self, replica: Replica, number: int) -> None:
+        """Another replica requests a RESET after the ack floor was looked up, and before the ack arrives."""
+        if replica.frozen:
+            return
+        self._look_up(replica)
+        replica.answered(len(replica.answers))
+        self.server.reset()
+        self.server.deliver(number % 9)
+        serve(replica, len(replica.requests))
+
+    def _reset_before_answer(self, replica: Replica, number: int) -> None:
+        """It does so before the answer arrives, and what is delivered then has just the numbers that are expected."""
+        if replica.frozen:
+            return
+        self._look_up(replica)
+        self._reset_unseen(replica, number)
+        replica.receive(100)
+        replica.store(0, 100)
+        replica.answered(len(replica.answers))
+        serve(replica, len(replica.requests))
+
+    def _look_up(self, replica: Replica) -> None:
+        serve(replica, len(replica.requests))
+        replica.answered(len(replica.answers))
+        replica.begin_ack()
+        serve(replica, len(replica.requests))
 
     def _forget(self, replica: Replica, _: int) -> None:
         """A standby drops what it holds."""
@@ -452,8 +508,14 @@ _FAULTS: Sequence[Callable[[World, Replica, int], object]] = (
     lambda world, _, number: world.server.expire(1 + number % 3),
     _awake(lambda replica, _: replica.give_up()),
     _awake(lambda replica, _: replica.begin_idle()),
+    World._reset_before_ack,
+    World._reset_before_answer,
+    _awake(lambda replica, _: replica.begin_watch()),
+    World._replace_end,
 )
 _ACTIONS = (*_WORK, *_FAULTS)
+RADIX = 64
+"""A step is an action's index plus this times its argument: schedules stay the same when actions are added."""
 
 
 def schedule(seed: int) -> list[int]:
@@ -466,36 +528,36 @@ def schedule(seed: int) -> list[int]:
     for _ in range(STEPS):
         fault = numbers.random() < rate
         action = numbers.choice(faults) if fault else numbers.choices(range(len(_WORK)), weights)[0]
-        steps.append(action + len(_ACTIONS) * numbers.randrange(1 << 12))
+        steps.append(action + RADIX * numbers.randrange(1 << 12))
     return steps
 
 
-def play(steps: Sequence[int]) -> World:
+def play(steps: Sequence[int], machine: type[OrderedAcks] = OrderedAcks) -> World:
     """Run a schedule, then let the world settle. Raises AssertionError."""
-    world = World()
+    world = World(machine)
     for number in steps:
         world.step(number)
     world.settle()
     return world
 
 
-def failure(steps: Sequence[int]) -> str | None:
+def failure(steps: Sequence[int], machine: type[OrderedAcks] = OrderedAcks) -> str | None:
     """Return why a schedule fails; None if it does not."""
     try:
-        play(steps)
+        play(steps, machine)
     except AssertionError as error:
         return str(error)
     return None
 
 
-def shrink(steps: Sequence[int]) -> list[int]:
+def shrink(steps: Sequence[int], machine: type[OrderedAcks] = OrderedAcks) -> list[int]:
     """Return a schedule that still fails and from which no step can be left out."""
     shortest, size = list(steps), len(steps) // 2
     while size:
         start = 0
         while start < len(shortest):
             shorter = shortest[:start] + shortest[start + size :]
-            if failure(shorter) is not None:
+            if failure(shorter, machine) is not None:
                 shortest = shorter
             else:
                 start += size

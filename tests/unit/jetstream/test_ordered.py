@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
-from tests.support.ordered_world import failure, play, schedule, shrink
+from tests.support.ordered_breaks import RULES, keeps, without
+from tests.support.ordered_world import RADIX, failure, play, schedule, shrink
 
 
 def check(seeds: Iterable[int]) -> None:
@@ -19,18 +20,23 @@ def check(seeds: Iterable[int]) -> None:
 
 
 def test_no_schedule_loses_a_message_or_stops_for_good() -> None:
-    check(range(400))
+    check(range(800))
 
 
 @pytest.mark.exhaustive
 def test_none_of_many_schedules_loses_a_message_or_stops_for_good() -> None:
-    check(range(400, 100_000))
+    check(range(800, 100_000))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_whatever_rule_is_left_out_is_missed(rule: str) -> None:
+    assert keeps(OrderedAcks, rule)
+    assert not keeps(without(rule), rule)
 
 
 def test_without_faults_every_message_is_captured_once_and_one_reset_is_enough() -> None:
     publish, deliver, store, turn = range(4)
-    actions = 26
-    world = play([publish + actions * 10, *([turn, deliver + actions * 16, turn + actions * 20, store] * 6)])
+    world = play([publish + RADIX * 10, *([turn, deliver + RADIX * 16, turn + RADIX * 20, store] * 6)])
     captured = [message for replica in world.replicas for message in replica.captured]
     assert len(captured) == len(set(captured)) > 3
     assert sum(replica.acks.resets for replica in world.replicas) == 1
