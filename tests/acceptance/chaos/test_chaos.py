@@ -53,6 +53,13 @@ def test_nothing_is_lost_or_read_twice_when_consumer_and_stream_are_deleted_and_
     assert outcome.verdict.watermarks >= 1
 
 
+def test_nothing_is_lost_or_read_twice_when_the_active_replica_is_killed_frozen_or_stopped(tmp_path: Path) -> None:
+    faults = ["daemon.kill", "daemon.freeze", "daemon.stop", "server.kill"]
+    outcome = survive(tmp_path, in_turn(faults, pause=0.3), Shape(**QUICK, replicas=2, ordered=True))
+    assert outcome.counts["daemon kills"] > 0
+    assert outcome.verdict.messages == outcome.published
+
+
 @pytest.mark.exhaustive
 def test_nothing_is_lost_or_read_twice_when_a_cluster_loses_leader_and_quorum_and_acks_name_domain_and_account(
     tmp_path: Path,
