@@ -150,18 +150,31 @@ async def run(todo: list[tuple[Scenario, Runner]], rounds: int, found: Results) 
             for number in range(rounds):
                 for scenario, runner in todo[number % len(todo) :] + todo[: number % len(todo)]:
                     if runner.name not in found.missing:
-                        await _one(client, server.url, storage, scenario, runner, number, found)
+                        await _one(client, server, storage, scenario, runner, number, found)
         finally:
             await client.close()
             storage.close()
 
 
 async def _one(
-    client: Client, url: str, storage: Storage, scenario: Scenario, runner: Runner, number: int, found: Results
+    client: Client,
+    server: NatsServer,
+    storage: Storage,
+    scenario: Scenario,
+    runner: Runner,
+    number: int,
+    found: Results,
 ) -> None:
     consumer = f"{runner.name}-{time.time_ns()}"
     with tempfile.TemporaryDirectory(prefix="run-") as name, storage.target(scenario.store) as target:
-        work = Work(scenario=scenario, url=url, consumer=consumer, directory=Path(name), target=target)
+        work = Work(
+            scenario=scenario,
+            url=server.url,
+            server=server.pid,
+            consumer=consumer,
+            directory=Path(name),
+            target=target,
+        )
         try:
             measured = await measure(client, runner, work)
         except FailedError as error:

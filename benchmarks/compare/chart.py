@@ -63,7 +63,7 @@ def _panel(panel: Panel, top: int) -> list[str]:
     for index, (name, values) in enumerate(panel.values):
         y = top + TITLE + index * (ROW + GAP)
         middle = statistics.median(values)
-        kind = "limit" if name == "limit" else "ours" if name.startswith("jetcapture") else "other"
+        kind = "limit" if name.startswith("limit") else "ours" if name.startswith("jetcapture") else "other"
         low, high = LEFT + min(values) * scale, LEFT + max(values) * scale
         label = f"{middle:,.{panel.digits}f}"
         parts += [

@@ -38,7 +38,8 @@ class FailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one run took: seconds, CPU seconds (`cpu`: from the first message on), peak resident bytes; what it left."""
+    """What one run took: seconds, CPU seconds (`cpu`: from the first message on; `server_cpu`: of the server), peak
+    resident bytes; what it left."""
 
     seconds: float
     cpu: float
@@ -46,6 +47,7 @@ class Measured:
     peak: int
     redelivered: int
     stored: Stored
+    server_cpu: float = 0.0
 
 
 class Process:
@@ -113,10 +115,13 @@ async def measure(client: Client, runner: Runner, work: Work) -> Measured:
     }
     await _ask(client, "CREATE", work, {"stream_name": scenario.stream, "config": config, "action": "create"})
     command = runner.command(work)
+    server = psutil.Process(work.server)
+    served = _cpu(server)
     with busy_loops(scenario.busy):
         processes = [Process(command, work.directory / f"{index}.log") for index in range(scenario.replicas)]
         try:
             seconds, before = await _watch(client, work, processes)
+            served = _cpu(server) - served
             for process in processes:
                 process.look()
                 if not runner.ends:
@@ -141,7 +146,13 @@ async def measure(client: Client, runner: Runner, work: Work) -> Measured:
         peak=sum(process.peak for process in processes),
         redelivered=delivered - scenario.messages,
         stored=stored,
+        server_cpu=served,
     )
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 async def _watch(client: Client, work: Work, processes: list[Process]) -> tuple[float, float]:

@@ -98,7 +98,8 @@ def _order(number: int, region: str, amount: float, item: str) -> str:
 async def fill(url: str, scenario: Scenario) -> None:
     """Store the messages of `scenario`."""
     client = await connect(url)
-    await client.jetstream().add_stream(name=scenario.stream, subjects=[f"{scenario.subjects}.>"])
+    kept = {"deny_delete": True, "deny_purge": True}  # as source.mode ordered needs it
+    await client.jetstream().add_stream(name=scenario.stream, subjects=[f"{scenario.subjects}.>"], **kept)
     async with Publisher(client) as publisher:
         for regions, texts in orders(scenario):
             payloads = texts if scenario.format == "json" else list(map(encoder(scenario.format), texts))

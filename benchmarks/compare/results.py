@@ -18,6 +18,7 @@ HEAD = (
     "of the limit",
     "CPU s per million",
     "CPU s before",
+    "server CPU s per million",
     "peak MiB",
     "stored MB",
     "objects",
@@ -68,6 +69,16 @@ def cpu(scenario: Scenario) -> Figure:
     return lambda measured: measured.cpu / scenario.messages * 1e6
 
 
+def server_cpu(scenario: Scenario) -> Figure:
+    """The server's CPU seconds for a million messages."""
+    return lambda measured: measured.server_cpu / scenario.messages * 1e6
+
+
+def limit_of(name: str) -> str:
+    """Return what limits a runner: a consumer has a mode."""
+    return "limit-ordered" if name.endswith("-ordered") else "limit"
+
+
 def stored(measured: Measured) -> float:
     """Bytes stored."""
     return measured.stored.bytes
@@ -83,7 +94,7 @@ def table(results: Results, scenario: Scenario) -> str:
     for name in names:
         rates = results.all(scenario, name, rate(scenario))
         middle = statistics.median(rates)
-        of_limit = results.ratio((scenario, name), (scenario, "limit"), rate)
+        of_limit = results.ratio((scenario, name), (scenario, limit_of(name)), rate)
         objects = results.median(scenario, name, lambda measured: measured.stored.objects)
         cells = [
             name,
@@ -93,6 +104,7 @@ def table(results: Results, scenario: Scenario) -> str:
             "" if of_limit is None else f"{of_limit:.2f}",
             f"{results.median(scenario, name, cpu(scenario)):.2f}",
             f"{results.median(scenario, name, lambda measured: measured.cpu_before):.2f}",
+            f"{results.median(scenario, name, server_cpu(scenario)):.2f}",
             f"{results.median(scenario, name, lambda measured: measured.peak) / MIB:,.0f}",
             f"{results.median(scenario, name, stored) / 1e6:,.1f}" if objects else "",
             f"{objects:,.0f}" if objects else "",

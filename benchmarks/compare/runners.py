@@ -17,6 +17,8 @@ from benchmarks.compare import formats, peers
 from benchmarks.compare.formats import COLUMNS
 from benchmarks.compare.orders import Scenario
 from benchmarks.compare.storage import Target
+from jetcapture_py.config.model import SourceConfig
+from jetcapture_py.jetstream.consumer import GROUP, consumer_config
 
 ACK_WAIT = 120
 BATCH = 5000
@@ -26,10 +28,14 @@ LARGE_BATCH, BATCH_BYTES = 20_000, 32 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One run: what to take from where, and the target to store it to; `directory` is the run's own."""
+    """One run: what to take from where, and the target to store it to; `directory` is the run's own.
+
+    `server` is the id of the server's process.
+    """
 
     scenario: Scenario
     url: str
+    server: int
     consumer: str
     directory: Path
     target: Target
@@ -57,7 +63,7 @@ class Runner:
 
     def does(self, scenario: Scenario) -> bool:
         """Whether it can take part."""
-        fits = self.takes == scenario.format or self.name == "limit"
+        fits = self.takes == scenario.format or self.name.startswith("limit")
         return fits and (self.anywhere or (scenario.replicas == 1 and scenario.store == "local"))
 
 
@@ -65,6 +71,13 @@ def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
     """All by name; making one may raise `UnavailableError`. `checkout` is one of jet-capture's sources."""
     return {
         "limit": limit,
+        "limit-ordered": lambda: limit(GROUP),
+        "jetcapture-raw-ordered": lambda: jetcapture(
+            "jetcapture-raw-ordered", "_nats_seq", mode="ordered", key="{subject[1]}"
+        ),
+        "jetcapture-json-ordered": lambda: jetcapture(
+            "jetcapture-json-ordered", "order_id", mode="ordered", key="{region}", decode=JSON
+        ),
         "jetcapture-raw": lambda: jetcapture("jetcapture-raw", "_nats_seq", key="{subject[1]}"),
         "jetcapture-json": lambda: jetcapture("jetcapture-json", "order_id", key="{region}", decode=JSON),
         # like json, but without the raw payload, which nobody else here keeps
@@ -84,8 +97,14 @@ OPTIONAL = frozenset(f"jetcapture-{name}" for name in formats.FORMATS if name !=
 """Take part only when they are named: orders in other formats."""
 
 
-def limit() -> Runner:
-    """A bare socket."""
+def pinned(_: Scenario) -> Mapping[str, Any]:
+    """What a consumer of `source.mode: ordered` has beside the ordinary."""
+    config = consumer_config(SourceConfig(stream="S", consumer="C", mode="ordered"))
+    return {name: config[name] for name in config if name.startswith(("ack_", "priority_"))}
+
+
+def limit(group: str = "") -> Runner:
+    """A bare socket; with a group, at a pinned consumer."""
 
     def command(work: Work) -> list[str]:
         address = urlsplit(work.url)
@@ -93,18 +112,20 @@ def limit() -> Runner:
         # the server drops who lets more than 64 MB wait
         pull = str(min(BATCH, BATCH_BYTES // work.scenario.size // 5))
         stream = work.scenario.stream
-        return [sys.executable, script, str(address.hostname), str(address.port), stream, work.consumer, pull]
+        consumer = [work.consumer, pull, *([group] if group else [])]
+        return [sys.executable, script, str(address.hostname), str(address.port), stream, *consumer]
 
-    return Runner(name="limit", command=command, ends=False, anywhere=True)
+    settings = {"name": "limit-ordered", "consumer": pinned} if group else {"name": "limit"}
+    return Runner(command=command, ends=False, anywhere=True, **settings)
 
 
-def jetcapture(name: str, identity: str, **sections: Any) -> Runner:
+def jetcapture(name: str, identity: str, mode: str = "shared", **sections: Any) -> Runner:
     """The real command with default limits."""
 
     def command(work: Work) -> list[str]:
         settings = {
             "nats": {"servers": [work.url]},
-            "source": {"stream": work.scenario.stream, "consumer": work.consumer},
+            "source": {"stream": work.scenario.stream, "consumer": work.consumer, "mode": mode},
             "store": work.target.settings,
             "http": None,
             "log": {"format": "json"},
@@ -116,7 +137,8 @@ def jetcapture(name: str, identity: str, **sections: Any) -> Runner:
         path.write_text(yaml.safe_dump(settings, sort_keys=False))  # the fields of CSV are in the columns' order
         return [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
 
-    return Runner(name=name, command=command, files="parquet", identity=identity, anywhere=True)
+    more = {"consumer": pinned} if mode == "ordered" else {}
+    return Runner(name=name, command=command, files="parquet", identity=identity, anywhere=True, **more)
 
 
 def jetcapture_of(name: str) -> Runner:

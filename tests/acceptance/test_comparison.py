@@ -47,7 +47,14 @@ def run(runner: Runner, server: NatsServer, directory: Path, scenario: Scenario 
         client = await nats.connect(server.url)
         try:
             with storage.target(scenario.store) as target:
-                work = Work(scenario=scenario, url=server.url, consumer="test", directory=directory, target=target)
+                work = Work(
+                    scenario=scenario,
+                    url=server.url,
+                    server=server.pid,
+                    consumer="test",
+                    directory=directory,
+                    target=target,
+                )
                 return await measure(client, runner, work)
         finally:
             await client.close()
@@ -58,7 +65,7 @@ def run(runner: Runner, server: NatsServer, directory: Path, scenario: Scenario 
         storage.close()
 
 
-@pytest.mark.parametrize("name", [name for name in runners(None) if name != "limit"])
+@pytest.mark.parametrize("name", [name for name in runners(None) if not name.startswith("limit")])
 @pytest.mark.exhaustive
 def test_every_runner_stores_and_acknowledges_each_message_once(name: str, server: NatsServer, tmp_path: Path) -> None:
     if name in GO and not PEERS:
@@ -77,8 +84,9 @@ def test_every_runner_stores_and_acknowledges_each_message_once(name: str, serve
     assert measured.peak > 1 << 20
 
 
-def test_the_limit_acknowledges_each_message_and_stores_nothing(server: NatsServer, tmp_path: Path) -> None:
-    measured = run(limit(), server, tmp_path)
+@pytest.mark.parametrize("name", ["limit", "limit-ordered"])
+def test_the_limit_acknowledges_each_message_and_stores_nothing(name: str, server: NatsServer, tmp_path: Path) -> None:
+    measured = run(runners(None)[name](), server, tmp_path)
     assert measured.redelivered == 0
     assert measured.stored.rows == 0
 
