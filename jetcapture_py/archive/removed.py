@@ -9,8 +9,10 @@ the second, called tombstones, there is one for every erasure, and it never chan
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,9 +27,9 @@ from jetcapture_py.errors import JetcaptureError
 
 EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
-MAX_RANGES = 4096
-"""Maximum ranges of sequences that the note of expired buckets lists for an incarnation; the closest are joined."""
-_DAMAGED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+MAX_LISTED = 4096
+"""Maximum ranges of sequences that the note of expired buckets lists for an incarnation; more are compressed."""
+_DAMAGED = (zlib.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 def expired_path(stream: str) -> str:
@@ -49,28 +51,39 @@ class ExpiredMessages:
 
     created: str
     """When the stream was created, as in `stream_created` of footers; "" if unknown."""
-    messages: int
-    """Number of the messages."""
     newest: datetime
     """Timestamp of the newest one, UTC."""
-    ranges: tuple[tuple[int, int], ...]
-    """Ranges of their sequences, inclusive, in order.
+    bounds: bytes = b""
+    """First and last sequence of each range of them, in order, as int64: a stream may have millions of ranges."""
 
-    Of more than `MAX_RANGES` ranges the closest are joined, with the sequences between them.
-    """
+    @property
+    def spans(self) -> tuple[Any, Any]:
+        """The ranges' first and last sequences, inclusive, as int64 arrays."""
+        firsts, lasts = np.frombuffer(self.bounds, np.int64).reshape(-1, 2).T
+        return firsts, lasts
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The ranges, inclusive, in order."""
+        return tuple((first, last) for first, last in np.frombuffer(self.bounds, np.int64).reshape(-1, 2).tolist())
+
+    @property
+    def messages(self) -> int:
+        """Number of the messages."""
+        firsts, lasts = self.spans
+        return int((lasts - firsts + 1).sum())
+
+    def contains(self, seqs: Any) -> Any:
+        """Return a mask of the messages among these sequences, an int64 array."""
+        firsts, lasts = self.spans
+        at = np.searchsorted(firsts, seqs, "right") - 1
+        return (at >= 0) & (seqs <= lasts[at]) if len(firsts) else np.zeros(len(seqs), np.bool_)
 
     def with_messages(self, seqs: Any, newest: datetime) -> Self:
-        """Add messages by their sequences, a sorted int64 array; those that are known count once."""
-        seqs = np.unique(seqs)
-        starts, ends = _bounds(self.ranges)
-        at = np.searchsorted(starts, seqs, "right") - 1
-        known = (at >= 0) & (seqs <= ends[at]) if len(starts) else np.zeros(len(seqs), np.bool_)
-        return replace(
-            self,
-            messages=self.messages + int((~known).sum()),
-            newest=max(self.newest, newest),
-            ranges=_united([*self.ranges, *_runs(seqs)]),
-        )
+        """Add messages by their sequences, a sorted int64 array."""
+        firsts, lasts = self.spans
+        bounds = _united(np.concatenate([firsts, seqs]), np.concatenate([lasts, seqs]))
+        return replace(self, newest=max(self.newest, newest), bounds=bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +104,7 @@ class Expired:
     def with_messages(self, created: str, seqs: Any, newest: datetime, until: datetime) -> Expired:
         """Add messages of the incarnation `created` in buckets that ended at `until` or before."""
         parts = {part.created: part for part in self.incarnations}
-        part = parts.get(created) or ExpiredMessages(created=created, messages=0, newest=newest, ranges=())
+        part = parts.get(created) or ExpiredMessages(created=created, newest=newest)
         parts[created] = part.with_messages(seqs, newest)
         ordered = tuple(parts[each] for each in sorted(parts))
         return replace(self, until=max(self.until, until), incarnations=ordered)
@@ -100,6 +113,10 @@ class Expired:
         """Return the ranges of sequences of these incarnations, and of those whose creation time is unknown."""
         wanted = {"", *created}
         return [span for part in self.incarnations if part.created in wanted for span in part.ranges]
+
+    def contains(self, seqs: Any) -> Any:
+        """Return a mask of the sequences, an int64 array, that a message of any incarnation had."""
+        return np.any([np.zeros(len(seqs), np.bool_), *(part.contains(seqs) for part in self.incarnations)], axis=0)
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -112,7 +129,7 @@ class Expired:
                     "stream_created": part.created,
                     "messages": part.messages,
                     "newest": time_text(part.newest),
-                    "ranges": part.ranges,
+                    "ranges": _encoded(part.bounds),
                 }
                 for part in self.incarnations
             ],
@@ -130,9 +147,8 @@ class Expired:
                 incarnations=tuple(
                     ExpiredMessages(
                         created=str(part["stream_created"]),
-                        messages=int(part["messages"]),
                         newest=_time(part["newest"]),
-                        ranges=_united((int(first), int(last)) for first, last in part["ranges"]),
+                        bounds=_decoded(part["ranges"]),
                     )
                     for part in fields["incarnations"]
                 ),
@@ -327,37 +343,33 @@ def _merged(ranges: Sequence[ErasedRange]) -> list[ErasedRange]:
 # ------------------------------------------------------------------ ranges
 
 
-def _bounds(ranges: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
-    starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
-    return starts, ends
+def _united(firsts: Any, lasts: Any) -> bytes:
+    """Join ranges, in any order, that overlap or touch; return the bounds of all. Raises ValueError."""
+    if (firsts > lasts).any():
+        raise ValueError("a range ends before it begins")
+    order = np.argsort(firsts, kind="stable")
+    firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
+    begins = np.concatenate([[True], firsts[1:] > lasts[:-1] + 1])[: len(firsts)]
+    return np.stack([firsts[begins], lasts[np.roll(begins, -1)]], axis=1).astype(np.int64).tobytes()
 
 
-def _runs(seqs: Any) -> Iterable[tuple[int, int]]:
-    """Return sorted, distinct sequences as ranges, at most `MAX_RANGES` of them."""
-    gaps = np.flatnonzero(np.diff(seqs) > 1)
-    if len(gaps) >= MAX_RANGES:
-        gaps = np.sort(gaps[np.argsort(-np.diff(seqs)[gaps], kind="stable")[: MAX_RANGES - 1]])
-    starts = seqs[np.concatenate([[0], gaps + 1])[: len(seqs)]]
-    ends = seqs[[*gaps, len(seqs) - 1][: len(seqs)]]
-    return zip(starts.tolist(), ends.tolist(), strict=True)
+def _encoded(bounds: bytes) -> list[list[int]] | str:
+    """Return ranges as JSON has them: as a list if they are few, else the differences of all bounds, compressed."""
+    spans = np.frombuffer(bounds, np.int64)
+    if len(spans) <= 2 * MAX_LISTED:
+        listed: list[list[int]] = spans.reshape(-1, 2).tolist()
+        return listed
+    return binascii.b2a_base64(zlib.compress(np.diff(spans, prepend=0).astype("<i8").tobytes()), newline=False).decode()
 
 
-def _united(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Join ranges that overlap or touch, and then the closest, until there are at most `MAX_RANGES`."""
-    united: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if first > last:
-            raise ValueError("a range ends before it begins")
-        if united and first <= united[-1][1] + 1:
-            united[-1] = united[-1][0], max(last, united[-1][1])
-        else:
-            united.append((first, last))
-    if len(united) <= MAX_RANGES:
-        return tuple(united)
-    starts, ends = _bounds(united)
-    apart = np.sort(np.argsort(ends[:-1] - starts[1:], kind="stable")[: MAX_RANGES - 1])  # the widest gaps
-    firsts, lasts = starts[np.concatenate([[0], apart + 1])], ends[np.append(apart, len(ends) - 1)]
-    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
+def _decoded(ranges: Any) -> bytes:
+    """Return the bounds of ranges in JSON. Raises one of `_DAMAGED`."""
+    if isinstance(ranges, str):
+        spans = np.cumsum(np.frombuffer(zlib.decompress(binascii.a2b_base64(ranges)), "<i8"))
+    else:
+        spans = np.array([(int(first), int(last)) for first, last in ranges], np.int64)
+    firsts, lasts = spans.reshape(-1, 2).T
+    return _united(firsts, lasts)
 
 
 def _time(text: str) -> datetime:

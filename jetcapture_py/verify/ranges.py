@@ -15,6 +15,8 @@ import numpy as np
 CHUNK = 1 << 20
 FEW = 1 << 14
 """Maximum sequences of a chunk that are stored as an array, half the size of a bitmap."""
+_WIDE = 256
+"""Sequences from which on a range is added by itself, not with others."""
 
 _BITS = CHUNK.bit_length() - 1
 _NONE = np.zeros(0, np.int64)
@@ -48,6 +50,16 @@ class Sequences:
                 before = self._put(chunk, np.arange(start, end, dtype=np.uint32))
             again.append(before + (chunk << _BITS))
         return np.concatenate(again)
+
+    def add_ranges(self, firsts: Any, lasts: Any) -> None:
+        """Add all sequences of ranges (inclusive), which are disjoint and in order, as int64 arrays."""
+        wide = lasts - firsts >= _WIDE
+        for first, last in zip(firsts[wide].tolist(), lasts[wide].tolist(), strict=True):
+            self.add_range(first, last)
+        firsts, counts = firsts[~wide], (lasts - firsts)[~wide] + 1
+        for start in range(0, len(firsts), FEW):
+            some, each = firsts[start : start + FEW], counts[start : start + FEW]
+            self.add(np.repeat(some - np.cumsum(each) + each, each) + np.arange(each.sum()))
 
     def update(self, other: Sequences) -> None:
         """Add all sequences of another set."""

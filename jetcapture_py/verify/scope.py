@@ -196,8 +196,6 @@ class Removed:
 
     expired: Sequences = field(default_factory=Sequences)
     """Those in buckets older than `maintain.keep`."""
-    messages: int = 0
-    """Their number: the sequences may include some that no message had."""
     until: datetime | None = None
     """The latest end of such a bucket, UTC."""
     erased: Sequences = field(default_factory=Sequences)
@@ -215,11 +213,10 @@ class Removed:
                 erased.add_range(span.first, span.last)
         if note is None:
             return cls(erased=erased)
-        expired, messages = Sequences(), 0
-        for first, last, count in _expired(note, incarnation):
-            expired.add_range(first, last)
-            messages += count
-        return cls(expired=expired, messages=messages, until=note.until, erased=erased)
+        expired = Sequences()
+        for firsts, lasts in _expired(note, incarnation):
+            expired.add_ranges(firsts, lasts)
+        return cls(expired=expired, until=note.until, erased=erased)
 
     def with_archived(self, archived: Sequences) -> Sequences:
         """Return the archived messages together with those that are gone on purpose."""
@@ -235,14 +232,14 @@ class Removed:
 
         `archived` are the messages that are still stored, and `erased` of them in the objects `unerased` should not be.
         """
-        if self.messages:
-            count, last = plural(self.messages, "message", grouped=True), self.expired.last
+        if len(self.expired):
+            count, last = plural(len(self.expired), "message", grouped=True), self.expired.last
             left = sum(int(self.expired.contains(archived.within(*window)).sum()) for window in archived.windows())
             kept = f"; {left:,} of them are stored: the next jetcapture maintain removes them" if left else ""
             yield Finding(
                 kind=Kind.EXPIRED,
                 severity=Severity.NOTE,
-                count=self.messages,
+                count=len(self.expired),
                 summary=f"{count} up to sequence {last}, in buckets up to {time_text(self.until)}, were removed on "
                 f"purpose (maintain.keep){kept}",
             )
@@ -261,19 +258,15 @@ class Removed:
             yield Finding(kind=Kind.ERASED, severity=Severity.NOTE, count=len(self.erased), summary=count)
 
 
-def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[int, int, int]]:
-    """Yield ranges of expired sequences of an incarnation, and of those that it continues: first, last, messages.
-
-    The number of messages is that of all ranges of one incarnation, with the first of them.
-    """
+def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[Any, Any]]:
+    """Yield first and last sequences of ranges that have expired, of an incarnation and of those that it continues."""
     for part in note.incarnations:
-        whole = incarnation is None or incarnation.mirror or part.created in ("", incarnation.created)
-        end = None if incarnation is None or whole else incarnation.restored
-        messages = part.messages
-        for first, last in part.ranges:
-            if end is None or first <= end:
-                yield first, last if end is None else min(last, end), messages
-                messages = 0
+        firsts, lasts = part.spans
+        if incarnation is None or incarnation.mirror or part.created in ("", incarnation.created):
+            yield firsts, lasts
+        else:
+            before = firsts <= incarnation.restored
+            yield firsts[before], np.minimum(lasts[before], incarnation.restored)
 
 
 async def read(

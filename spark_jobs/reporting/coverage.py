@@ -7,12 +7,13 @@ recreated starts again at sequence 1: each of its incarnations (`IncarnationCove
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import nlargest
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -334,7 +335,7 @@ def _with_removed_rows(rows: DataFrame, runs: Sequence[Sequence[Stored]], remove
     inside = []
     for part, run in enumerate(runs):
         first, last = run[0].name.first_seq, max(stored.name.last_seq for stored in run)
-        inside += [(part, max(low, first), min(high, last)) for low, high in removed if low <= last and high >= first]
+        inside += [(part, *span) for span in _within(removed, first, last)]
     if not inside:
         return rows
     spans = rows.sparkSession.createDataFrame(inside, "part long, first long, last long")
@@ -354,11 +355,15 @@ def _with_removed(segments: Sequence[_Segment], removed: Ranges) -> Iterator[_Se
             yield left
         if left is None or right is None:
             continue
-        low, high = left.last + 1, right.first - 1
-        for first, last in removed:
-            if (begin := max(first, low)) <= (end := min(last, high)):
-                width = end - begin + 1
-                yield _Segment(first=begin, last=end, oldest=None, newest=None, present=0, removed=width)
+        for first, last in _within(removed, left.last + 1, right.first - 1):
+            yield _Segment(first=first, last=last, oldest=None, newest=None, present=0, removed=last - first + 1)
+
+
+def _within(removed: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """Yield what ordered ranges have from `low` to `high` (inclusive); there may be millions of them."""
+    start = bisect_left(removed, low, key=lambda span: span[1])
+    for first, last in takewhile(lambda span: span[0] <= high, islice(removed, start, None)):
+        yield max(first, low), min(last, high)
 
 
 def _between(segments: Sequence[_Segment], settled: int | None) -> Iterator[Hole]:

@@ -40,13 +40,22 @@ def test_expired_messages_are_counted_once_and_told_apart_by_incarnation() -> No
     assert Expired.decode(expired.encode(), "ORDERS") == expired
 
 
-def test_many_ranges_are_joined_where_they_are_closest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removed, "MAX_RANGES", 3)
-    expired = _expired((CREATED, [1, 3, 100, 102, 500, 900]))
-    assert expired.ranges([CREATED]) == [(1, 102), (500, 500), (900, 900)]
-    grown = expired.with_messages(CREATED, np.array([1000]), NOON, NOON)
-    assert grown.ranges([CREATED]) == [(1, 102), (500, 500), (900, 1000)]
-    assert grown.messages == 7
+@given(st.lists(st.lists(st.integers(1, 60), max_size=30), max_size=4), st.sampled_from([0, 4096]))
+def test_exactly_the_expired_messages_are_in_the_note(passes: list[list[int]], listed: int) -> None:
+    """However many ranges they make: what is between them is not gone on purpose."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(removed, "MAX_LISTED", listed)
+        expired = _expired(*((CREATED, sorted(seqs)) for seqs in passes))
+        assert Expired.decode(expired.encode(), "ORDERS") == expired
+    every = {seq for seqs in passes for seq in seqs}
+    assert expired.messages == len(every)
+    assert {seq for first, last in expired.ranges([CREATED]) for seq in range(first, last + 1)} == every
+    assert np.flatnonzero(expired.contains(np.arange(70))).tolist() == sorted(every)
+
+
+def test_a_note_of_a_million_ranges_is_small() -> None:
+    expired = Expired(stream="ORDERS", until=NOON).with_messages(CREATED, np.arange(1, 2_000_000, 2), NOON, NOON)
+    assert (expired.messages, len(expired.encode()) < 100_000) == (1_000_000, True)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), max_size=40))
@@ -64,7 +73,15 @@ def test_exactly_the_erased_messages_are_in_the_tombstones(pairs: list[tuple[int
     assert first.messages == len(messages[::2])
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"stream": "ORDERS", "until": "x", "incarnations": 3}'])
+_PART = b'{"stream_created": "", "newest": "2026-05-01T12:00:00Z", "ranges": %b}'
+_NOTE = b'{"stream": "ORDERS", "until": "2026-05-01T12:00:00Z", "incarnations": [' + _PART + b"]}"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"stream": "ORDERS", "until": "x", "incarnations": 3}']
+    + [_NOTE % ranges for ranges in (b"[[2, 1]]", b"[[1]]", b'"x"', b'"AAAA"')],
+)
 def test_a_damaged_note_is_an_error(data: bytes) -> None:
     with pytest.raises(JetcaptureError, match="is damaged"):
         Expired.decode(data, "ORDERS")

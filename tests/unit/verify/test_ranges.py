@@ -94,6 +94,16 @@ def test_what_was_there_before_is_told_and_sets_can_be_joined(
     check(found, reference | extra, first, last)
 
 
+@given(additions)
+def test_many_ranges_are_added_at_once(parts: list[tuple[int, int] | list[int]]) -> None:
+    _, reference = filled(parts)
+    firsts = np.array(sorted(seq for seq in reference if seq - 1 not in reference), np.int64)
+    lasts = np.array(sorted(seq for seq in reference if seq + 1 not in reference), np.int64)
+    found = Sequences()
+    found.add_ranges(firsts, lasts)
+    check(found, reference, 0, TOP)
+
+
 @pytest.mark.parametrize("few", [0, 10, CHUNK])
 def test_every_way_to_hold_a_chunk_says_the_same(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_ranges, "FEW", few)
