@@ -21,6 +21,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetcapture_py.archive import layout, watermark
@@ -49,6 +50,7 @@ _ATTEMPTS = 8
 """How often a commit is planned again because another one was faster."""
 _WAIT = 0.2
 """Seconds that the first of them waits at most; each further one twice as long."""
+_OTHER_TYPES = "its columns have names but no field ids, and other types than in the table"
 _LISTED = 10
 """Objects that wait of which the reason is told."""
 _LONGEST = int(LONGEST_INTERVAL.total_seconds())
@@ -279,7 +281,7 @@ def _differences(name: str, archive: ArchiveFiles, table: IcebergTable, planned:
             changed,
             Severity.FAILURE,
             f"table {name} has objects whose size has changed",
-            "see `jetcapture verify --deep`",
+            f"{run}; see `jetcapture verify --deep` if that does not help",
         ),
         (twice, Severity.FAILURE, f"table {name} has objects that share messages: queries count them twice", again),
         (later, Severity.WARNING, f"table {name} does not have these objects of complete buckets yet", run),
@@ -303,10 +305,12 @@ class _Commit:
     """For how many seconds the snapshots are needed at least, because they tell what was dropped."""
     _replaced: dict[str, Outcome] = field(init=False)
     """What compaction has verified, by the paths of the objects that it replaces."""
-    _fits: dict[int, bool] = field(init=False, default_factory=dict)
+    _known: dict[int, bool] = field(init=False, default_factory=dict)
     """Whether the table can have objects of a schema."""
     _kept: set[str] = field(init=False, default_factory=set)
     """Paths of objects that are in the table and stay there."""
+    _stale: set[str] = field(init=False, default_factory=set)
+    """Paths of objects that are in the table with another size: they were stored again."""
     _unsettled: dict[str, str] = field(init=False, default_factory=dict)
     """Paths of objects that wait, and why."""
     _earliest: int | None = field(init=False, default=None)
@@ -319,7 +323,8 @@ class _Commit:
         """Make the commit, if it changes anything. Raises ConflictError, VanishedError."""
         from jetcapture_py.maintain.table_columns import TableColumns
 
-        current = self._current()
+        files = self.table.files()
+        current = _relative(self.archive, {place: place for place in files})
         stream = self.config.source.stream
         directory = f"{layout.QUARANTINE}/{stream}" if self.quarantine else stream
         listing = list_objects(self.archive, directory)
@@ -333,41 +338,39 @@ class _Commit:
         if mark is not None:
             closed = min(closed, mark.time.timestamp())
         names = [name for name in listing.objects if not self.expired(name)]
+        sizes = {name.path: file.size for name, file in listing.files.items()}
+        self._stale = {path for path, place in current.items() if files[place] != sizes.get(path)}
         touched = self._touched(names, current, closed)
         broken: dict[ObjectName, str] = {}
         facts = read_facts(self.archive, touched, listing, broken=broken)
         columns = TableColumns(self.table.schema, quarantine=self.quarantine)
         added = self._chosen(touched, listing, facts, broken, columns, current, closed)
         removed = [place for path, place in current.items() if path not in self._kept]
-        files = [self._file(name, listing, facts) for name in added]
+        new = [self._file(name, listing, facts) for name in added]
         snapshot = self.table.snapshot
-        if (files or removed) and not dry_run:
+        if (new or removed) and not dry_run:
             summary = self._summary(mark)
             keep = datetime.now(UTC) - max(SNAPSHOT_AGE, timedelta(seconds=self.recent))
             content = _content(self.config, quarantine=self.quarantine)
             mapping = columns.name_mapping
-            snapshot = self.table.commit(content, columns.schema, mapping, files, removed, summary, keep=keep)
-        rows = sum(name.rows for name in names if name.path in self._kept) + sum(file.rows for file in files)
+            snapshot = self.table.commit(content, columns.schema, mapping, new, removed, summary, keep=keep)
+        rows = sum(name.rows for name in names if name.path in self._kept) + sum(file.rows for file in new)
         upto = closed if self._earliest is None else min(closed, self._earliest)
         result = TableResult(
             name=self.table.identifier,
             snapshot=snapshot,
-            files=len(self._kept) + len(files),
+            files=len(self._kept) + len(new),
             rows=rows,
-            added=len(files),
+            added=len(new),
             removed=len(removed),
             unsettled=len(self._unsettled),
-            complete_to=datetime.fromtimestamp(upto, UTC) if self._kept or files else None,
+            complete_to=datetime.fromtimestamp(upto, UTC) if self._kept or new else None,
             renamed=columns.drifted,
             left_out=columns.left_out,
             problems=[f"{path}: {reason}" for path, reason in list(self._unsettled.items())[:_LISTED]],
         )
         paths = frozenset((*self._kept, *(name.path for name in added)))
         return Committed(result=result, paths=paths, waiting=self._unsettled, directory=directory, dropped={})
-
-    def _current(self) -> dict[str, str]:
-        """Return the files of the table: their paths in the archive, or whole if elsewhere, and in the table."""
-        return _relative(self.archive, {place: place for place in self.table.files()})
 
     def _touched(self, names: Sequence[ObjectName], current: Mapping[str, str], closed: float) -> list[ObjectName]:
         """Return the objects of buckets in which table and archive differ, and keep the files of all others."""
@@ -378,7 +381,7 @@ class _Commit:
         for bucket in sorted(buckets):
             present = {name.path for name in buckets[bucket]}
             there = present.intersection(current)
-            if len(there) == len(present) or bucket >= closed:
+            if self._stale.isdisjoint(there) and (len(there) == len(present) or bucket >= closed):
                 self._kept |= there
             else:
                 touched += sorted(buckets[bucket], key=lambda name: (name.first_seq, name.path))
@@ -398,29 +401,52 @@ class _Commit:
         buckets: defaultdict[int, list[ObjectName]] = defaultdict(list)
         for name in touched:
             buckets[name.bucket].append(name)
+        fits = partial(self._fits, facts=facts, broken=broken, columns=columns)
         added: list[ObjectName] = []
         for bucket, names in buckets.items():
             if bucket + max(facts.intervals.get(name, _LONGEST) for name in names) > closed:
-                self._kept.update(name.path for name in names if name.path in current)
+                added += self._held(names, current, fits, broken)
                 continue
             present = {name.path for name in names}
             for cluster in clusters(names, facts.bundles):
                 chosen, reason = self._settled(cluster, present, listing, facts, broken)
-                fits = all(name not in broken and self._add(facts.schema_of[name], facts, columns) for name in chosen)
-                if not fits:
-                    bad = next((broken[name] for name in chosen if name in broken), "")
-                    reason = bad or "its columns have names but no field ids, and other types than in the table"
+                if not all(map(fits, chosen)):
+                    reason = next((broken[name] for name in chosen if name in broken), _OTHER_TYPES)
                 if reason:
-                    chosen = [name for name in cluster if name.path in current]
                     self._wait(cluster, current, reason)
-                self._kept.update(name.path for name in chosen if name.path in current)
-                added += [name for name in chosen if name.path not in current]
+                    added += self._held(cluster, current, fits, broken)
+                    continue
+                fresh = [name for name in chosen if name.path in current and name.path not in self._stale]
+                self._kept.update(name.path for name in fresh)
+                added += [name for name in chosen if name.path not in self._kept]
         return added
 
-    def _add(self, schema: int, facts: ObjectFacts, columns: TableColumns) -> bool:
-        if schema not in self._fits:
-            self._fits[schema] = columns.add(facts.schemas[schema])
-        return self._fits[schema]
+    def _held(
+        self,
+        names: Iterable[ObjectName],
+        current: Collection[str],
+        fits: Callable[[ObjectName], bool],
+        broken: Mapping[ObjectName, str],
+    ) -> Iterator[ObjectName]:
+        """Keep what the table has of these objects; yield those of them to add, because they were stored again."""
+        for name in names:
+            if name.path in current and name.path not in self._stale:
+                self._kept.add(name.path)
+            elif name.path in current and fits(name):
+                yield name
+            elif name.path in current:  # the table would name bytes that are no longer there
+                self._wait([name], (), broken.get(name, _OTHER_TYPES))
+
+    def _fits(
+        self, name: ObjectName, facts: ObjectFacts, broken: Mapping[ObjectName, str], columns: TableColumns
+    ) -> bool:
+        """Whether the table can have an object, by its columns, which it then has."""
+        if name in broken:
+            return False
+        schema = facts.schema_of[name]
+        if schema not in self._known:
+            self._known[schema] = columns.add(facts.schemas[schema])
+        return self._known[schema]
 
     def _wait(self, cluster: Sequence[ObjectName], current: Collection[str], reason: str) -> None:
         """Count the objects of a cluster that the table lacks."""
