@@ -172,10 +172,11 @@ class Compaction:
         for outcome in self.waiting:
             outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
 
-    def remove(self, *, wait: bool = True) -> None:
+    def remove(self, *, wait: bool = True, named: Callable[[], AbstractSet[str]] = frozenset) -> None:
         """Remove replaced objects after their grace period, if the objects that replace them still exist.
 
-        Without `wait`, those whose grace period has not passed are left `waiting`.
+        Without `wait`, those whose grace period has not passed are left `waiting`; so are those of which a table, as
+        `named` reads it right before the removal, still has one.
         """
         grace, begin = self._settings.grace, time.time()
         due: list[Outcome] = []
@@ -190,10 +191,13 @@ class Compaction:
             count = plural(sum(len(outcome.removable) for outcome in due), "object")
             self._tell(f"waiting {format_duration(round(seconds))} for readers before removing {count}")
             time.sleep(seconds)
+        in_table = named()
         present = {source.name.path for source in self._files.find(self._directories)}
         paths: list[str] = []
         for outcome in due:
-            if present.issuperset(outcome.holders):
+            if not in_table.isdisjoint(outcome.removable):
+                self.waiting.append(outcome)
+            elif present.issuperset(outcome.holders):
                 paths += [path for path in outcome.removable if path in present]
             else:
                 outcome.left = CHANGED

@@ -20,7 +20,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
 from jetcapture_py.maintain.expire import Expiry, ExpirySummary
-from jetcapture_py.maintain.table import TableResult, commit
+from jetcapture_py.maintain.table import TableResult, commit, named_paths
 from jetcapture_py.store.archive import open_archive
 from jetcapture_py.verify.proof import user_writer
 
@@ -112,9 +112,10 @@ class Maintenance:
         self._tabulate()
         for part, compaction in self._compactions.items():
             if part not in self._held:
-                compaction.remove(wait=False)
+                compaction.remove(wait=False, named=partial(self._named, part))
         if self._expiry is not None:
-            self._expiry.remove(self._in_tables, self._held)
+            parts = self._tables if self._expiry.due else ()
+            self._expiry.remove(self._in_tables.union(*map(self._named, parts)), self._held)
         self._seconds = time.monotonic() - started
         return self._result()
 
@@ -122,8 +123,15 @@ class Maintenance:
         """Wait until what the pass replaced may be removed, and remove it. Raises JetcaptureError."""
         for part, compaction in self._compactions.items():
             if part not in self._held:
-                compaction.remove()
+                compaction.remove(named=partial(self._named, part))
         return self._result()
+
+    def _named(self, part: str) -> frozenset[str]:
+        """Return the paths of the objects that a part's table names now: another pass may have changed it."""
+        if self._dry_run or part not in self._tables:
+            return frozenset()
+        archive = open_archive(self.config.store.url, self.config.store.options)
+        return named_paths(self.config, archive, quarantine=part == "quarantine")
 
     def _result(self) -> PassResult:
         compactions = self._compactions
@@ -167,7 +175,7 @@ class Maintenance:
                     after=compact.after,
                     quarantine=part == "quarantine",
                     outcomes=compaction.outcomes if compaction else (),
-                    expired=lambda name: name.path in expired,
+                    expired=expired,
                     dry_run=self._dry_run,
                     recent=compact.grace,
                 )

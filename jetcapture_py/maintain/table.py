@@ -5,7 +5,9 @@ the objects' messages. Nothing is remembered between passes, so any number of th
 
 - A commit first loads the table, then lists the archive, and then replaces exactly the snapshot that it loaded. If
   another one was faster, everything is done again. So a table never names an object that a compaction removed: the
-  compaction commits what replaces it first, and removes it later.
+  compaction commits what replaces it first, and removes it later, if the table as it is then does not name it.
+- If an object was removed between listing and commit all the same, by one whose own commit had nothing to change,
+  everything is done again, too.
 - Objects whose sequences overlap are in the table only if it is certain that they share no message: compaction has
   verified which of them have all messages, or the messages themselves are compared here. Otherwise the table keeps
   what it had of them, and the rest waits for compaction; it is counted as unsettled.
@@ -23,6 +25,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName, clusters
@@ -128,11 +132,11 @@ def commit(
     after: float,
     quarantine: bool = False,
     outcomes: Iterable[Outcome] = (),
-    expired: Callable[[ObjectName], bool] = lambda _: False,
+    expired: Collection[str] = (),
     dry_run: bool = False,
     recent: float = 0.0,
 ) -> Committed:
-    """Make the table as the archive is, without objects that are `expired`, in one snapshot.
+    """Make the table as the archive is, without what has expired and without the paths `expired`, in one snapshot.
 
     Buckets must have ended `after` seconds ago. `outcomes` are what a compaction of these objects has verified.
     `recent` is for how many seconds to tell what was dropped. Raises JetcaptureError, ConfigError without the extra
@@ -143,12 +147,26 @@ def commit(
         try:
             with open_table(config, archive, quarantine=quarantine) as table:
                 done = _Commit(config, archive, table, after, quarantine, known, expired, recent).run(dry_run=dry_run)
+                if done.result.added and not dry_run:
+                    _refuse_gone(archive, done)
                 return replace(done, dropped=_relative(archive, table.dropped(time.time() - recent)) if recent else {})
         except (ConflictError, VanishedError):
             if attempt + 1 == _ATTEMPTS:
                 raise
             time.sleep(random.uniform(0, _WAIT * 2**attempt))  # noqa: S311  # only so that two do not meet again
     raise AssertionError  # the last attempt returns or raises
+
+
+def _refuse_gone(archive: ArchiveFiles, done: Committed) -> None:
+    """Raise ConflictError if an object of the table was removed while it was committed."""
+    if gone := done.paths - {file.path for file in archive.below(done.directory)}:
+        raise ConflictError(f"{archive.shown}/{min(gone)} was removed while table {done.result.name} was committed")
+
+
+def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = False) -> frozenset[str]:
+    """Return the paths of the objects that the table names now. Raises JetcaptureError, and ConfigError."""
+    with open_table(config, archive, quarantine=quarantine) as table:
+        return frozenset(_relative(archive, table.files()))
 
 
 def table_config(config: Config) -> TableConfig:
@@ -238,16 +256,11 @@ def compare_tables(config: Config) -> list[Finding]:
     given = table_config(config)
     archive = open_archive(config.store.url, config.store.options)
     after = ((config.maintain and config.maintain.compact) or CompactConfig()).after
-    note = archive.expired(config.source.stream)
     findings: list[Finding] = []
-
-    def expired(name: ObjectName) -> bool:
-        return note is not None and name.bucket < note.until.timestamp()
-
     for name, quarantine in ((given.name, False), (given.quarantine, True)):
         if name is not None:
             with open_table(config, archive, quarantine=quarantine) as table:
-                attempt = _Commit(config, archive, table, after, quarantine, (), expired)
+                attempt = _Commit(config, archive, table, after, quarantine)
                 findings += _differences(name, archive, table, attempt.run(dry_run=True))
     return findings
 
@@ -299,8 +312,9 @@ class _Commit:
     table: IcebergTable
     after: float
     quarantine: bool
-    outcomes: Sequence[Outcome]
-    expired: Callable[[ObjectName], bool]
+    outcomes: Sequence[Outcome] = ()
+    expired: Collection[str] = ()
+    """Paths of objects that are about to be removed, beyond those of which the archive's note says so."""
     recent: float = 0.0
     """For how many seconds the snapshots are needed at least, because they tell what was dropped."""
     _replaced: dict[str, Outcome] = field(init=False)
@@ -337,7 +351,7 @@ class _Commit:
         closed = time.time() - self.after
         if mark is not None:
             closed = min(closed, mark.time.timestamp())
-        names = [name for name in listing.objects if not self.expired(name)]
+        names = [name for name in self._lasting(listing.objects) if name.path not in self.expired]
         sizes = {name.path: file.size for name, file in listing.files.items()}
         self._stale = {path for path, place in current.items() if files[place] != sizes.get(path)}
         touched = self._touched(names, current, closed)
@@ -371,6 +385,17 @@ class _Commit:
         )
         paths = frozenset((*self._kept, *(name.path for name in added)))
         return Committed(result=result, paths=paths, waiting=self._unsettled, directory=directory, dropped={})
+
+    def _lasting(self, names: Sequence[ObjectName]) -> Sequence[ObjectName]:
+        """Return the objects without those that have expired: any pass with `keep` may be removing them now."""
+        keep = self.config.maintain.keep if self.config.maintain else None
+        note = None if keep is None else self.archive.expired(self.config.source.stream)
+        if keep is None or note is None:
+            return names
+        limit = min(note.until.timestamp(), time.time() - keep)
+        seqs = np.array([(name.first_seq, name.last_seq) for name in names], np.int64).reshape(-1, 2)
+        gone = note.contains(seqs[:, 0]) & note.contains(seqs[:, 1])
+        return [name for name, each in zip(names, gone, strict=True) if not (each and name.bucket < limit)]
 
     def _touched(self, names: Sequence[ObjectName], current: Mapping[str, str], closed: float) -> list[ObjectName]:
         """Return the objects of buckets in which table and archive differ, and keep the files of all others."""

@@ -67,6 +67,7 @@ class World:
         self.compact = settings.pop("compact", {"after": "0s", "grace": "0s", "target": "1MiB"})
         self.stream = "ORDERS"
         self.tabulated = True
+        self.keep: str | None = None
         self.store: dict[str, Any] = {"url": str(self.root)}
         self.passes = Maintenance(self.config)
 
@@ -77,7 +78,7 @@ class World:
             {
                 "source": {"stream": self.stream, "consumer": "archive"},
                 "store": self.store,
-                "maintain": {"compact": self.compact, "table": table if self.tabulated else None},
+                "maintain": {"compact": self.compact, "table": table if self.tabulated else None, "keep": self.keep},
             }
         )
 
@@ -444,6 +445,66 @@ def test_what_a_table_dropped_stays_for_queries_for_the_grace_period(
         world.write([number + 4], hour=number + 1)
         result = Maintenance(world.config).run()
         assert (result.waiting, result.removed) == (3, 0), number
+    assert by_pyiceberg(world.load()) == truth(world)
+
+
+def compacted(world: World, *, incomplete: bool = False) -> PassResult:
+    """A pass of `jetcapture compact` with the world's settings."""
+    request = service.CompactRequest(incomplete=incomplete).of(world.config, dry_run=False)
+    return Maintenance(world.config, compact=request).run()
+
+
+def test_compact_beside_a_pass_with_keep_does_not_bring_back_what_has_expired(tmp_path: Path) -> None:
+    world = World(tmp_path, compact={"after": "0s", "grace": "1h"})
+    old = world.write([1, 2], hour=0)
+    world.write([3], hour=1)
+    world.commit()
+    world.keep = f"{int(time.time()) - (HOUR + 3600)}s"
+    world.passes = Maintenance(world.config)
+    expired = world.passes.run()
+    assert (expired.tables["messages"].rows, expired.expired and expired.expired.waiting) == (1, 1)
+    late = world.write([9], "us", hour=0)
+    assert compacted(world).tables["messages"].rows == 2, "a late message has not expired yet"
+    (world.root / late.path).unlink()
+    result = compacted(world)
+    assert (result.errors, result.tables["messages"].rows) == ([], 1)
+    assert (world.root / old.path).exists()
+    assert compare_tables(world.config) == []
+
+
+def test_a_commit_that_names_what_was_removed_meanwhile_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    for seq in (1, 2):
+        world.write([seq], hour=0)
+    mark(world, HOUR + 900)
+    commit, others = iceberg.IcebergTable.commit, [compacted]
+
+    def beaten(table: Any, *arguments: Any, **options: Any) -> int:
+        for other in [others.pop()] if others else ():
+            mark(world, HOUR + 600)  # the other one read it before it moved: it has nothing to commit
+            assert other(world, incomplete=True).removed == 2
+            mark(world, HOUR + 900)
+        return commit(table, *arguments, **options)
+
+    monkeypatch.setattr(iceberg.IcebergTable, "commit", beaten)
+    plain = World(tmp_path, compact=None)
+    assert plain.commit().rows == 2
+    assert by_pyiceberg(world.load()) == truth(world) == {("eu", HOUR // 3600): (2, 3)}
+
+
+def test_what_another_pass_has_put_back_into_the_table_is_not_removed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for seq in (1, 2):
+        world.write([seq], hour=0)
+    World(tmp_path, compact=None).commit()
+    before = (tmp_path / "catalog.db").read_bytes()
+    passes = Maintenance(world.config, compact=service.CompactRequest().of(world.config, dry_run=False))
+    remove = passes._named
+    passes._named = lambda part: (tmp_path / "catalog.db").write_bytes(before) and remove(part)
+    passes.run()
+    assert (passes.finish().waiting, passes.finish().removed) == (2, 0)
     assert by_pyiceberg(world.load()) == truth(world)
 
 
