@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -127,10 +128,17 @@ class TableFile:
 
 
 @contextmanager
-def open_catalog(settings: Mapping[str, Any]) -> Iterator[Catalog]:
-    """Connect to a catalog with the properties of `pyiceberg.catalog.load_catalog`. Raises JetcaptureError."""
+def open_catalog(settings: Mapping[str, Any], *, read_only: bool = False) -> Iterator[Catalog]:
+    """Connect to a catalog with the properties of `pyiceberg.catalog.load_catalog`.
+
+    With `read_only`, a database that does not exist yet is not made. Raises JetcaptureError.
+    """
     properties: dict[str, Any] = {name: _text(value) for name, value in settings.items()}
-    with _explained("cannot open the table's catalog"):
+    if read_only:
+        scheme, _, path = str(properties.get("uri")).partition("?")[0].partition(":///")
+        missing = scheme.startswith("sqlite") and not Path(path).exists()
+        properties |= {"uri": "sqlite://"} if missing else {"init_catalog_tables": "false"}
+    with explained("cannot open the table's catalog"):
         catalog = load_catalog(properties.pop("name", CATALOG), **properties)
     try:
         yield catalog
@@ -145,14 +153,25 @@ def _text(value: Any) -> Any:
 
 
 @contextmanager
-def _explained(problem: str) -> Iterator[None]:
-    """Turn what a catalog or its store raises into one line."""
+def explained(problem: str) -> Iterator[None]:
+    """Turn what a catalog or its store raises into one line: ConflictError if a commit was refused."""
     try:
         yield
     except JetcaptureError:
         raise
     except Exception as error:  # catalogs, drivers and file systems raise their own
-        raise JetcaptureError(f"{problem}: {one_line(error)}") from error
+        reason = one_line(getattr(error, "orig", None) or error)  # without SQL
+        raise (ConflictError if _is_refused(error) else JetcaptureError)(f"{problem}: {reason}") from error
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether another process was faster, or is at it."""
+    return isinstance(error, CommitFailedException | TableAlreadyExistsError) or "database is locked" in str(error)
+
+
+def _has_no_tables(error: Exception) -> bool:
+    """Whether the database of a catalog has none of the catalog's own tables yet, as it may be if nothing is made."""
+    return "iceberg_tables" in str(error) and any(each in str(error) for each in ("no such table", "not exist"))
 
 
 @dataclass(slots=True)
@@ -173,9 +192,12 @@ class IcebergTable:
                 self._table = self.catalog.load_table(self.identifier)
             except NoSuchTableError:
                 self._table = None
+            except Exception as error:
+                if not _has_no_tables(error):
+                    raise
 
     def _explained(self, verb: str) -> Any:
-        return _explained(f"cannot {verb} table {self.identifier}")
+        return explained(f"cannot {verb} table {self.identifier}")
 
     @property
     def schema(self) -> Schema:
@@ -250,10 +272,7 @@ class IcebergTable:
         was loaded, and JetcaptureError.
         """
         with self._explained("commit to"):
-            try:
-                return self._commit(content, schema, name_mapping, added, removed, summary, keep)
-            except (CommitFailedException, TableAlreadyExistsError) as error:
-                raise ConflictError(f"table {self.identifier} was changed meanwhile: {one_line(error)}") from error
+            return self._commit(content, schema, name_mapping, added, removed, summary, keep)
 
     def _commit(
         self,
@@ -296,8 +315,9 @@ class IcebergTable:
             requirements = AssertTableUUID(uuid=metadata.table_uuid), assertion
         try:
             table._do_commit(tuple(updates), requirements)
-        except (CommitFailedException, TableAlreadyExistsError):
-            writer.discard()
+        except Exception as error:
+            if _is_refused(error):
+                writer.discard()
             raise
         self._created = False
         _clean(table, expired)

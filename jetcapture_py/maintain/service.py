@@ -91,16 +91,16 @@ def maintain(
             )
             try:
                 maintenance.run()
-            except JetcaptureError as error:
-                _tell(label, str(error))
+            except Exception as error:  # also a bug, or a library's: other archives go on
+                _tell(label, _reason(error))
                 code = FAILED
                 continue
             passes[name] = label, maintenance
     for name, (label, maintenance) in passes.items():  # all wait at the same time for what they may remove
         try:
             result = maintenance.finish()
-        except JetcaptureError as error:
-            _tell(label, str(error))
+        except Exception as error:
+            _tell(label, _reason(error))
             code = FAILED
             continue
         lines = [json.dumps({"capture": name, **result.as_dict()})] if as_json else result.lines()
@@ -143,6 +143,14 @@ def _failure(result: PassResult) -> str:
     errors = result.errors
     more = f" (and {plural(len(errors) - 1, 'more failure')})" if len(errors) > 1 else ""
     return f"{errors[0]}{more}" if errors else ""
+
+
+def _reason(error: Exception) -> str:
+    """Return what failed, as a line."""
+    if isinstance(error, JetcaptureError):
+        return str(error)
+    log.debug("traceback", exc_info=error)
+    return one_line(error)
 
 
 def _tell(label: str, line: str) -> None:
@@ -244,11 +252,8 @@ class _Service:
             result = maintenance.run(self._stop)
             reason = _failure(result)
             _note(result, state)
-        except JetcaptureError as error:
-            reason = str(error)
-        except Exception as error:  # a bug, or a library's: other archives go on
-            reason = one_line(error)
-            log.debug("traceback", exc_info=error)
+        except Exception as error:  # also a bug, or a library's: other archives go on
+            reason = _reason(error)
         state.started, state.failure = None, one_line(reason, LONGEST_LOGGED)
         state.passes += 1
         if reason:

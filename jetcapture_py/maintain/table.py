@@ -39,7 +39,7 @@ from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError, Va
 from jetcapture_py.reading.plan import Listing, ObjectFacts, list_objects, read_facts, read_identities
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
 from jetcapture_py.store.remote import with_secrets
-from jetcapture_py.text import plural
+from jetcapture_py.text import plural, without_credentials
 from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def commit(
     known = list(outcomes)
     for attempt in range(_ATTEMPTS):
         try:
-            with open_table(config, archive, quarantine=quarantine) as table:
+            with open_table(config, archive, quarantine=quarantine, read_only=dry_run) as table:
                 done = _Commit(config, archive, table, after, quarantine, known, expired, recent).run(dry_run=dry_run)
                 if done.result.added and not dry_run:
                     _refuse_gone(archive, done)
@@ -194,11 +194,13 @@ def _root(archive: ArchiveFiles) -> str:
 
 
 @contextmanager
-def open_table(config: Config, archive: ArchiveFiles, *, quarantine: bool = False) -> Iterator[IcebergTable]:
+def open_table(
+    config: Config, archive: ArchiveFiles, *, quarantine: bool = False, read_only: bool = False
+) -> Iterator[IcebergTable]:
     """Load the table of a capture's messages or of its quarantine. Raises JetcaptureError, and ConfigError."""
     given = table_config(config)
     try:
-        from jetcapture_py.maintain.iceberg import IcebergTable, open_catalog
+        from jetcapture_py.maintain.iceberg import IcebergTable, explained, open_catalog
     except ImportError as error:
         raise ConfigError(
             f"maintain.table: PyIceberg is not installed ({error}): pip install 'jetcapture[table]'"
@@ -207,12 +209,13 @@ def open_table(config: Config, archive: ArchiveFiles, *, quarantine: bool = Fals
     if name is None:
         raise ConfigError("maintain.table.quarantine: not set")
     location = (given.location or f"{_root(archive)}{DIRECTORY}").rstrip("/")
-    with open_catalog({**file_properties(config.store), **given.catalog}) as catalog:
+    with open_catalog({**file_properties(config.store), **given.catalog}, read_only=read_only) as catalog:
         table = IcebergTable(catalog, name, f"{location}/{name}")
         if table.exists and table.content != _content(config, quarantine=quarantine):
             whose = f"of {table.content}" if table.content else "not made by jetcapture"
             raise JetcaptureError(f"table {name} is {whose}: it is left as it is; use another name")
-        yield table
+        with explained(f"cannot keep table {name}"):
+            yield table
 
 
 def _content(config: Config, *, quarantine: bool) -> str:
@@ -259,7 +262,7 @@ def compare_tables(config: Config) -> list[Finding]:
     findings: list[Finding] = []
     for name, quarantine in ((given.name, False), (given.quarantine, True)):
         if name is not None:
-            with open_table(config, archive, quarantine=quarantine) as table:
+            with open_table(config, archive, quarantine=quarantine, read_only=True) as table:
                 attempt = _Commit(config, archive, table, after, quarantine)
                 findings += _differences(name, archive, table, attempt.run(dry_run=True))
     return findings
@@ -346,6 +349,12 @@ class _Commit:
             raise JetcaptureError(
                 f"{self.archive.shown} has no objects of stream {stream}, but table {self.table.identifier} does: "
                 "it is left as it is"
+            )
+        if current and all(path == place for path, place in current.items()):
+            raise JetcaptureError(
+                f"table {self.table.identifier} is of another archive than {self.archive.shown}, such as "
+                f"{without_credentials(min(current))}: it is left as it is; use another name, or drop it from its "
+                "catalog, without purging it, if the archive was moved"
             )
         mark = self.archive.watermark(stream)
         closed = time.time() - self.after
@@ -493,7 +502,7 @@ class _Commit:
         left = {name.path: name for name in cluster}
         for path in list(left):
             outcome = self._replaced.get(path)
-            if outcome is not None and present >= set(outcome.holders):  # they have all its messages
+            if outcome is not None and outcome.holders and present >= set(outcome.holders):  # they have its messages
                 del left[path]
         names = list(left.values())
         if all(len(each) == 1 for each in clusters(names, facts.bundles)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import pyarrow as pa
@@ -60,6 +61,8 @@ class TableColumns:
     def __init__(self, schema: Schema, *, quarantine: bool) -> None:
         self._fields: Sequence[NestedField] = schema.fields
         self._quarantine = quarantine
+        self._taken: set[str] = set()
+        """Names of the columns and their fields, with dots between names: a name may have dots, too."""
         self.left_out: dict[str, str] = {}
         """Columns, with dots between names, that the table cannot have, and their types."""
 
@@ -69,9 +72,11 @@ class TableColumns:
         That is a file from before the format had ids, with a name that means another column in the table.
         """
         numbered = file if has_ids(file) else with_field_ids(file, quarantine=self._quarantine)
+        self._taken = set(_names(self._fields, ""))
         fields = self._merged(self._fields, numbered, "")
         if numbered is not file:
             known = set(_ids(_mapping(fields)))
+            self._taken = set()
             if any(number not in known for number in Schema(*self._merged((), numbered, "")).field_ids):
                 return False
         self._fields = fields
@@ -82,6 +87,7 @@ class TableColumns:
         """The table's schema; with a key, which is a source of partitions even if only paths have it."""
         fields = self._fields
         if not self._quarantine and all(field.name != KEY_FIELD.name for field in fields):
+            self._taken = set(_names(fields, ""))
             fields = self._merged(fields, with_field_ids(pa.schema([KEY_FIELD])), "")
         return Schema(*fields)
 
@@ -99,17 +105,18 @@ class TableColumns:
         """Return the columns, or fields of a struct, `known` before, and those of a file."""
         merged = {field.field_id: field for field in known}
         for field in fields:
-            number, name = field_id(field), f"{path}{field.name}"
+            number = field_id(field)
             before = merged.get(number)
+            own = before.name if before is not None else _name(field, path, self._taken)
+            name = f"{path}{own}"
             type_ = self._type(field, None if before is None else before.field_type, name)
             if type_ is None or (before is not None and type(type_) is not type(before.field_type)):
                 if not pa.types.is_null(field.type):  # it has no values
-                    self.left_out.setdefault(name, str(field.type))
+                    self.left_out.setdefault(f"{path}{field.name}", str(field.type))
             elif before is not None:
                 merged[number] = before.model_copy(update={"field_type": type_})
             else:
-                taken = {each.name.casefold() for each in merged.values()}
-                own = _name(field, taken)
+                self._taken.update(_names_of(type_, name))
                 doc = None if own == field.name else f"{field.name}, where it is {family(field.type)}"
                 merged[number] = NestedField(number, own, type_, required=False, doc=doc)
         return tuple(merged.values())
@@ -150,14 +157,43 @@ def has_ids(schema: pa.Schema) -> bool:
     return all(field_id(field) >= 0 for field in schema)
 
 
-def _name(field: pa.Field, taken: set[str]) -> str:
+def _name(field: pa.Field, path: str, taken: AbstractSet[str]) -> str:
     """Return the name of a new column: the field's own, or one that also says its type; names differ in any case."""
+    inner = [inside for inside, _ in _inside(field.type)]
+
+    def free(name: str) -> bool:
+        return taken.isdisjoint(f"{path}{name}{each}".casefold() for each in ("", *inner))
+
     name = str(field.name)
-    if name.casefold() in taken:
+    if not free(name):
         name = f"{name}_{re.sub(r'[^a-z0-9]+', '_', family(field.type)).strip('_')}"
-    while name.casefold() in taken:
+    while not free(name):
         name += "_"
     return name
+
+
+def _inside(type_: pa.DataType, path: str = "") -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the parts of lists and maps, whose names cannot be chosen, with their paths and types."""
+    types = pa.types
+    parts: list[tuple[str, pa.DataType]] = []
+    if types.is_map(type_):
+        parts = [("key", type_.key_type), ("value", type_.item_type)]
+    elif types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        parts = [("element", type_.value_type)]
+    for name, part in parts:
+        yield f"{path}.{name}", part
+        yield from _inside(part, f"{path}.{name}")
+
+
+def _names(fields: Iterable[NestedField], path: str) -> Iterator[str]:
+    """Yield the names of fields and what is in them, in lower case."""
+    for field in fields:
+        yield from _names_of(field.field_type, f"{path}{field.name}")
+
+
+def _names_of(type_: IcebergType, name: str) -> Iterator[str]:
+    yield name.casefold()
+    yield from _names(_inner(type_), f"{name}.")
 
 
 def _mapping(fields: Iterable[NestedField]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -264,6 +265,54 @@ def test_a_type_that_differs_is_another_column_and_no_value_is_lost_or_null(
     world.commit()
     assert values(world.load(), "amount", "amount_string")[4] == (None, "five")
     assert world.load().schema().fields == table.schema().fields
+
+
+def test_a_name_with_dots_and_the_path_of_another_column_are_two_columns(tmp_path: Path, duckdb: DuckdbIceberg) -> None:
+    world = World(tmp_path)
+    world.write([1], hour=0, **{"log": [{"level": "info", "at": 1}], "log.level": ["warn"]})
+    world.write([2], hour=1, **{"tags.element": [1], "m.value": [2]})
+    world.write([3], hour=2, tags=[["x"]], m=pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())))
+    world.write([4], hour=3, **{"Log.At": [5]})
+    result = world.commit()
+    assert result.renamed == ["Log.At_long", "log.level_string", "m_map_string_long", "tags_list_string"]
+    table = world.load()
+    names = ["log", "log.level_string", "tags.element", "tags_list_string", "m.value", "Log.At_long"]
+    expected = [
+        ({"level": "info", "at": 1}, "warn", None, None, None, None),
+        (None, None, 1, None, 2, None),
+        (None, None, None, ["x"], None, None),
+        (None, None, None, None, None, 5),
+    ]
+    assert pl.scan_iceberg(table).sort(layout.SEQ).select(names).collect().rows() == expected
+    quoted = ", ".join(f'"{name}"' for name in names)
+    sql = f"SELECT {quoted} FROM {{table}} ORDER BY {layout.SEQ}"
+    assert [tuple(row) for row in duckdb.rows(sql, table.metadata_location)] == expected
+
+
+def test_what_fails_with_one_archives_table_leaves_the_others_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, paths = World(tmp_path), [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    table = {"name": "nats.orders", "catalog": world.catalog}
+    for path, settings in zip(paths, ({"table": table}, {"compact": world.compact}), strict=True):
+        world.store = {"url": f"{tmp_path}/{path.stem}"}
+        world.root = tmp_path / path.stem
+        for seq in (1, 2):
+            world.write([seq], hour=0)
+        source = {"stream": "ORDERS", "consumer": path.stem}
+        path.write_text(json.dumps({"store": world.store, "source": source, "maintain": settings}))
+
+    def broken(*_: object, **__: object) -> bool:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("jetcapture_py.maintain.table_columns.TableColumns.add", broken)
+    assert service.maintain(ConfigFiles(paths)) == 1
+    printed = capsys.readouterr()
+    assert "cannot keep table nats.orders: ValueError: a bug" in printed.err
+    assert "b: ORDERS: " in printed.out
+    monkeypatch.setattr(Maintenance, "_tabulate", broken)
+    assert service.maintain(ConfigFiles(paths[:1])) == 1
+    assert "jetcapture: ValueError: a bug" in capsys.readouterr().err
 
 
 def test_the_page_on_tables_reads_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -552,6 +601,58 @@ def test_a_table_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     assert "has no objects of stream ORDERS, but table nats.orders does" in error
     (other.root / "EVENTS").rename(other.root / "ORDERS")
     assert by_pyiceberg(world.load()) == truth(world)
+
+
+def test_of_two_archives_with_one_table_the_second_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1, 2], hour=0)
+    world.commit()
+    other = World(tmp_path)
+    other.root = tmp_path / "other"
+    other.root.mkdir()
+    other.store = {"url": str(other.root)}
+    other.passes = Maintenance(other.config)
+    other.write([7], hour=1)
+    (error,) = other.maintain().errors
+    assert f"table nats.orders is of another archive than file://{other.root}" in error
+    assert by_pyiceberg(world.load()) == truth(world)
+
+
+def test_a_dry_run_makes_no_catalog_and_does_not_count_what_is_not_written(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for seq in (1, 2):
+        world.write([seq], hour=0)
+    planned = Maintenance(world.config, dry_run=True).run()
+    assert (planned.errors, planned.tables["messages"].rows) == ([], 2)
+    assert len(compare_tables(world.config)) == 1
+    assert not (tmp_path / "catalog.db").exists()
+    (tmp_path / "catalog.db").touch()
+    assert Maintenance(world.config, dry_run=True).run().errors == []
+    assert not (tmp_path / "catalog.db").read_bytes()
+    world.commit()
+    world.write([2, 3], hour=0)
+    planned = Maintenance(world.config, dry_run=True).run()
+    assert planned.tables["messages"].rows == 2, "what it has stays until the copy is merged"
+
+
+def test_a_catalog_that_another_process_has_locked_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.write([1], hour=0)
+    world.commit()
+    world.write([2], hour=1)
+    world.catalog["uri"] += "?timeout=0.01"
+    world.passes = Maintenance(world.config)
+    monkeypatch.setattr(table_module, "_ATTEMPTS", 2)
+    other = sqlite3.connect(tmp_path / "catalog.db")
+    other.execute("BEGIN IMMEDIATE")
+    (error,) = world.maintain().errors
+    assert error == "cannot commit to table nats.orders: OperationalError: database is locked"
+    monkeypatch.setattr(table_module.time, "sleep", lambda _: other.rollback())
+    other.execute("BEGIN IMMEDIATE") if not other.in_transaction else None
+    assert world.commit().rows == 2
+    other.close()
 
 
 def test_old_snapshots_and_their_manifests_go_and_no_object_does(
