@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -126,9 +127,9 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
     weights = np.array([footer.weight / max(footer.rows, 1) for footer in footers])
     found = _Surveyor(np.unique(np.concatenate((unit.firsts, unit.ends))), weights, step)
     held: list[tuple[Identities, Any]] = []
-    for batch, frontier in _batches(unit):
-        read = files.each(lambda index: _identities(files, unit.sources[index]), batch)
-        held += [(each, np.full(len(each.seqs), index)) for index, each in zip(batch, read, strict=True)]
+    for batch, frontier in _batches(unit, footers):
+        read = files.each(lambda part: _identities(files, unit.sources[part.source], part), batch)
+        held += [(each, np.full(len(each.seqs), part.source)) for part, each in zip(batch, read, strict=True)]
         every = Identities.concat([each for each, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
         ready = every.seqs < frontier
@@ -138,22 +139,49 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
     return found.survey()
 
 
-def _batches(unit: Unit) -> Iterator[tuple[list[int], int]]:
-    """Yield sources to read together, and the sequence (exclusive) up to which all rows are known afterwards."""
-    batch: list[int] = []
+class _Part(NamedTuple):
+    """An object, or one of the row groups of a large one, which are surveyed one by one."""
+
+    first: int
+    """The first sequence."""
+    source: int
+    """The number of the object."""
+    rows: int
+    group: int | None
+    """The number of the row group; None for the whole object."""
+
+
+def _parts(unit: Unit, footers: Sequence[Footer]) -> list[_Part]:
+    """Return what to read of a unit, in the order of sequences."""
+    parts = []
+    for index, (source, footer) in enumerate(zip(unit.sources, footers, strict=True)):
+        name, groups = source.name, footer.row_groups
+        if name.rows < _BATCH_ROWS or len(groups) == 1 or footer.rows != name.rows:
+            parts.append(_Part(name.first_seq, index, name.rows, None))
+            continue
+        rows = name.rows // len(groups)
+        parts += [_Part(group.first, index, rows, group.index) for group in groups]
+    return sorted(parts, key=lambda part: part.first)
+
+
+def _batches(unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[list[_Part], int]]:
+    """Yield what to read together, and the sequence (exclusive) up to which all rows are known afterwards."""
+    batch: list[_Part] = []
     rows = 0
-    for index in range(len(unit.sources)):
-        batch.append(index)
-        rows += int(unit.counts[index])
-        if rows >= _BATCH_ROWS or len(batch) == _BATCH_OBJECTS or index + 1 == len(unit.sources):
-            yield batch, int(unit.firsts[index + 1]) if index + 1 < len(unit.sources) else unit.end + 1
+    parts = _parts(unit, footers)
+    for part, following in zip_longest(parts, parts[1:]):
+        batch.append(part)
+        rows += part.rows
+        if rows >= _BATCH_ROWS or len(batch) == _BATCH_OBJECTS or following is None:
+            yield batch, unit.end + 1 if following is None else following.first
             batch, rows = [], 0
 
 
-def _identities(files: Files, source: Source) -> Identities:
-    found = Identities.of(files.rows(source, columns=_IDENTITY))
+def _identities(files: Files, source: Source, part: _Part) -> Identities:
+    found = Identities.of(files.rows(source, part.group, columns=_IDENTITY))
     name = source.name
-    if len(found.seqs) != name.rows or found.seqs.min() < name.first_seq or found.seqs.max() > name.last_seq:
+    complete = part.group is not None or len(found.seqs) == name.rows
+    if not complete or found.seqs.min() < max(part.first, name.first_seq) or found.seqs.max() > name.last_seq:
         raise JetcaptureError(f"the rows of {files.shown}/{name.path} do not match its name")
     return found
 

@@ -65,17 +65,19 @@ class Unit:
 
     If its objects do not overlap, it is also a `Tally`. `moving` are the paths of objects that move to another
     directory: they cannot be kept, and may be replaced by any object there, whatever its rows, because no compaction
-    moves messages back (see `moves`).
+    moves messages back (see `moves`). A row counts as `row_bytes` at least in `sizes`, so that objects with
+    as many rows as there is memory for are large.
     """
 
-    def __init__(self, sources: Iterable[Source], moving: Collection[str] = ()) -> None:
+    def __init__(self, sources: Iterable[Source], moving: Collection[str] = (), row_bytes: float = 0.0) -> None:
         self.sources = sorted(sources, key=lambda source: (source.name.first_seq, source.name.path))
         self.stays = np.array([source.name.path not in moving for source in self.sources], bool)
         names = [source.name for source in self.sources]
         self.firsts = np.array([name.first_seq for name in names], np.int64)
         self.ends = np.array([name.last_seq + 1 for name in names], np.int64)
         self.counts = np.array([name.rows for name in names], np.int64)
-        self.sizes = np.array([source.size for source in self.sources], np.int64)
+        sizes = np.array([source.size for source in self.sources], np.int64)
+        self.sizes = np.maximum(sizes, self.counts * row_bytes)
         self.first = int(self.firsts[0])
         self.end = int(self.ends.max())
 
@@ -112,19 +114,19 @@ class Unit:
         return float(self.sizes[self.within(first, end)].sum())
 
 
-def units(objects: Iterable[Source], target: int) -> Iterator[Unit]:
+def units(objects: Iterable[Source], target: int, row_bytes: float = 0.0) -> Iterator[Unit]:
     """Yield the units that a compaction to objects of `target` bytes would change."""
     ordered = sorted(objects, key=lambda source: (repr(source.name.group), source.name.first_seq))
     for _, group in groupby(ordered, key=lambda source: source.name.group):
         for part in _parts(list(group), target):
             if len(part) == 1:
                 continue
-            unit = Unit(part)
+            unit = Unit(part, row_bytes=row_bytes)
             if unit.overlaps or any(span.kept is None for span in spans(unit, target, unit)):
                 yield unit
 
 
-def moves(objects: Iterable[Source], bundles: int, target: int) -> Iterator[Sequence[Source]]:
+def moves(objects: Iterable[Source], bundles: int, target: int, row_bytes: float = 0.0) -> Iterator[Sequence[Source]]:
     """Yield the objects to compact together so that all are in this number of bundles: whole buckets, or units.
 
     A bucket of which all names may be in these bundles is not opened for that: its objects are in the right
@@ -138,7 +140,7 @@ def moves(objects: Iterable[Source], bundles: int, target: int) -> Iterator[Sequ
     for _, group in groupby(ordered, key=lambda source: (source.name.stream, source.name.bucket)):
         bucket = list(group)
         if all(is_one_of(source.name.bundle, str(bundles)) for source in bucket):
-            yield from (unit.sources for unit in units(bucket, target))
+            yield from (unit.sources for unit in units(bucket, target, row_bytes))
         else:
             yield bucket
 

@@ -40,6 +40,8 @@ TAKEN = "a column is called bundle, which is a name of the archive's"
 _LONGEST = int(LONGEST_INTERVAL.total_seconds())
 _STEPS = 64
 """Minimum number of marks per object of the target size or row group, at which it could end."""
+_PIECE_ROWS = 1 << 18
+"""Rows that are read at once, at most about."""
 _CLOSE = 0.05
 """Share of its intended size that an object may lack."""
 
@@ -48,13 +50,15 @@ _CLOSE = 0.05
 class CompactionSpec:
     """Settings: make objects of `target` bytes in buckets that ended before `closed` (seconds since the epoch).
 
-    With `bundles`, all objects move to this number of bundles.
+    With `bundles`, all objects move to this number of bundles. A row counts as `row_bytes` of an object at least: its
+    identity is in memory while the object is written.
     """
 
     target: int
     closed: float
     dry_run: bool = False
     bundles: int = 0
+    row_bytes: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,7 +196,7 @@ def _merged(
     for schema, members in kinds:
         footers = {known[index][0].name.path: known[index][1] for index in members}
         moving = [known[index][0].name.path for index in members if known[index][0].name.bundle != bundle]
-        unit = Unit((known[index][0] for index in members), moving)
+        unit = Unit((known[index][0] for index in members), moving, spec.row_bytes)
         if len(unit.sources) == 1 and not moving:
             continue
         block = BlockId(key=None if bundle else name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=bundle)
@@ -236,14 +240,14 @@ class _Compaction:
         unit, survey_ = self._unit, self._survey
         block = self._block
         done = Outcome(key=block.key, bucket=block.bucket, bundle=block.bundle, objects=len(unit.sources))
-        done.size = int(unit.sizes.sum())
+        done.size = sum(source.size for source in unit.sources)
         holders: list[ObjectName] = []
         for span in spans(unit, self._spec.target, self):
             if span.kept is not None:
                 holders.append(unit.sources[span.kept].name)
             elif self._spec.dry_run:
-                size = self.size(span.first, span.end)
-                count = max(1, round(size / self._spec.target))
+                count = max(1, round(self.size(span.first, span.end) / self._spec.target))
+                size = self._survey.weight(span.first, span.end) * self._compression()
                 done.written += [("", int(size / count))] * count
             else:
                 holders += self._write(span, done)
@@ -265,13 +269,17 @@ class _Compaction:
 
     def size(self, first: int, end: int) -> float:
         """Estimate the compressed bytes by the last rows written, or before that by the unit's first rows."""
-        return self._survey.weight(first, end) * self._compression()
+        return self._counted(self._survey.weight(first, end) * self._compression(), first, end)
+
+    def _counted(self, size: float, first: int, end: int) -> float:
+        """Return what an object of `size` bytes with these rows counts as."""
+        return max(size, self.rows(first, end) * self._spec.row_bytes)
 
     def _compression(self) -> float:
         """Return the ratio of compressed to uncompressed bytes."""
         if self._ratio is None:
             begin = self._unit.first
-            upto = self._survey.ahead(begin, ROW_GROUP_BYTES)
+            upto = self._ahead(begin, self._unit.end, ROW_GROUP_BYTES)
             with ObjectWriter(self._encoder, self._block, self._schema) as sample:
                 for piece in self._rows(begin, upto):
                     sample.write(piece)
@@ -290,7 +298,8 @@ class _Compaction:
         begin = span.first
         while begin < span.end:
             encoded, end = self._encode(begin, span.end)
-            if self._block.bundle and end < span.end and encoded.data.size * TOLERANCE < self._spec.target:
+            counted = self._counted(encoded.data.size, begin, end)
+            if self._block.bundle and end < span.end and counted * TOLERANCE < self._spec.target:
                 encoded, end = self._encode(begin, span.end)  # planned as a whole, by rows that compress worse
             while encoded.data.size > self._spec.target * TOLERANCE:  # its rows compress worse than those before
                 before = end
@@ -309,12 +318,12 @@ class _Compaction:
         """Encode one object of the rows from `begin` on; return it and the start of the next one."""
         with ObjectWriter(self._encoder, self._block, self._schema) as writer:
             position = begin
-            while (cut := self._cut(begin, position, end, writer.size)) > position:
+            while (cut := self._cut(begin, position, end, self._counted(writer.size, begin, position))) > position:
                 first, position = position, cut
                 if not self._block.bundle:  # else it is sorted by key as a whole
                     weight = self._survey.weight(first, cut)
                     row_groups = max(1, round(weight / ROW_GROUP_BYTES))
-                    position = min(cut, self._survey.ahead(first, weight / row_groups))
+                    position = min(cut, self._ahead(first, cut, weight / row_groups))
                 for piece in self._rows(first, position):
                     writer.write(piece)
                     self._ratio = writer.size / self._survey.weight(begin, position)
@@ -322,17 +331,24 @@ class _Compaction:
                     break
             return writer.finish(SEALED_BY), position
 
-    def _cut(self, begin: int, position: int, end: int, written: int) -> int:
+    def _ahead(self, first: int, end: int, weight: float) -> int:
+        """Return the first mark `weight` bytes ahead, or about `_PIECE_ROWS`: repeated values are large in memory."""
+        each = self._survey.weight(first, end) / max(self.rows(first, end), 1)
+        return self._survey.ahead(first, min(weight, each * _PIECE_ROWS))
+
+    def _cut(self, begin: int, position: int, end: int, written: float) -> int:
         """Return the planned end of the object that starts at `begin` and has `written` bytes up to `position`."""
         target, survey_, unit = self._spec.target, self._survey, self._unit
         if position == end or unit.sizes[unit.touching(begin, end)].sum() < target * TOLERANCE:
             return end
-        total = written + self.size(position, end)
+        left = self.size(position, end)
+        total = written + left
         intended = total / max(1, round(total / target))
         if intended == total:
             return end
         lacking = intended - written
-        near = position if lacking <= intended * _CLOSE else survey_.ahead(position, lacking / self._compression())
+        weight = lacking / left * survey_.weight(position, end)
+        near = position if lacking <= intended * _CLOSE else survey_.ahead(position, weight)
         for mark in survey_.marks[(survey_.marks >= near) & (survey_.marks < end)].tolist():
             if unit.may_hold(begin, mark, self.rows(begin, mark)) and unit.may_hold(mark, end, self.rows(mark, end)):
                 return int(mark)

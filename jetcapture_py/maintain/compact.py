@@ -52,8 +52,10 @@ _ROW_GROUPS = 3
 """Row groups of a unit that are in memory at once: as read, sorted, and encoded."""
 _MAX_RATIO = 16
 """Uncompressed bytes of a row group for each byte of an object, if it is small."""
-_ROW_BYTES = 64
-"""Bytes for the identity of each row of an object, while it is named and checked."""
+_ROW_BYTES = 140
+"""Bytes for the identity of each row of an object, while it is surveyed, named and checked."""
+_MIN_ROWS = 1 << 18
+"""Rows that an object may always have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +148,10 @@ class Compaction:
     def work(self) -> list[Sequence[Source]]:
         """Return the objects to compact, by unit."""
         closed = [source for source in self._chosen if source.name.bucket < self.spec.closed]
-        found: Iterable[Sequence[Source]] = (unit.sources for unit in units(closed, self.spec.target))
+        target, row_bytes = self.spec.target, self.spec.row_bytes
+        found: Iterable[Sequence[Source]] = (unit.sources for unit in units(closed, target, row_bytes))
         if self.spec.bundles:
-            found = moves(closed, self.spec.bundles, self.spec.target)
+            found = moves(closed, self.spec.bundles, target, row_bytes)
         done = {path for each in self.outcomes for path in (*each.removable, *each.holders)}
         return [sources for sources in found if not any(source.name.path in done for source in sources)]
 
@@ -232,13 +235,16 @@ def compact_in_threads(
 
     After `stop` is set, no further unit is begun. `progress` gets the number of objects that are left, and their bytes.
     """
+    room = memory // COMPACTING_SHARE
+    row_bytes = compaction.spec.target / max(_MIN_ROWS, room // _ROW_BYTES)
+    compaction.spec = replace(compaction.spec, row_bytes=row_bytes)
     work = compaction.work()
     sizes = [sum(source.size for source in sources) for sources in work]
     left, left_bytes = sum(map(len, work)), sum(sizes)
-    room = _Room(memory // COMPACTING_SHARE)
+    shared = _Room(room)
 
     def compact(sources: Sequence[Source], size: int) -> list[Outcome]:
-        with room.taken(_memory(sources, size, compaction.spec.target, local=archive.local)):
+        with shared.taken(_memory(sources, size, compaction.spec, local=archive.local)):
             if stop is not None and stop.is_set():
                 return []
             return compact_unit(Files(archive), compaction.spec, sources)
@@ -254,14 +260,15 @@ def compact_in_threads(
     pa.default_memory_pool().release_unused()
 
 
-def _memory(sources: Sequence[Source], size: int, target: int, *, local: bool) -> int:
+def _memory(sources: Sequence[Source], size: int, spec: CompactionSpec, *, local: bool) -> int:
     """Return the bytes of memory that compacting a unit of `size` bytes takes at most.
 
     That is one new object, of which a remote store gets a copy, the identities of its rows, and row groups.
     """
-    share = min(1.0, target * TOLERANCE / max(size, 1))
     rows = sum(source.name.rows for source in sources)
-    written = size * share * (1 if local else 2) + rows * share * _ROW_BYTES
+    share = min(1.0, spec.target * TOLERANCE / max(size, rows * spec.row_bytes, 1))
+    identities = max(rows * share, *(source.name.rows for source in sources)) * _ROW_BYTES
+    written = size * share * (1 if local else 2) + identities
     return int(written) + min(_ROW_GROUPS * ROW_GROUP_BYTES, _MAX_RATIO * size) + (0 if local else min(size, CACHE))
 
 

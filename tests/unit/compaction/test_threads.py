@@ -49,6 +49,21 @@ def test_as_many_units_are_compacted_at_the_same_time_as_fit_in_the_memory(
     assert sorted(str(outcome.key) for outcome in compaction.outcomes) == ["a", "b", "c"]
 
 
+def test_no_object_gets_more_rows_than_the_memory_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Archive(tmp_path)
+    for first in range(0, 500, 10):
+        archive.write([*range(first + 1, first + 11)], "a")
+    monkeypatch.setattr(maintained, "_MIN_ROWS", 100)
+    files = ArchiveFiles(archive.url, {})
+    for expected in (1, 0):  # a second pass does nothing
+        compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0))
+        compact_in_threads(files, compaction, 1 << 10)
+        assert len(compaction.outcomes) == expected
+        compaction.remove()
+        rows = [source.name.rows for source in Files(files).find(["ORDERS"])]
+        assert (len(rows), sum(rows), max(rows) < 150) == (5, 500, True)
+
+
 def test_no_unit_is_begun_after_the_end(tmp_path: Path) -> None:
     archive, stop = Archive(tmp_path), threading.Event()
     for number in range(4):
