@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -117,12 +118,14 @@ def redecode_quarantine(
 
     settings = load(config)
     with startup.imports():
+        from jetcapture_py.maintain.table import drop_quarantined
         from jetcapture_py.manage import quarantine as command
         from jetcapture_py.rewriting.redecode import QuarantineSelection
     selection = QuarantineSelection(
         reasons=reasons or (), start=time_option("--from", start), end=time_option("--to", end)
     )
-    raise typer.Exit(command.run_redecode(settings, selection, dry_run=dry_run, as_json=as_json))
+    drop = partial(drop_quarantined, settings)
+    raise typer.Exit(command.run_redecode(settings, selection, dry_run=dry_run, as_json=as_json, before_removal=drop))
 
 
 @app.command()

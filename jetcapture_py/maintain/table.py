@@ -163,6 +163,14 @@ def _refuse_gone(archive: ArchiveFiles, done: Committed) -> None:
         raise ConflictError(f"{archive.shown}/{min(gone)} was removed while table {done.result.name} was committed")
 
 
+def drop_quarantined(config: Config, paths: Collection[str]) -> None:
+    """Take objects that are about to be removed out of the quarantine's table, if there is one. Raises as `commit`."""
+    if config.maintain is None or config.maintain.table is None or config.maintain.table.quarantine is None:
+        return
+    archive = open_archive(config.store.url, config.store.options)
+    commit(config, archive, after=(config.maintain.compact or CompactConfig()).after, quarantine=True, expired=paths)
+
+
 def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = False) -> frozenset[str]:
     """Return the paths of the objects that the table names now. Raises JetcaptureError, and ConfigError."""
     with open_table(config, archive, quarantine=quarantine) as table:

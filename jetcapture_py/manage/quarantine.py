@@ -23,7 +23,7 @@ from jetcapture_py.manage.tap import fields, shown
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.plan import plan
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
-from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
+from jetcapture_py.rewriting.redecode import BeforeRemoval, QuarantineSelection, Redecoded, redecode
 from jetcapture_py.store.archive import open_archive, retried
 from jetcapture_py.text import escaped, plural
 from jetcapture_py.transform.frames import received_of
@@ -65,11 +65,19 @@ def run_show(config: Config, seq: int, *, as_json: bool) -> int:
     return 0
 
 
-def run_redecode(config: Config, selection: QuarantineSelection, *, dry_run: bool, as_json: bool) -> int:
+def run_redecode(
+    config: Config,
+    selection: QuarantineSelection,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    before_removal: BeforeRemoval = lambda _: None,
+) -> int:
     """Decode messages again, and print what was done; return the exit code. Raises ConfigError, JetcaptureError."""
     log.setup(config.log.format, "error")
     with text.progress_bars() as progress:
-        done = asyncio.run(redecode(config, selection, dry_run=dry_run, progress=progress))
+        work = redecode(config, selection, dry_run=dry_run, progress=progress, before_removal=before_removal)
+        done = asyncio.run(work)
     found = asdict(done) | {"reasons": [reason.fields() for reason in done.reasons]}
     _print([json.dumps(found)] if as_json else _summary(done))
     return 1 if done.errors else 0

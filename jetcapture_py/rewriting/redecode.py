@@ -8,7 +8,7 @@ finds it there. Right before an object of the quarantine is removed, every messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -41,6 +41,8 @@ _BATCH_ROWS = 1 << 20
 """Messages of the quarantine after which those decoded so far are stored and leave it."""
 _ATTEMPTS = 10
 """How often a batch of objects is read, while a compaction removes some of them."""
+BeforeRemoval = Callable[[Collection[str]], object]
+"""Called after objects were written, with the paths of those that are about to be removed in their favor."""
 _NONE = MessageSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
@@ -95,18 +97,24 @@ class Redecoded:
 
 
 async def redecode(
-    config: Config, selection: QuarantineSelection, *, dry_run: bool = False, progress: Progress = ignore
+    config: Config,
+    selection: QuarantineSelection,
+    *,
+    dry_run: bool = False,
+    progress: Progress = ignore,
+    before_removal: BeforeRemoval = lambda _: None,
 ) -> Redecoded:
     """Decode selected messages of the quarantine again; with `dry_run`, store nothing.
 
-    `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
-    until then stays, and another run goes on.
+    `progress` is called with a stage, and how much of it is done. What `before_removal` raises ends the run. Raises
+    ConfigError, JetcaptureError; what was done until then stays, and another run goes on.
     """
     writer = user_writer(config.block.format, config.block.compression)
     if writer is not None and not writer.reads:
         raise ConfigError(f"block.format: {config.block.format} has no method read, to check what is stored")
     archive = open_archive(config.store.url, config.store.options)
-    with _Redecoder(config, archive, ObjectExaminer(archive, None, writer), selection, dry_run=dry_run) as redecoder:
+    examiner = ObjectExaminer(archive, None, writer)
+    with _Redecoder(config, archive, examiner, selection, before_removal, dry_run=dry_run) as redecoder:
         return await redecoder.run(progress)
 
 
@@ -119,10 +127,12 @@ class _Redecoder(Recapture):
         archive: ArchiveFiles,
         examiner: ObjectExaminer,
         selection: QuarantineSelection,
+        before_removal: BeforeRemoval,
         *,
         dry_run: bool,
     ) -> None:
         super().__init__(config, _SEALED_BY)
+        self._before_removal = before_removal
         self._archive, self._examiner, self._selection = archive, examiner, selection
         self._files = Files(archive)
         self._done = Redecoded(dry_run=dry_run)
@@ -190,6 +200,8 @@ class _Redecoder(Recapture):
         done.without_payload += len(selected) - len(before) - len(seen)
         for failures in self._failures:
             self._reasons.add(pa.Table.from_batches([failures]))
+        if rewritten:
+            self._before_removal([each.source.name.path for each in rewritten if each.removable])
         removed, errors = remove_replaced(self._archive, rewritten)
         done.removed += removed
         done.errors = (*done.errors, *errors)

@@ -46,6 +46,7 @@ from jetcapture_py.maintain.table import TableResult, compare_tables
 from jetcapture_py.monitoring.facts import MaintenanceState
 from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.verify.findings import Severity
+from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
 from tests.support.archives import HOUR, put
 from tests.support.documents import blocks
@@ -97,6 +98,8 @@ class World:
     ) -> ObjectName:
         bucket = HOUR + 3600 * hour
         own = {
+            layout.STREAM: pa.array(["ORDERS"] * len(seqs)),
+            layout.DELIVERED: pa.array([1] * len(seqs), pa.int32()),
             layout.SUBJECT: pa.array(["orders.new"] * len(seqs)),
             layout.SEQ: pa.array(seqs, pa.int64()),
             layout.TIMESTAMP: pa.array([bucket * 1_000_000 + seq for seq in seqs], pa.timestamp("us", "UTC")),
@@ -572,6 +575,22 @@ def test_the_quarantine_is_a_table_of_its_own(tmp_path: Path) -> None:
     result = world.maintain()
     assert not result.errors
     assert {part: table.rows for part, table in result.tables.items()} == {"messages": 1, "quarantine": 0}
+
+
+def test_what_is_decoded_again_leaves_the_quarantines_table_before_the_archive(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    reasons = {"stage": ["decode"] * 2, "error": ["not JSON", "late"], "raw_headers": pa.nulls(2, pa.binary())}
+    world.write([2, 3], None, hour=0, quarantine=True, **reasons)
+    assert world.maintain().tables["quarantine"].rows == 2
+    table = {"name": "nats.orders", "catalog": world.catalog, "quarantine": "nats.dead"}
+    config = tmp_path / "orders.yaml"
+    source = {"stream": "ORDERS", "consumer": "archive"}
+    maintain = {"table": table, "compact": {"after": "0s"}}
+    config.write_text(json.dumps({"store": world.store, "source": source, "maintain": maintain}))
+    for reason, left in (("late", [("not JSON",)]), ("not JSON", [])):
+        done = jetcapture("quarantine", "redecode", config, "--reason", f"decode: {reason}")
+        assert done.returncode == 0, done.stderr
+        assert values(world.load("nats.dead"), "error") == left
 
 
 def test_a_table_that_cannot_be_kept_is_refused_with_the_configuration(tmp_path: Path) -> None:
