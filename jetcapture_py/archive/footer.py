@@ -84,6 +84,17 @@ def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
     return (known.min, known.max) if known is not None and known.has_min_max else None
 
 
+def may_have_nulls(metadata: pq.FileMetaData, column: str) -> bool:
+    """Whether a column at the top level may have nulls; False is exact."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = (group.column(at) for at in range(group.num_columns))
+        known = next((each.statistics for each in columns if each.path_in_schema == column), None)
+        if known is None or not known.has_null_count or known.null_count:
+            return True
+    return False
+
+
 def is_proven(footer: bytes) -> bool:
     """Whether a footer, with its length and magic bytes, has a valid checksum."""
     for place in layout.checksum_places(footer, layout.FOOTER_CHECKSUM):

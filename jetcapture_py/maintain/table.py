@@ -373,11 +373,12 @@ class _Commit:
         self._stale = {path for path, place in current.items() if files[place] != sizes.get(path)}
         touched = self._touched(names, current, closed)
         broken: dict[ObjectName, str] = {}
-        facts = read_facts(self.archive, touched, listing, broken=broken)
+        untimed: set[ObjectName] = set()
+        facts = read_facts(self.archive, touched, listing, broken=broken, untimed=untimed)
         columns = TableColumns(self.table.schema, quarantine=self.quarantine)
         added = self._chosen(touched, listing, facts, broken, columns, current, closed)
         removed = [place for path, place in current.items() if path not in self._kept]
-        new = [self._file(name, listing, facts) for name in added]
+        new = [self._file(name, listing, facts, timed=name not in untimed) for name in added]
         snapshot = self.table.snapshot
         if (new or removed) and not dry_run:
             summary = self._summary(mark)
@@ -522,14 +523,14 @@ class _Commit:
             return [], f"it may share messages with {plural(len(names) - 1, 'other object')}: compaction merges them"
         return resolved.whole, ""
 
-    def _file(self, name: ObjectName, listing: Listing, facts: ObjectFacts) -> TableFile:
+    def _file(self, name: ObjectName, listing: Listing, facts: ObjectFacts, *, timed: bool) -> TableFile:
         from jetcapture_py.maintain.iceberg import Partitions, TableFile
 
         names = facts.schemas[facts.schema_of[name]].names
         interval = facts.intervals.get(name, 0)
         time_ = layout.TIME if name.event_time else layout.TIMESTAMP
         several = name.event_time and layout.ROW in names  # a bucket has the time of the first row of a message
-        exact = interval > 0 and time_ in names and not several
+        exact = interval > 0 and time_ in names and not several and timed
         # messages without a key are in bundle 0, but in no bucket of Iceberg's
         number = facts.bundles.get(name, 0) if name.bundle and int(name.bundle) else 0
         return TableFile(

@@ -327,8 +327,11 @@ def read_facts(
     *,
     timed: bool = False,
     broken: dict[ObjectName, str] | None = None,
+    untimed: set[ObjectName] | None = None,
 ) -> ObjectFacts:
     """Read objects' footers, once; with `timed`, also the timestamps of objects with event time.
+
+    `untimed` takes the objects with event time in which it may be null: some were stored without it, and merged later.
 
     Raises JetcaptureError, unless `broken` takes the objects that cannot be read, with the reason; and VanishedError if
     an object was removed or rewritten.
@@ -346,6 +349,8 @@ def read_facts(
                 schema_of[name] = reader.number(data)
                 if timed and name.event_time:
                     times[name] = footer.bounds(footer.decoded(data), layout.TIMESTAMP)
+                if untimed is not None and name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME):
+                    untimed.add(name)
             except pa.ArrowException as error:
                 raise _unreadable(files, name, one_line(error)) from error
         except JetcaptureError as error:

@@ -292,6 +292,20 @@ def test_a_name_with_dots_and_the_path_of_another_column_are_two_columns(tmp_pat
     assert [tuple(row) for row in duckdb.rows(sql, table.metadata_location)] == expected
 
 
+def test_messages_without_event_time_that_were_merged_with_others_are_found(
+    tmp_path: Path, duckdb: DuckdbIceberg
+) -> None:
+    world = World(tmp_path)
+    world.write([1, 2], hour=0)
+    world.write([3, 4], hour=0, times=[HOUR * 1_000_000 + 5] * 2)  # `block.time` was set since
+    assert world.commit().files == 1
+    table = world.load()
+    for condition, rows in ((f"{layout.TIME} IS NULL", [1, 2]), (f"{layout.TIME} IS NOT NULL", [3, 4])):
+        assert sorted(table.scan(row_filter=condition).to_arrow()[layout.SEQ].to_pylist()) == rows
+        sql = f"SELECT {layout.SEQ} FROM {{table}} WHERE {condition} ORDER BY 1"
+        assert duckdb.rows(sql, table.metadata_location) == [[seq] for seq in rows]
+
+
 def test_what_fails_with_one_archives_table_leaves_the_others_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
