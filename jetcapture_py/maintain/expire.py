@@ -112,7 +112,12 @@ class Expiry:
         closed = time.time() - self.keep
         closed = closed if mark is None else min(closed, mark.time.timestamp())
         named = [(file, file.name) for file in self.archive.files(self.stream) if file.name is not None]
-        older = [(file, name) for file, name in named if name.bucket < closed and self._is_known(name)]
+        older = [(file, name) for file, name in named if name.bucket < closed]
+        if self.writer is not None and not self.writer.reads:
+            count = sum(name.suffix == self.writer.suffix for _, name in older)
+            why = "what is in them cannot be recorded, because their writer has no method read"
+            self._errors += [f"{self.stream}: {count:,} expired {self.writer.suffix} stay: {why}"] if count else []
+        older = [(file, name) for file, name in older if self._is_known(name)]
         older.sort(key=lambda pair: (pair[1].bucket, pair[0].path))
         creations = _creations(self.archive, self.stream) if older and not self.dry_run else []
         for batch in _batches(older):

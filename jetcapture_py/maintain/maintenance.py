@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from jetcapture_py.archive import layout, stream_config, watermark
+from jetcapture_py.archive.removed import expired_path
 from jetcapture_py.compaction.summary import Summary, report
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
@@ -21,7 +23,7 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
 from jetcapture_py.maintain.expire import Expiry, ExpirySummary
 from jetcapture_py.maintain.table import TableResult, commit, named_paths
-from jetcapture_py.store.archive import open_archive
+from jetcapture_py.store.archive import ArchiveFiles, open_archive
 from jetcapture_py.verify.proof import user_writer
 
 Progress = Callable[[str, int, int], object]
@@ -104,9 +106,11 @@ class Maintenance:
     def run(self, stop: threading.Event | None = None) -> PassResult:
         """Make one pass. What it replaced and may not be removed yet is left to `finish`, or to the next pass.
 
-        After `stop` is set, no further objects are merged. Raises JetcaptureError if the archive cannot be listed.
+        After `stop` is set, no further objects are merged. Raises JetcaptureError if the archive cannot be listed, or
+        has nothing of the stream.
         """
         started = time.monotonic()
+        _refuse_nothing(open_archive(self.config.store.url, self.config.store.options), self.config.source.stream)
         self._compactions = self._compacted(stop)
         self._expiry = self._expired()
         self._tabulate()
@@ -212,6 +216,15 @@ class Maintenance:
                 progress=partial(self._progress, part),
             )
         return compactions
+
+
+def _refuse_nothing(archive: ArchiveFiles, stream: str) -> None:
+    """Raise JetcaptureError if no capture of the stream has ever begun here, as with a wrong URL or name."""
+    if stream in archive.names() or stream in archive.names(layout.QUARANTINE):
+        return
+    notes = (watermark.path(stream), expired_path(stream))
+    if not archive.notes(stream_config.directory(stream)) and not any(map(archive.read_note, notes)):
+        raise JetcaptureError(f"no archive of stream {stream} under {archive.shown}{archive.known_streams()}")
 
 
 def _compaction_settings(config: Config, *, dry_run: bool) -> CompactionSettings | None:

@@ -106,6 +106,19 @@ def test_a_capture_whose_archive_cannot_be_read_fails_alone(tmp_path: Path) -> N
     assert len(objects(archive.root)) == 15 + 3
 
 
+def test_a_stream_or_store_without_an_archive_is_an_error(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive")
+    fill(archive)
+    misspelled = capture(tmp_path / "captures", "ORDRS", archive.root)
+    for command in ("maintain", "compact"):
+        done = jetcapture(command, misspelled)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"no archive of stream ORDRS under file://{archive.root}; there are: ORDERS" in done.stderr
+    (archive.root / "_watermark").mkdir()
+    (archive.root / "_watermark" / "ORDRS.json").write_text("{}")  # a capture has begun, and stored nothing yet
+    assert "no archive" not in jetcapture("maintain", misspelled).stderr
+
+
 def test_a_bucket_waits_until_it_has_ended_long_enough(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "archive")
     fill(archive)

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py import read_archive
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.config.model import Config
 from jetcapture_py.maintain.expire import Expiry
@@ -201,6 +203,23 @@ def test_every_object_tells_the_end_of_its_bucket_and_its_incarnation(tmp_path: 
         first: (5, ((1, 3), (5, 5), (9, 9))),
         second: (6, ((1, 2), (5, 5), (20, 20), (30, 31))),
     }
+
+
+def test_objects_that_their_writer_cannot_read_stay_and_fail_the_pass(tmp_path: Path) -> None:
+    class Lines:
+        suffix = ".lines"
+
+        def write(self, _: pa.Table) -> bytes:
+            return b"one"
+
+    path = put(tmp_path, encoded([(1, 1_000_000)], bucket=0))
+    path = path.rename(path.with_suffix(".lines"))
+    one = expiry(tmp_path, 3600, writer=UserWriter(Lines()))
+    one.record()
+    one.remove()
+    (error,) = one.summary().errors
+    assert error.startswith("ORDERS: 1 expired .lines stay: what is in them cannot be recorded")
+    assert path.exists()
 
 
 def test_a_read_goes_on_when_buckets_expire_under_it(tmp_path: Path) -> None:
