@@ -94,7 +94,7 @@ class _Tables:
         with open_table(config, archive, quarantine=quarantine) as table:
             if not table.exists:
                 return []
-        commit(config, archive, after=compact.after, quarantine=quarantine, expired=lambda each: each.path in paths)
+        commit(config, archive, after=compact.after, quarantine=quarantine, expired=paths)
         for attempt in range(_ATTEMPTS):
             try:
                 with open_table(config, archive, quarantine=quarantine) as table:

@@ -43,7 +43,8 @@ from jetcapture_py.text import plural, without_credentials
 from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings
 
 if TYPE_CHECKING:
-    from jetcapture_py.maintain.iceberg import IcebergTable, TableFile
+    from jetcapture_py.maintain.iceberg import IcebergTable
+    from jetcapture_py.maintain.manifests import TableFile
     from jetcapture_py.maintain.table_columns import TableColumns
 
 SNAPSHOT_AGE = timedelta(hours=1)
@@ -524,7 +525,7 @@ class _Commit:
         return resolved.whole, ""
 
     def _file(self, name: ObjectName, listing: Listing, facts: ObjectFacts, *, timed: bool) -> TableFile:
-        from jetcapture_py.maintain.iceberg import Partitions, TableFile
+        from jetcapture_py.maintain.manifests import Partitions, TableFile
 
         names = facts.schemas[facts.schema_of[name]].names
         interval = facts.intervals.get(name, 0)

@@ -38,7 +38,7 @@ from jetcapture_py.config.model import Config, parse
 from jetcapture_py.config.section import validated
 from jetcapture_py.config.several import ConfigFiles
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.maintain import iceberg, service
+from jetcapture_py.maintain import iceberg, manifests, service
 from jetcapture_py.maintain import table as table_module
 from jetcapture_py.maintain.compact import Compaction
 from jetcapture_py.maintain.maintenance import Maintenance, PassResult
@@ -427,7 +427,7 @@ def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another
     world.write([2, 3], hour=0)
     world.write([4], hour=1)
     before, full = {("eu", HOUR // 3600): (2, 3)}, truth(world)
-    owner: Any = {"swap": Table, "remove": Compaction}.get(step, iceberg)
+    owner: Any = {"swap": Table, "remove": Compaction}.get(step, manifests)
     name = {"swap": "_do_commit"}.get(step, step)
     original = getattr(owner, name)
 
@@ -693,7 +693,7 @@ def test_old_snapshots_and_their_manifests_go_and_no_object_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_module, "SNAPSHOT_AGE", timedelta())
-    monkeypatch.setattr(iceberg, "_MERGED", 3)
+    monkeypatch.setattr(manifests, "_MERGED", 3)
     world = World(tmp_path)
     for hour in range(6):
         world.write([hour + 1], hour=hour)
@@ -815,7 +815,7 @@ KILLED_AGAIN_AND_AGAIN = """
 import os, random, select, signal, sys
 from pathlib import Path
 from jetcapture_py.config.model import load
-from jetcapture_py.maintain import iceberg, table_columns
+from jetcapture_py.maintain import iceberg, manifests, table_columns
 from jetcapture_py.maintain.maintenance import Maintenance
 longest = 1.0
 while not select.select([sys.stdin], [], [], 0)[0]:
