@@ -39,9 +39,9 @@ _MEMORY_SHARE = 2
 """DuckDB gets this part of the memory; Python, Arrow and the page cache need the rest."""
 _REMOTE_THREADS = 16
 """Threads that read a remote store: they mostly wait for it."""
-_COPY = "_nats_copy"
-_VIRTUAL = ("file_index", "file_row_number")
-"""Columns of DuckDB's reader that number the rows of the objects that are compared."""
+_COPY, _FILE = "_nats_copy", "_nats_file"
+_ROW_NUMBER = "file_row_number"
+"""The column of DuckDB's reader that numbers the rows of a file."""
 _ROW_BITS = 36
 _NAMED = re.compile(rf"\b({'|'.join(VIEWS)})\b", re.IGNORECASE)
 _OBJECTS = pa.schema(
@@ -266,10 +266,13 @@ class ArchiveViews:
                     value = self._converted(_quoted(source), type_, column.type, table.fold)
                 columns.append(f"{value} AS {_quoted(column.name)}")
             columns += map(_quoted, table.partitions)
-            if number:
-                columns.append(f"(({first} + CAST(file_index AS BIGINT)) << {_ROW_BITS}) + file_row_number AS {_COPY}")
             paths = ", ".join(_text(self._paths.path(planned.listing.files[name])) for name in members)
-            scan = f"read_parquet([{paths}], hive_partitioning = true, hive_types_autocast = false)"
+            options = "hive_partitioning = true, hive_types_autocast = false"
+            if number:  # by path: DuckDB's own numbers of files are those that a filter on the partitions leaves
+                file = f"{first} + CAST(enum_code(CAST({_FILE} AS ENUM({paths}))) AS BIGINT)"
+                columns.append(f"(({file}) << {_ROW_BITS}) + {_ROW_NUMBER} AS {_COPY}")
+                options += f", filename = {_text(_FILE)}"
+            scan = f"read_parquet([{paths}], {options})"
             keys = planned.selection.keys
             conditions = [*([where] if where else []), *([_has_key(keys)] if bundled and keys is not None else [])]
             condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -280,9 +283,9 @@ class ArchiveViews:
     def _compared(self, planned: ReadPlan) -> str:
         """Return the SELECT of the objects whose rows are compared. Only their identities are kept in memory."""
         table = planned.table
-        if taken := [table.columns[name].name for name in _VIRTUAL if name in table.columns]:
+        if (taken := table.columns.get(_ROW_NUMBER)) is not None:
             raise JetcaptureError(
-                f"column {taken[0]} has a name that DuckDB needs to compare rows: use jetcapture spark query"
+                f"column {taken.name} has a name that DuckDB needs to compare rows: use jetcapture spark query"
             )
         union = " UNION ALL ".join(self._scans(planned, planned.shared, number=True))
         identity = [_quoted(name) for name in planned.identity]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import strategies as some
 from jetcapture_py.archive import layout
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.duckdb import ArchiveViews
+from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.examples import examples
@@ -46,8 +47,7 @@ def arrow(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
 @contextmanager
 def in_duckdb(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
     with tempfile.TemporaryDirectory() as links, duckdb.connect(config={"threads": 1}) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        views = ArchiveViews(connection, ArchiveFiles(archive.url, {}), STREAM, selection, directory=Path(links))
+        views = views_of(connection, archive, selection, links)
 
         def read(view: str, columns: Sequence[str] | None) -> pa.Table:
             views.create([view])
@@ -55,6 +55,18 @@ def in_duckdb(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
             return connection.sql(f"SELECT {names} FROM {view}").to_arrow_table()
 
         yield read
+
+
+def views_of(
+    connection: duckdb.DuckDBPyConnection,
+    archive: RandomArchive,
+    selection: Selection,
+    links: str,
+    dedupe: Dedupe = "auto",
+) -> ArchiveViews:
+    connection.execute("SET TimeZone = 'UTC'")
+    files = ArchiveFiles(archive.url, {})
+    return ArchiveViews(connection, files, STREAM, selection, directory=Path(links), dedupe=dedupe)
 
 
 def selected(message: Message, selection: Selection) -> bool:
@@ -78,6 +90,46 @@ def selections(draw: some.DrawFn, archive: RandomArchive) -> Selection:
     )
     keys = draw(some.none() | some.lists(some.sampled_from(KEYS), min_size=1, unique=True))
     return Selection(draw(bounds), draw(bounds), keys, draw(bounds), draw(bounds))
+
+
+PARTITIONS = layout.PARTITIONS
+DEDUPES: tuple[Dedupe, ...] = ("auto", "full")
+FORMS = (
+    "SELECT * FROM archive WHERE {}",
+    "SELECT archive.* FROM archive JOIN (SELECT DISTINCT {names} FROM archive WHERE {}) AS chosen ON {same}",
+    "SELECT * FROM archive WHERE ({names}) IN (SELECT DISTINCT ({names}) FROM archive WHERE {})",
+    "SELECT * FROM archive WHERE NOT coalesce(NOT ({}), true)",
+)
+"""Statements that return exactly the rows for which a condition on these columns is true."""
+
+
+def partitions(message: Message) -> tuple[str | None, str, str]:
+    at = datetime.fromtimestamp(message.bucket, UTC)
+    return message.key, f"{at:%Y-%m-%d}", f"{at:%H}"
+
+
+@some.composite
+def filters(draw: some.DrawFn, archive: RandomArchive) -> tuple[str, Callable[[Message], bool]]:
+    """A condition on key, date and hour in SQL, and whether a message fulfills it."""
+    number = draw(some.integers(0, 2))
+    name, values = PARTITIONS[number], {partitions(message)[number] for message in archive.messages}
+    value = draw(some.sampled_from(sorted(values, key=str)))
+    if value is None:
+        return f"{name} IS NULL", lambda message: message.key is None
+    text = "'" + value + "'"
+    conditions: dict[str, Callable[[str], bool]] = {
+        f"{name} = {text}": lambda other: other == value,
+        f"{name} <> {text}": lambda other: other != value,
+        f"{name} >= {text}": lambda other: other >= value,
+        f"{name} IN ({text}, 'eu', '00')": lambda other: other in (value, "eu", "00"),
+    }
+    sql = draw(some.sampled_from(sorted(conditions)))
+
+    def fulfilled(message: Message) -> bool:
+        other = partitions(message)[number]
+        return other is not None and conditions[sql](other)
+
+    return sql, fulfilled
 
 
 def identities(rows: list[dict[str, Any]]) -> list[tuple[int, datetime, int]]:
@@ -111,3 +163,23 @@ def test_every_message_is_read_once_with_its_values(drawn: Any) -> None:
         assert comparable(tables[0].to_pylist()) == comparable(tables[1].to_pylist())
         compared = read_archive(archive.url, STREAM, dedupe="full").read_all()
         assert identities(compared.to_pylist()) == identities(archive.rows())
+
+
+@examples(cost=2)
+@given(some.data())
+def test_filters_in_sql_on_key_date_and_hour_neither_lose_nor_double_a_row(drawn: Any) -> None:
+    with ExitStack() as stack:
+        archive = drawn.draw(archives(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+        if all(message.bad for message in archive.messages):
+            return
+        for dedupe in DEDUPES:
+            links = stack.enter_context(tempfile.TemporaryDirectory())
+            connection = stack.enter_context(duckdb.connect(config={"threads": 1}))
+            views_of(connection, archive, Selection(), links, dedupe).create(["archive"])
+            for form in FORMS:
+                condition, fulfilled = drawn.draw(filters(archive))
+                same = " AND ".join(f"archive.{name} IS NOT DISTINCT FROM chosen.{name}" for name in PARTITIONS)
+                sql = form.format(condition, names=", ".join(PARTITIONS), same=same)
+                rows = connection.sql(sql).to_arrow_table().to_pylist()
+                expected = [row for message, row in archive.pairs() if fulfilled(message)]
+                assert identities(rows) == identities(expected), (dedupe, sql)
