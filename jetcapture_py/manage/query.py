@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from jetcapture_py.config.model import load
 from jetcapture_py.config.values import parse_option
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
-from jetcapture_py.reading.output import Format, write
+from jetcapture_py.reading.output import Format, discard, write
 from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.reading.selection import Selection, complete_end
 from jetcapture_py.store.archive import open_archive
@@ -43,7 +44,8 @@ _PATIENCE = 0.5
 _MAX_WAIT = 2.0
 """Seconds that the next statement waits for one that was interrupted."""
 _BAR_AFTER, _BAR_WIDTH = 1.0, 40
-_BATCH_ROWS = 16_384
+_BATCH_ROWS = 2048
+"""As many as DuckDB makes at a time."""
 _LITERALS = re.compile(
     r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*(?:\n|$)|/\*.*?\*/|(\$\w*\$).*?\1",
     re.DOTALL,
@@ -196,7 +198,7 @@ class _Session:
         for number, statement in enumerate(statements, 1):
             returns = duckdb.ExpectedResultType.QUERY_RESULT in statement.expected_result_type
             last = number == len(statements)
-            self._guarded(partial(self._execute, statement.query, rows=returns and last))
+            self._guarded(partial(self._execute, statement.query, returns=returns, last=last))
         return len(statements)
 
     def close(self, code: int) -> None:
@@ -205,6 +207,7 @@ class _Session:
             self.connection.close()
             return
         shutil.rmtree(self._directory, ignore_errors=True)
+        discard()
         with suppress(OSError):
             sys.stderr.flush()
         os._exit(code)
@@ -250,17 +253,19 @@ class _Session:
             while not done.wait(0.05):
                 self.connection.interrupt()
 
-    def _execute(self, query: str, *, rows: bool) -> None:
+    def _execute(self, query: str, *, returns: bool, last: bool) -> None:
         """Run one statement; again, if objects that it reads were removed or rewritten meanwhile."""
         import duckdb
 
+        if self._views is not None:
+            self._views.failure()  # that of an earlier statement
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._create(query, again=attempt > 1)
                 if self._interrupted:
                     return
-                if rows:
-                    self._write(self.connection.sql(query).to_arrow_reader(_BATCH_ROWS))
+                if returns:
+                    self._read(query, last=last)
                 else:
                     self.connection.execute(query)
                 return
@@ -298,6 +303,20 @@ class _Session:
                 parquet_only=request.parquet_only,
             )
         self._views.create(names)
+
+    def _read(self, query: str, *, last: bool) -> None:
+        """Run a statement that may return rows; write those of the last one, and leave no result open."""
+        relation: Any = self.connection.sql(query)
+        if relation is None:  # DuckDB 1 has run it, and it returned none
+            return
+        reader = relation.to_arrow_reader(_BATCH_ROWS)
+        try:
+            if last:
+                self._write(reader)
+            else:
+                deque(reader, maxlen=0)
+        finally:
+            reader.close()
 
     def _write(self, rows: pa.RecordBatchReader) -> None:
         request = self.request

@@ -78,7 +78,14 @@ _SIMPLE = {
 
 def named_views(statement: str) -> list[str]:
     """Return the views that a statement may read."""
-    return sorted({name.lower() for name in _NAMED.findall(statement)})
+    import duckdb
+
+    names = {name.lower() for name in _NAMED.findall(statement)}
+    if names:
+        # without tables of its own, as DuckDB names those that a view reads; some statements need these tables
+        with duckdb.connect() as empty, suppress(duckdb.Error):
+            names.intersection_update(name.lower() for name in empty.get_table_names(statement))
+    return sorted(names)
 
 
 def sql_type(type_: pa.DataType) -> str:

@@ -7,7 +7,7 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -25,6 +25,14 @@ Format = Literal["table", "csv", "json", "parquet"]
 
 _MEASURED = 1000
 """Rows that determine the column widths of a table."""
+_TEXT_BYTES = 8 << 20
+"""Bytes of rows that become text at a time: as Python's values, they take several times as much."""
+_GROUP_BYTES, _GROUP_ROWS = 32 << 20, 1 << 17
+"""Bytes or rows after which a row group of Parquet ends."""
+_OPEN = ("/dev/fd/", "/dev/std", "/proc/")
+"""Where the paths of open files begin."""
+_temporary_files: set[Path] = set()
+"""Files that are to be removed when they have been used."""
 
 
 def write(
@@ -39,11 +47,11 @@ def write(
     `begin` is called before the first byte is written, when the first rows are known. Raises JetcaptureError, OSError.
     """
     first = next(iter(rows), None)
-    batches = chain([] if first is None else [first], rows)
+    batches: Iterable[pa.RecordBatch] = chain([] if first is None else [first], rows)
     begin()
     if form == "parquet":
         return _write_parquet(rows.schema, batches, output or "", options or {})
-    names = rows.schema.names
+    names, batches = rows.schema.names, _pieces(batches)
     if form == "json":
         check_names(names, "columns")
     with target(output) as file:
@@ -70,9 +78,9 @@ def _write_parquet(
     local = not separator or scheme in ("file", "local")
     with _whole(Path(rest if separator else output)) if local else _uploaded(scheme, rest, options) as path:
         try:
-            with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
+            with path.open("wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                for group in _groups(batches):
+                    writer.write_table(group)
         except pa.ArrowNotImplementedError as error:
             raise JetcaptureError(f"cannot write Parquet: {one_line(error)}; cast the column to VARCHAR") from error
 
@@ -83,8 +91,9 @@ def _uploaded(scheme: str, rest: str, options: Mapping[str, Any]) -> Iterator[Pa
     import tempfile
 
     store = open_remote(scheme, rest, options)
-    with tempfile.TemporaryDirectory(prefix="jetcapture-") as directory:
-        path = Path(directory, "rows.parquet")
+    number, name = tempfile.mkstemp(prefix="jetcapture-", suffix=".parquet")
+    os.close(number)
+    with _temporary(Path(name)) as path:
         yield path
         try:
             store.attempt(lambda fs: fs.put_file(str(path), rest))
@@ -115,13 +124,57 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Yield a path whose file is renamed to `path` when the block ends without an error."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    """Yield a path whose file is renamed to `path` when the block ends without an error.
+
+    Links are followed. A pipe, a device or an open file is written to directly.
+    """
+    if str(path).startswith(_OPEN) or (path.exists() and not path.is_file()):
+        yield path
+        return
+    path = Path(os.path.realpath(path))
+    with _temporary(path.with_name(f".{path.name}.partial")) as partial:
         yield partial
         partial.replace(path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Yield a path whose file is removed when the block ends, or by `discard`."""
+    _temporary_files.add(path)
+    try:
+        yield path
     finally:
-        partial.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        _temporary_files.discard(path)
+
+
+def discard() -> None:
+    """Remove the files of what is being written, because the process ends at once."""
+    for path in tuple(_temporary_files):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Divide batches that are large."""
+    for batch in batches:
+        rows = max(1, batch.num_rows * _TEXT_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Join batches to row groups."""
+    waiting: list[pa.RecordBatch] = []
+    size = rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        size, rows = size + batch.nbytes, rows + batch.num_rows
+        if size >= _GROUP_BYTES or rows >= _GROUP_ROWS:
+            yield pa.Table.from_batches(waiting)
+            waiting, size, rows = [], 0, 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:

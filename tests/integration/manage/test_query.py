@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ from jetcapture_py.archive import watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage import query as command
 from jetcapture_py.manage.query import is_complete
+from jetcapture_py.reading import output
 from jetcapture_py.reading.duckdb import ArchiveViews
 from jetcapture_py.reading.selection import Selection
 from tests.support import azurite, s3
@@ -69,9 +71,9 @@ def query(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def session_of(archive: Archive) -> Any:
-    """A session that writes CSV."""
-    others = {"complete_only": False, "dedupe": "auto", "parquet_only": False, "form": "csv", "output": None}
+def session_of(archive: Archive, form: str = "csv", output: str | None = None) -> Any:
+    """A session that writes in this format."""
+    others = {"complete_only": False, "dedupe": "auto", "parquet_only": False, "form": form, "output": output}
     return command._session(command.request_of([archive.url, "ORDERS"], (), selection=Selection(), **others))
 
 
@@ -130,6 +132,47 @@ def test_a_file_appears_only_when_the_statement_succeeded(orders: Archive, query
     assert pq.read_table(sums).column("total").to_pylist() == [100.0, 4.0, 10.0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "good.csv", "sums.parquet"]
     assert query(orders, SUMS, "--format", "parquet") == 2
+
+
+def test_a_link_a_pipe_and_an_open_file_stay_what_they_are(orders: Archive, query: Any, tmp_path: Path) -> None:
+    link, pipe, opened = (tmp_path / name for name in ("link.csv", "pipe", "opened"))
+    link.symlink_to("target.csv")
+    (tmp_path / "target.csv").write_text("old")
+    assert query(orders, SUMS, "--format", "csv", "--output", str(link)) == 0
+    assert link.is_symlink()
+    assert (tmp_path / "target.csv").read_text() == link.read_text() == "key,total\n,100.0\neu,4.0\nus,10.0\n"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    assert query(orders, SUMS, "--format", "parquet", "--output", str(pipe)) == 0
+    reader.join()
+    assert pq.read_table(io.BytesIO(read[0])).column("total").to_pylist() == [100.0, 4.0, 10.0]
+    with opened.open("w") as file:
+        assert query(orders, "SELECT 1 AS n", "--format", "csv", "--output", f"/dev/fd/{file.fileno()}") == 0
+        assert opened.stat().st_ino == os.fstat(file.fileno()).st_ino
+    assert opened.read_text() == "n\n1\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"archive", "link.csv", "target.csv", "pipe", "opened"}
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_rows_with_large_values_become_text_a_few_at_a_time(
+    orders: Archive, query: Any, form: str, tmp_path: Path
+) -> None:
+    sql = "SELECT repeat('x', 30000) AS text FROM range(2500)"
+    tracemalloc.start()
+    try:
+        assert query(orders, sql, "--format", form, "--output", str(tmp_path / "rows")) == 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 << 20
+
+
+def test_rows_of_parquet_are_in_large_row_groups(orders: Archive, query: Any, tmp_path: Path) -> None:
+    sql, path = "SELECT range AS n FROM range(200000)", tmp_path / "rows.parquet"
+    assert query(orders, sql, "--format", "parquet", "--output", str(path)) == 0
+    assert (pq.read_metadata(path).num_rows, pq.read_metadata(path).num_row_groups) == (200_000, 2)
 
 
 def test_whoever_reads_the_output_may_stop(
@@ -272,6 +315,30 @@ def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
     )
 
 
+def test_only_the_views_that_a_statement_reads_are_needed(orders: Archive, told: Any) -> None:
+    (path,) = orders.root.glob("_quarantine/**/*.parquet")
+    path.write_bytes(b"")
+    assert told(orders, "SELECT count(*) FROM objects WHERE NOT quarantine AND path NOT LIKE 'archive'") == ["3"]
+    assert told(orders, "CREATE VIEW mine AS FROM archive; PIVOT (SELECT key FROM mine) ON key") == ["2,1"]
+
+
+def test_the_rows_of_the_last_statement_are_written_and_the_others_are_run(orders: Archive, capsys: Any) -> None:
+    with session_of(orders) as session:
+        session.run("SELECT 1 AS a FROM range(5000); CREATE TABLE t AS SELECT 2 AS b; SELECT 3 AS c FROM archive, t")
+        with pytest.raises(JetcaptureError, match="broken"):
+            session.run("SELECT error('broken') FROM range(5000); SELECT 4 AS d")
+        session.run("FROM t")
+    assert capsys.readouterr().out == "c\n3\n3\n3\n3\nb\n2\n"
+
+
+def test_a_statement_runs_after_one_whose_rows_could_not_be_written(orders: Archive, capsys: Any) -> None:
+    with session_of(orders, "json") as session:
+        with pytest.raises(JetcaptureError, match="two columns are called a"):
+            session.run("SELECT 1 AS a, 2 AS a FROM range(5000)")
+        session.run("SELECT 3 AS b")
+    assert capsys.readouterr().out == '{"b":3}\n'
+
+
 def test_a_view_of_the_users_own_follows_objects_that_are_replaced(orders: Archive, capsys: Any) -> None:
     with session_of(orders) as session:
         session.run("CREATE VIEW mine AS SELECT _nats_seq FROM archive")
@@ -364,6 +431,30 @@ def test_a_signal_ends_a_running_statement_at_once(
         assert (process.returncode, error) == (code, b"jetcapture: interrupted\n")
         assert time.monotonic() - begun < 20
     assert list(spilled.iterdir()) == []
+
+
+def test_a_process_that_ends_while_rows_are_written_leaves_no_part_of_its_output(
+    orders: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, released = output._texts, threading.Event()
+
+    def held(array: pa.Array) -> list[str | None]:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert released.wait(60)
+        return texts(array)
+
+    codes: list[int] = []
+    monkeypatch.setattr(output, "_texts", held)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(command, "_PATIENCE", 0.1)
+    partial = tmp_path / ".rows.csv.partial"
+    with session_of(orders, output=str(tmp_path / "rows.csv")) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run("SELECT 1 AS n")
+        assert partial.exists()
+        session.close(130)
+        assert (codes, partial.exists()) == ([130], False)
+        released.set()
 
 
 def test_a_statement_that_is_interrupted_while_it_is_planned_is_not_run(
