@@ -302,7 +302,9 @@ class _Session:
                 dedupe=request.dedupe,
                 parquet_only=request.parquet_only,
             )
+        known = dict(self._views.unread)
         self._views.create(names)
+        sys.stderr.writelines(f"{notice}\n" for notice in self._views.unread if notice not in known)
 
     def _read(self, query: str, *, last: bool) -> None:
         """Run a statement that may return rows; write those of the last one, and leave no result open."""

@@ -31,11 +31,11 @@ from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.reading.columns import INSTANT, Columns, Table
+from jetcapture_py.reading.columns import INSTANT, Columns, Table, listed
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, plan
 from jetcapture_py.reading.selection import Keys, Moment, Selection
-from jetcapture_py.store.archive import SMALL, ArchiveFiles, File, open_archive
+from jetcapture_py.store.archive import SMALL, ArchiveFiles, File, belongs, open_archive
 
 _BATCH_BYTES = 8 << 20
 _MAX_ROWS = 1 << 16
@@ -50,7 +50,7 @@ Batches = Generator[pa.RecordBatch]
 
 
 def read_archive(
-    url: str,
+    url: str | os.PathLike[str],
     stream: str,
     *,
     start: Moment | None = None,
@@ -80,6 +80,7 @@ def read_archive(
     """
     selection = Selection.of(start, end, keys, event_start, event_end)
     files = open_archive(url, options or {})
+    columns = columns if columns is None or callable(columns) else listed(columns)
 
     def planned() -> ReadPlan:
         return plan(
@@ -194,7 +195,7 @@ def _batch_rows(groups: Sequence[Any], columns: Iterable[str]) -> int:
     names, size = set(columns), 0
     for group in groups:
         leaves = (group.column(number) for number in range(group.num_columns))
-        size += sum(leaf.total_uncompressed_size for leaf in leaves if leaf.path_in_schema.partition(".")[0] in names)
+        size += sum(leaf.total_uncompressed_size for leaf in leaves if belongs(leaf, names))
     rows: int = sum(group.num_rows for group in groups)
     return max(1, min(_MAX_ROWS, _BATCH_BYTES * rows // max(1, size)))
 

@@ -8,6 +8,7 @@ that come later (ADR-48), so the moments follow from the entries.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REA
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.arrow import identities, read_archive
-from jetcapture_py.reading.columns import INSTANT
+from jetcapture_py.reading.columns import INSTANT, listed
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Dedupe, outputs
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
@@ -136,7 +137,7 @@ def start_of(
 
 
 def read_bucket(
-    url: str,
+    url: str | os.PathLike[str],
     bucket: str,
     *,
     as_of: buckets.AsOf | None = None,
@@ -164,6 +165,7 @@ def read_bucket(
     the headers that count are held in memory for all entries; values are not. Raises JetcaptureError.
     """
     check_name(bucket)
+    names = None if columns is None else listed(columns)
     stream, moment = f"{PREFIXES['bucket']}{bucket}", buckets.moment(as_of)
     until = moment if isinstance(moment, datetime) else None
     known = incarnations(open_archive(url, options or {}), stream, max_age, max_msgs_per_subject)
@@ -187,9 +189,9 @@ def read_bucket(
             time = int(entries.times[np.argmax(entries.seqs)])
     entries = entries.take(pc.not_equal(entries.keys, "").to_numpy(zero_copy_only=False))
     kept = entries.take(_first_copies(entries) if history else _present(entries, life.limits, time))
-    good, bad = readers(None if columns is None else {*NEEDED, *columns}.__contains__)
+    good, bad = readers(None if names is None else {*NEEDED, *names}.__contains__)
     sources = _sources(good.schema, bad.schema)
-    chosen = [(name, name) for name in sources] if columns is None else outputs(list(sources), columns)
+    chosen = [(name, name) for name in sources] if names is None else outputs(list(sources), names)
     schema = pa.schema([(name, sources[source]) for name, source in chosen])
 
     def batches() -> Iterator[pa.RecordBatch]:

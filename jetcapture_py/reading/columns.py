@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import rebuilt
+from jetcapture_py.config.units import quoted
 from jetcapture_py.errors import JetcaptureError
 
 Columns = Sequence[str] | Callable[[str], bool]
@@ -44,18 +46,27 @@ class Table:
     """
 
     def __init__(
-        self, schemas: Iterable[pa.Schema], quarantine: bool, columns: Columns | None, case_sensitive: bool
+        self,
+        schemas: Iterable[pa.Schema],
+        quarantine: bool,
+        columns: Columns | None,
+        case_sensitive: bool,
+        unread: dict[str, str] | None = None,
     ) -> None:
-        """Raises JetcaptureError for types that cannot be read, and names that are the same but for their case."""
+        """Raises JetcaptureError for types that cannot be read, and names that are the same but for their case, unless
+        `unread` takes these columns, with the reason."""
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         """Columns of text that follow from an object's path, after the others."""
-        self.fold: Fold = str if case_sensitive else str.casefold
+        self.fold: Fold = str if case_sensitive else str.lower
         choose = columns if callable(columns) else None
         chosen = None
         if columns is not None:
             named = () if callable(columns) else columns
             chosen = {self.fold(name) for name in (*named, *layout.IDENTITY, layout.ROW)}
-        self._stored = [self._columns(schema, chosen, choose) for schema in schemas]
+        self._stored = [self._columns(schema, chosen, choose, unread) for schema in schemas]
+        for stored in self._stored:
+            for folded in unread or ():
+                stored.pop(folded, None)
         names: dict[str, str] = {}
         types: dict[str, dict[pa.DataType, None]] = defaultdict(dict)
         for stored in self._stored:
@@ -71,7 +82,11 @@ class Table:
             self.columns[folded] = TableColumn(names[folded], target, drifted)
 
     def _columns(
-        self, schema: pa.Schema, chosen: set[str] | None, choose: Callable[[str], bool] | None
+        self,
+        schema: pa.Schema,
+        chosen: set[str] | None,
+        choose: Callable[[str], bool] | None,
+        unread: dict[str, str] | None,
     ) -> dict[str, tuple[str, pa.DataType]]:
         stored: dict[str, tuple[str, pa.DataType]] = {}
         for field in schema:
@@ -80,10 +95,16 @@ class Table:
                 continue  # one of the partitions
             if chosen is not None and folded not in chosen and not (choose and choose(field.name)):
                 continue
-            if folded in stored:
-                raise JetcaptureError(f"columns {stored[folded][0]} and {field.name} {_SAME_BUT_FOR_CASE}")
-            type_ = as_read(field.name, field.type)
-            _check_fields(field.name, type_, self.fold)
+            try:
+                if folded in stored:
+                    raise JetcaptureError(f"columns {stored[folded][0]} and {field.name} {_SAME_BUT_FOR_CASE}")
+                type_ = as_read(field.name, field.type)
+                _check_fields(field.name, type_, self.fold)
+            except JetcaptureError as error:
+                if unread is None:
+                    raise
+                unread[folded] = str(error).rpartition(": ")[0]  # without what to do about it
+                continue
             stored[folded] = field.name, type_
         return stored
 
@@ -118,6 +139,17 @@ class Table:
             for folded, column in self.columns.items()
             if column.drifted and folded in stored
         }
+
+
+def listed(columns: object) -> list[str]:
+    """Return one or several names of columns as a list. Raises JetcaptureError for what is no name."""
+    one = isinstance(columns, str) or not isinstance(columns, Iterable)
+    names: list[Any] = [columns] if one else list(cast("Iterable[Any]", columns))
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise JetcaptureError(f"columns: expected names, got {quoted(wrong[0])}")
+    if not names:
+        raise JetcaptureError("columns: expected at least one name")
+    return names
 
 
 _SAME_BUT_FOR_CASE = "differ in case only: set spark.sql.caseSensitive=true, or case_sensitive=True without Spark"

@@ -25,10 +25,10 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT, Fold
+from jetcapture_py.reading.columns import INSTANT, Fold, Table, inner_types
 from jetcapture_py.reading.convert import convert
-from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, list_objects, plan, within_buckets
-from jetcapture_py.reading.selection import Selection
+from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, list_objects, no_archive, plan, within_buckets
+from jetcapture_py.reading.selection import Selection, check_stream
 from jetcapture_py.store.archive import ArchiveFiles, File
 
 if TYPE_CHECKING:
@@ -154,12 +154,15 @@ class ArchiveViews:
         dedupe: Dedupe = "auto",
         parquet_only: bool = False,
     ) -> None:
+        check_stream(stream)
         self.files, self.stream = files, stream
         self._connection = connection
         self._selection = selection
         self._dedupe: Dedupe = dedupe
         self._parquet_only = parquet_only
         self._plans: dict[str, ReadPlan] = {}
+        self.unread: dict[str, None] = {}
+        """Which columns the views leave out, and why."""
         self._functions: dict[tuple[pa.DataType, pa.DataType], str] = {}
         self._paths: _Links | _Remote = _Links(directory) if files.local else _Remote(files)
         if isinstance(self._paths, _Remote):
@@ -179,6 +182,7 @@ class ArchiveViews:
                 self._connection.execute("CREATE OR REPLACE TEMP VIEW objects AS FROM _nats_objects")
                 continue
             quarantine = name == "quarantine"
+            unread: dict[str, str] = {}
             planned = plan(
                 self.files,
                 self.stream,
@@ -186,7 +190,10 @@ class ArchiveViews:
                 dedupe=self._dedupe,
                 quarantine=quarantine,
                 parquet_only=self._parquet_only,
+                unread=unread,
             )
+            unread |= _without_unnameable(planned.table)
+            self.unread.update((f"{reason}: left out of {name}", None) for reason in unread.values())
             self._plans[name] = planned
             self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._select(planned)}")
 
@@ -214,8 +221,10 @@ class ArchiveViews:
         return text
 
     def _objects(self) -> pa.Table:
-        rows = []
-        for file in sorted(self.files.files(self.stream), key=lambda file: file.path):
+        rows, files = [], sorted(self.files.files(self.stream), key=lambda file: file.path)
+        if not files:
+            raise no_archive(self.files, self.stream)
+        for file in files:
             name = file.name
             if name is not None and _selected(name, self._selection):
                 rows.append(
@@ -272,7 +281,9 @@ class ArchiveViews:
                     source, type_ = stored[folded]
                     value = self._converted(_quoted(source), type_, column.type, table.fold)
                 columns.append(f"{value} AS {_quoted(column.name)}")
-            columns += map(_quoted, table.partitions)
+            columns += [
+                f"{name} AS {name}" for name in map(_quoted, table.partitions)
+            ]  # its case may differ in objects
             paths = ", ".join(_text(self._paths.path(planned.listing.files[name])) for name in members)
             options = "hive_partitioning = true, hive_types_autocast = false"
             if number:  # by path: DuckDB's own numbers of files are those that a filter on the partitions leaves
@@ -319,14 +330,34 @@ class ArchiveViews:
         return f"{name}(CAST({column} AS {sql_type(stored)}))"
 
 
+def _without_unnameable(table: Table) -> dict[str, str]:
+    """Remove the columns of a table that SQL cannot name; return why, by folded name."""
+    reasons = {}
+    for folded, column in table.columns.items():
+        if folded in table.partitions:
+            reasons[folded] = f"columns {column.name} and {folded} differ in case only"
+        elif _has_nameless(column.type):
+            reasons[folded] = f"column {column.name} has a field without a name"
+    for folded in reasons:
+        del table.columns[folded]
+    return reasons
+
+
+def _has_nameless(type_: pa.DataType) -> bool:
+    nameless = pa.types.is_struct(type_) and any(not field.name for field in type_)
+    return nameless or any(map(_has_nameless, inner_types(type_)))
+
+
 def _casts(stored: pa.DataType, target: pa.DataType, fold: Fold) -> bool:
     """Whether DuckDB's own cast gives the values that `convert` gives."""
     types = pa.types
     if stored in (target, pa.null()):
         return True
     if types.is_struct(stored) and types.is_struct(target):
-        known = {fold(field.name): field.type for field in stored}
-        return all(_casts(known.get(fold(field.name), pa.null()), field.type, fold) for field in target)
+        known = {fold(field.name): field for field in stored}
+        pairs = [(known[fold(field.name)], field) for field in target if fold(field.name) in known]
+        # DuckDB finds a field by its name, in which only ASCII letters may differ in case
+        return all(_ascii(old.name) == _ascii(new.name) and _casts(old.type, new.type, fold) for old, new in pairs)
     if types.is_map(stored) and types.is_map(target):
         return _casts(stored.key_type, target.key_type, fold) and _casts(stored.item_type, target.item_type, fold)
     if types.is_list(stored) and types.is_list(target):
@@ -338,6 +369,10 @@ def _casts(stored: pa.DataType, target: pa.DataType, fold: Fold) -> bool:
     if types.is_decimal(stored):
         return bool(types.is_decimal(target))
     return bool(types.is_float32(stored) and types.is_float64(target))
+
+
+def _ascii(name: str) -> bytes:
+    return name.encode().lower()
 
 
 def _within(ranges: Iterable[Range]) -> str:

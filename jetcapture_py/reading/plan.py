@@ -19,8 +19,8 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, Bundles, ObjectName
 from jetcapture_py.archive.overlaps import Identities, Range, resolve
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import Columns, Table
-from jetcapture_py.reading.selection import Selection
+from jetcapture_py.reading.columns import Columns, Table, listed
+from jetcapture_py.reading.selection import Selection, check_stream
 from jetcapture_py.store.archive import ArchiveFiles, File, retried
 from jetcapture_py.text import one_line, plural
 
@@ -142,18 +142,21 @@ def plan(
     quarantine: bool = False,
     parquet_only: bool = False,
     case_sensitive: bool = False,
+    unread: dict[str, str] | None = None,
 ) -> ReadPlan:
     """Plan how to read the archive of `stream`, or its quarantine, as of now: list it, and read footers.
 
-    The arguments are those of `read_archive`. Raises JetcaptureError.
+    The other arguments are those of `read_archive`. Raises JetcaptureError, unless `unread` takes the columns that
+    cannot be read, with the reason.
     """
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
-    columns = [columns] if isinstance(columns, str) else columns
+    check_stream(stream)
+    columns = columns if columns is None or callable(columns) else listed(columns)
     archive = _Archive(files=files, stream=stream, quarantine=quarantine, selection=selection or Selection())
 
     def planned() -> ReadPlan:
-        return archive.plan(columns, dedupe, parquet_only=parquet_only, case_sensitive=case_sensitive)
+        return archive.plan(columns, dedupe, parquet_only=parquet_only, case_sensitive=case_sensitive, unread=unread)
 
     return retried(planned)
 
@@ -171,7 +174,15 @@ class _Archive:
     def directory(self) -> str:
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
 
-    def plan(self, columns: Columns | None, dedupe: Dedupe, *, parquet_only: bool, case_sensitive: bool) -> ReadPlan:
+    def plan(
+        self,
+        columns: Columns | None,
+        dedupe: Dedupe,
+        *,
+        parquet_only: bool,
+        case_sensitive: bool,
+        unread: dict[str, str] | None,
+    ) -> ReadPlan:
         """Plan as of now. Raises VanishedError when objects have just changed."""
         listing = list_objects(self.files, self.directory, self.selection.keys)
         if not parquet_only:
@@ -188,8 +199,9 @@ class _Archive:
             facts = read_facts(self.files, last, listing)
         used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names or last))}
         schemas = [facts.schemas[schema] for schema in used] or [_QUARANTINE]
+        stored = [name for schema in schemas for name in schema.names if name != layout.KEY]
         needed = _with_time(columns) if self.selection.by_event else columns
-        table = Table(schemas, self.quarantine, needed, case_sensitive)
+        table = Table(schemas, self.quarantine, needed, case_sensitive, unread)
         whole, parts, shared = self._divided(names, listing, facts, table, dedupe)
         return ReadPlan(
             files=self.files,
@@ -205,7 +217,7 @@ class _Archive:
             shared=shared,
             # copies share key and bucket, and a filter on these can then pass the comparison
             identity=[*layout.IDENTITY, *(table.partitions if dedupe == "auto" else ())],
-            outputs=outputs(table.schema.names, columns),
+            outputs=outputs(table.schema.names, columns, dict.fromkeys([*stored, *table.partitions])),
         )
 
     def _divided(
@@ -246,7 +258,7 @@ class _Archive:
             )
         if self.stream in entries:
             raise JetcaptureError(f"the archive of stream {self.stream} under {url} has no objects")
-        raise JetcaptureError(f"no archive of stream {self.stream} under {url}{self.files.known_streams()}")
+        raise no_archive(self.files, self.stream)
 
     def _chosen(self, listing: Listing) -> tuple[list[ObjectName], ObjectFacts]:
         """Return the objects that may hold messages of the selection, and what their footers say: by their names, and
@@ -263,6 +275,11 @@ class _Archive:
         return names, facts
 
 
+def no_archive(files: ArchiveFiles, stream: str) -> JetcaptureError:
+    """Return the error for a stream that is not archived."""
+    return JetcaptureError(f"no archive of stream {stream} under {files.shown}{files.known_streams()}")
+
+
 def _with_time(columns: Columns | None) -> Columns | None:
     """Return the columns to read for a condition on the messages' time."""
     if callable(columns):
@@ -270,18 +287,20 @@ def _with_time(columns: Columns | None) -> Columns | None:
     return None if columns is None else [*columns, layout.TIME]
 
 
-def outputs(names: Sequence[str], columns: Columns | None) -> list[tuple[str, str]]:
+def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
     """Return the columns of a result: their names as in `columns`, and those of `names` that they stand for.
 
-    Raises JetcaptureError if there is no such column.
+    Raises JetcaptureError, which lists the `known` columns, if there is no such column.
     """
     if columns is None or callable(columns):
         return [(name, name) for name in names]
-    folded = {name.casefold(): name for name in names} | {name: name for name in names}
-    unknown = next((name for name in columns if name.casefold() not in folded), None)
+    folded = {name.lower(): name for name in names} | {name: name for name in names}
+    unknown = next((name for name in columns if name.lower() not in folded), None)
     if unknown is not None:
-        raise JetcaptureError(f"the archive has no column {unknown}; it has {', '.join(names)}")
-    return [(name, folded.get(name) or folded[name.casefold()]) for name in columns]
+        raise JetcaptureError(
+            f"the archive has no column {unknown}; it has {', '.join(names if known is None else known)}"
+        )
+    return [(name, folded.get(name) or folded[name.lower()]) for name in columns]
 
 
 def within_buckets(names: Iterable[ObjectName], selection: Selection) -> list[ObjectName]:

@@ -72,6 +72,12 @@ def _keys(keys: object) -> list[str | None] | None:
     return [key or None for key in values]
 
 
+def check_stream(stream: str) -> None:
+    """Raise JetcaptureError unless it may be a stream's name: other text would be a path."""
+    if not stream or "/" in stream:
+        raise JetcaptureError(f"stream={quoted(stream)}: expected the name of a stream")
+
+
 def complete_end(files: ArchiveFiles, stream: str, end: datetime | None) -> datetime:
     """Return the end of the complete range by the watermark, or `end` if that is earlier.
 

@@ -7,6 +7,7 @@ roots are found by listing.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -97,11 +98,13 @@ class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
     def batches(self, rows: int, groups: Sequence[int], columns: Collection[str]) -> Iterator[pa.RecordBatch]:
         """Yield columns of row groups, in batches of up to `rows` rows.
 
+        No batch has rows of two row groups, which bounds its size: a repeated text is stored once in a row group.
         Where each read is a request, neighbouring columns are fetched in one, and the next row group ahead.
         """
         wanted, parts = list(columns), self._parts
         if parts is None:
-            yield from self.iter_batches(rows, row_groups=list(groups), columns=wanted, use_threads=False)
+            for group in groups:
+                yield from self.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False)
             return
         with ThreadPoolExecutor(_PART_THREADS, "fetch") as threads:
             ahead: deque[list[Future[_Part]]] = deque()
@@ -118,9 +121,7 @@ class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         chunks = (metadata.column(number) for number in range(metadata.num_columns))
         spans: list[tuple[int, int]] = []
         for chunk in sorted(
-            (_begin(chunk), chunk.total_compressed_size)
-            for chunk in chunks
-            if chunk.path_in_schema in columns or chunk.path_in_schema.partition(".")[0] in columns
+            (_begin(chunk), chunk.total_compressed_size) for chunk in chunks if belongs(chunk, columns)
         ):
             start, end = chunk[0], sum(chunk)
             if spans and start - spans[-1][1] <= _GAP and end - spans[-1][0] <= _PIECE:
@@ -129,13 +130,20 @@ class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         return spans
 
 
+def belongs(chunk: Any, columns: Collection[str]) -> bool:
+    """Whether a column chunk is one of these columns, whose names may have dots, or a part of one."""
+    parts = chunk.path_in_schema.split(".")
+    return any(".".join(parts[:length]) in columns for length in range(1, len(parts) + 1))
+
+
 def _begin(chunk: Any) -> int:
     begin: int = chunk.data_page_offset
     return min(begin, chunk.dictionary_page_offset) if chunk.has_dictionary_page else begin
 
 
-def open_archive(url: str, options: Mapping[str, Any]) -> ArchiveFiles:
+def open_archive(url: str | os.PathLike[str], options: Mapping[str, Any]) -> ArchiveFiles:
     """Open one archive with `store.options`. Raises JetcaptureError, also for a separate archive per key."""
+    url = os.fspath(url)
     try:
         files = ArchiveFiles(url, with_secrets(options))
     except ConfigError as error:
@@ -282,10 +290,9 @@ class ArchiveFiles:
                 yield from (
                     (path, {"size": one.st_size, "mtime": one.st_mtime}) for path, one in files_below(directory)
                 )
-            except FileNotFoundError:
-                return
             except OSError as error:
-                raise StoreError(f"cannot list {directory}: {one_line(error)}") from error
+                if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):  # no key has a name that is too long
+                    raise StoreError(f"cannot list {directory}: {one_line(error)}") from error
             return
         if self._flat:
             entries = self._listed("find", directory)

@@ -28,7 +28,7 @@ def find(name: str, names: Sequence[str], *, case_sensitive: bool) -> str | None
     """
     if name in names or case_sensitive:
         return name if name in names else None
-    matches = [other for other in names if other.casefold() == name.casefold()]
+    matches = [other for other in names if other.lower() == name.lower()]
     if len(matches) > 1:
         raise JetcaptureError(f"columns {matches[0]} and {matches[1]} differ in case only: rename one with AS")
     return matches[0] if matches else None

@@ -197,6 +197,7 @@ def test_the_selection_narrows_the_views(orders: Archive, told: Any) -> None:
         (["--key", "us"], "3"),
         (["--key", "us", "--key", ""], '"3,4"'),
         (["--key", "none"], ""),
+        (["--key", "too long" * 50], ""),
     ):
         assert told(orders, SEQS, *arguments) == [expected or '""'.strip('"')] or expected == "", arguments
     assert told(orders, "SELECT stage, error, hour FROM quarantine") == ["decode,truncated,12"]
@@ -267,6 +268,41 @@ def test_columns_that_drifted_are_one_table(archive: Archive, told: Any) -> None
     assert {tuple(row[6:]) for row in rows} == {("DOUBLE", "STRUCT(a BIGINT, b DOUBLE[])")}
 
 
+def test_fields_are_one_where_the_writer_takes_their_names_for_equal(archive: Archive, told: Any) -> None:
+    def struct(**fields: int) -> pa.Array:
+        return pa.array([fields], pa.struct([(name, pa.int64()) for name in fields]))
+
+    archive.write([1], s=struct(Ä=1, o=1), Maße=["1x2"], Masse=[0.5])
+    archive.write([2], s=struct(ä=2, o=2), Maße=["3x4"], Masse=[1.5])
+    archive.write([3], s=struct(STRASSE=3, straße=4, o=3))
+    assert told(archive, 'SELECT s, "Maße", "Masse" FROM archive ORDER BY _nats_seq') == [
+        '"{""Ä"":1,""o"":1,""STRASSE"":null,""straße"":null}",1x2,0.5',
+        '"{""Ä"":2,""o"":2,""STRASSE"":null,""straße"":null}",3x4,1.5',
+        '"{""Ä"":null,""o"":3,""STRASSE"":3,""straße"":4}",,',
+    ]
+
+
+def test_columns_that_cannot_be_read_are_left_out_with_a_notice(
+    archive: Archive, told: Any, query: Any, capsys: Any
+) -> None:
+    nameless = pa.array([{"": 1}], pa.struct([("", pa.int64())]))
+    columns = {"Key": [1], "nameless": nameless, "nanos": pa.array([1], pa.timestamp("ns")), "good": [7]}
+    archive.write([1], columns={**columns, "a": [1], "A": [2]})
+    archive.write([2], nanos=["text"], a=[3])
+    assert query(archive, "SELECT * EXCLUDE (_nats_headers) FROM archive ORDER BY _nats_seq", "--format", "json") == 0
+    out, error = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [{name: row[name] for name in row if not name.startswith("_nats")} for row in rows] == [
+        {"good": good, "key": "a", "date": "2026-05-01", "hour": "12"} for good in (7, None)
+    ]
+    assert error.splitlines() == [
+        "column nanos is timestamp[ns], which cannot be read: left out of archive",
+        "columns a and A differ in case only: left out of archive",
+        "columns Key and key differ in case only: left out of archive",
+        "column nameless has a field without a name: left out of archive",
+    ]
+
+
 def test_partitions_come_from_paths_as_text_whatever_the_root_and_the_keys_are(tmp_path: Path, told: Any) -> None:
     archive = Archive(tmp_path / "env=prod [1]*" / "region=x")
     keys = ["007", "a/b", "%41", "a b+c", "ü", "__HIVE_DEFAULT_PARTITION__", "x'y", "*?[1]{2}", "2026-05-01", None]
@@ -324,7 +360,7 @@ def test_only_the_views_that_a_statement_reads_are_needed(orders: Archive, told:
 
 def test_the_rows_of_the_last_statement_are_written_and_the_others_are_run(orders: Archive, capsys: Any) -> None:
     with session_of(orders) as session:
-        session.run("SELECT 1 AS a FROM range(5000); CREATE TABLE t AS SELECT 2 AS b; SELECT 3 AS c FROM archive, t")
+        session.run("CREATE TABLE t AS SELECT 2 AS b; SELECT 1 AS a FROM range(5000); SELECT 3 AS c FROM archive, t")
         with pytest.raises(JetcaptureError, match="broken"):
             session.run("SELECT error('broken') FROM range(5000); SELECT 4 AS d")
         session.run("FROM t")
@@ -380,6 +416,9 @@ def test_errors_are_one_line(
         capsys.readouterr().err
         == f"jetcapture: no archive of stream NOPE under file://{orders.root}; there are: ORDERS\n"
     )
+    for stream, expected in (("", '"": expected the name of a stream'), ("NOPE", "no archive of stream NOPE under")):
+        assert query(orders.url, stream, "SELECT count(*) FROM objects") == 1
+        assert expected in capsys.readouterr().err
     assert query(orders.url, "SELECT 1") == 2
     assert capsys.readouterr().err == "jetcapture: STREAM is missing: expected URL STREAM [SQL]\n"
     monkeypatch.setitem(sys.modules, "duckdb", None)

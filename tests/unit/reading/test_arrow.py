@@ -29,6 +29,7 @@ from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Bound
 from jetcapture_py.store import archive as store
 from jetcapture_py.store.archive import ArchiveFiles, File
+from tests.support import archives as support
 from tests.support.archives import Identity
 
 BUCKETS = (1_777_636_800, 1_777_637_700)
@@ -184,6 +185,39 @@ def test_what_drifts_reads_from_polars_duckdb_and_pandas(tmp_path: Path) -> None
     frame = read().read_pandas().sort_values("grown").astype(object)
     assert list(frame.where(frame.notna(), None).itertuples(index=False, name=None)) == expected
     archive.close()
+
+
+def test_arguments_may_be_a_path_and_any_collection_of_columns_and_are_checked(tmp_path: Path) -> None:
+    support.Archive(tmp_path).write([1, 2], "eu", columns={"amount": [5, 6]})
+    for columns in ("amount", iter(["amount"]), {"amount"}):
+        assert read_archive(tmp_path, "ORDERS", columns=cast("Any", columns)).read_all().to_pydict() == {
+            "amount": [5, 6]
+        }
+    for stream, wrong, expected in (
+        ("ORDERS", [], "columns: expected at least one name"),
+        ("ORDERS", [None], "columns: expected names, got nothing"),
+        ("ORDERS", ["nope"], "has no column nope; it has .*_nats_payload, amount, key, date, hour"),
+        ("", None, 'stream="": expected the name of a stream'),
+        ("ORDERS/key=eu", None, "expected the name of a stream"),
+    ):
+        with pytest.raises(JetcaptureError, match=expected):
+            read_archive(str(tmp_path), stream, columns=cast("Any", wrong))
+
+
+def test_no_batch_is_larger_than_a_row_group_however_small_its_texts_are_when_encoded(tmp_path: Path) -> None:
+    name = support.Archive(tmp_path).write([1], "eu")
+    rows = 2000
+    table = pa.table(
+        {
+            layout.SEQ: range(rows),
+            layout.TIMESTAMP: pa.array(range(rows), pa.timestamp("us", "UTC")),
+            "a.b": ["x" * 10_000] * rows,
+        }
+    )
+    pq.write_table(table, tmp_path / name.path, row_group_size=100)
+    batches = list(read_archive(tmp_path, "ORDERS", columns=["a.b"]))
+    assert sum(batch.num_rows for batch in batches) == rows
+    assert max(batch.nbytes for batch in batches) < 2 << 20
 
 
 def test_objects_may_vanish_one_after_the_other_while_an_archive_is_planned_but_not_the_same_one_again() -> None:
