@@ -227,10 +227,11 @@ class _Session:
 
         self._interrupted = self._writing = False
         started = time.monotonic()
+        worker = threading.Thread(target=caught, name="query", daemon=True)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a signal now would leave `_done` clear for ever
-        self._done = done
-        threading.Thread(target=caught, name="query", daemon=True).start()
         try:
+            self._done = done
+            worker.start()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             while not done.wait(0.1):
                 if self._progress and not self._writing and time.monotonic() - started > _BAR_AFTER:
@@ -241,6 +242,7 @@ class _Session:
             done.wait(_PATIENCE)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # another thread may have taken a signal before
             self._begin()
         if errors:
             raise errors[0]

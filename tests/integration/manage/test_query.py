@@ -520,6 +520,26 @@ def test_a_statement_that_is_interrupted_while_it_is_planned_is_not_run(
     assert capsys.readouterr().out == "last\n3\n"
 
 
+def test_signals_are_taken_again_after_one_that_came_while_a_statement_was_started(
+    orders: Archive, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            if self.name == "query":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_MAX_WAIT", 60)
+    with session_of(orders) as session:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "Thread", Interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.run(FOREVER)
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        session.run("SELECT 3 AS last")
+    assert capsys.readouterr().out == "last\n3\n"
+
+
 def test_little_is_imported_and_nothing_is_left(orders: Archive, tmp_path: Path) -> None:
     script = (
         "import sys; from jetcapture_py import cli; sys.argv = ['jetcapture', 'query', *sys.argv[1:]]\n"
