@@ -460,8 +460,10 @@ def query(
         keys=[key or None for key in keys or ()] or None,
         **{name: time_option(names[name], text) for name, text in times.items()},
     )
-    if form == "parquet" and output is None:
-        raise typer.BadParameter("--format parquet needs --output")
+    if form == "parquet" and output in (None, "-"):
+        raise typer.BadParameter("--format parquet needs --output: a file or a URL")
+    if form != "parquet" and "://" in (output or ""):
+        raise typer.BadParameter(f"--output: only Parquet is written to a URL; --format {form} needs a file")
     request = command.request_of(
         [first, *(rest or ())],
         options or (),

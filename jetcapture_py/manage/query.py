@@ -96,9 +96,10 @@ def request_of(words: Sequence[str], options: Iterable[str], **others: Any) -> Q
         settings = load(Path(first))
         url, stream = settings.store.url, settings.source.stream
         given = dict(settings.store.options) | given
-    if rest[1:] or (rest and _OPTION.fullmatch(rest[0])):
+    unexpected = [word for word in rest if _OPTION.fullmatch(word)] or rest[1:]
+    if unexpected:
         usage = "URL STREAM [SQL]" if url == first else "CONFIG [SQL]"
-        raise ConfigError(f"unexpected argument {rest[-1]}: expected {usage}")
+        raise ConfigError(f"unexpected argument {unexpected[0]}: expected {usage}")
     return QueryRequest(url=url, stream=stream, options=given, statement=rest[0] if rest else None, **others)
 
 

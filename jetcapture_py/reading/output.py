@@ -210,14 +210,29 @@ def _texts(array: pa.Array) -> list[str | None]:
         if types.is_timestamp(type_):
             micros = array.cast(pa.timestamp("us", type_.tz), safe=False).cast(pa.int64()).cast(pa.timestamp("us"))
             array = pc.replace_substring_regex(micros.cast(pa.string()), r"\.?0+$", "")
+        elif types.is_interval(type_):
+            return [None if value is None else _interval(*value) for value in array.to_pylist()]
         elif types.is_binary(type_) or types.is_large_binary(type_):
             return [None if value is None else base64.b64encode(value).decode() for value in array.to_pylist()]
         else:
             array = text_of(array)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a type that an archive does not have, as an interval
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a type that an archive does not have, such as a union
         return [None if value is None else str(value) for value in array.to_pylist()]
     texts: list[str | None] = array.to_pylist()
     return texts
+
+
+def _interval(months: int, days: int, nanoseconds: int) -> str:
+    """Return an interval as DuckDB writes it: `1 year 2 months 3 days 04:05:06.789`."""
+    years = int(months / 12)
+    counts = {"year": years, "month": months - 12 * years, "day": days}
+    parts = [f"{count} {unit}{'' if abs(count) == 1 else 's'}" for unit, count in counts.items() if count]
+    if nanoseconds or not parts:
+        seconds, micros = divmod(abs(nanoseconds) // 1000, 10**6)
+        minutes, hours = seconds // 60 % 60, seconds // 3600
+        fraction = f".{micros:06}".rstrip("0") if micros else ""
+        parts.append(f"{'-' if nanoseconds < 0 else ''}{hours:02}:{minutes:02}:{seconds % 60:02}{fraction}")
+    return " ".join(parts)
 
 
 def _values(array: pa.Array) -> list[Any]:

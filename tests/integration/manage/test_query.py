@@ -132,6 +132,13 @@ def test_a_file_appears_only_when_the_statement_succeeded(orders: Archive, query
     assert pq.read_table(sums).column("total").to_pylist() == [100.0, 4.0, 10.0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "good.csv", "sums.parquet"]
     assert query(orders, SUMS, "--format", "parquet") == 2
+    assert query(orders, SUMS, "--format", "csv", "--output", "s3://bucket/sums.csv") == 2
+
+
+def test_intervals_are_written_as_duckdb_does(orders: Archive, told: Any) -> None:
+    texts = ["1 year 2 months 3 days 04:05:06.789", "-1 month -2 days -00:00:01", "00:00:00", "400 days 30:00:00"]
+    for text in texts:
+        assert told(orders, f"SELECT INTERVAL '{text}' AS i") == [text]
 
 
 def test_a_link_a_pipe_and_an_open_file_stay_what_they_are(orders: Archive, query: Any, tmp_path: Path) -> None:
@@ -398,6 +405,7 @@ def test_errors_are_one_line(
         (["-- nothing"], "SQL is missing"),
         (["SELECT 1", "--option", "x"], "--option: expected NAME=VALUE"),
         (["SELECT 1", "--from", "noon"], "--from: "),
+        (["SELECT 1", "--frmat", "csv"], "unexpected argument --frmat: expected URL STREAM [SQL]"),
         (["SELECT 1", "--fron=x"], "unexpected argument --fron=x: expected URL STREAM [SQL]"),
     ):
         code = query(orders, *words)
