@@ -35,7 +35,8 @@ from jetcapture_py.reading.columns import INSTANT, Columns, Table, listed
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, plan
 from jetcapture_py.reading.selection import Keys, Moment, Selection
-from jetcapture_py.store.archive import SMALL, ArchiveFiles, File, belongs, open_archive
+from jetcapture_py.store.archive import SMALL, ArchiveFiles, File, open_archive
+from jetcapture_py.store.object_file import belongs
 
 _BATCH_BYTES = 8 << 20
 _MAX_ROWS = 1 << 16

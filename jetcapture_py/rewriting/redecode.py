@@ -29,7 +29,8 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
 from jetcapture_py.reading.plan import plan
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary, matching
-from jetcapture_py.store.archive import ArchiveFiles, File, open_archive, open_parquet, retried
+from jetcapture_py.store.archive import ArchiveFiles, File, open_archive, retried
+from jetcapture_py.store.object_file import open_parquet
 from jetcapture_py.transform.frames import received_of
 from jetcapture_py.transform.keys import Run
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer

@@ -8,23 +8,21 @@ roots are found by listing.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -36,6 +34,7 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store import Store, open_store
 from jetcapture_py.store.local_files import files_below
+from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
 from jetcapture_py.store.remote import EXTRAS, FsspecStore, open_remote, root_of, with_secrets
 from jetcapture_py.text import one_line, without_credentials
 
@@ -48,14 +47,6 @@ _ATTEMPTS = 3
 """How often the same object may be gone and still be listed."""
 SMALL = 4 << 20
 """Maximum bytes of a remote object that is fetched in one request, and cannot vanish after that."""
-_PIECE = 32 << 20
-"""Maximum bytes of a larger object that one request fetches for a stream, or for several columns."""
-_GAP = 1 << 20
-"""Bytes between two columns that are fetched rather than asking for the second one by itself."""
-_PART_THREADS = 4
-"""Requests at a time for one object."""
-_Part = tuple[int, bytes]
-"""Bytes of an object, and where they begin."""
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of an fsspec listing entry that may have the modification time, in order of preference."""
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
@@ -76,69 +67,6 @@ def retried(work: Callable[[], T]) -> T:
             vanished[str(error)] += 1
             if vanished[str(error)] == _ATTEMPTS:
                 raise
-
-
-def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
-    """Open Parquet so that only the calling thread reads it; also pass `use_threads=False` to the file's methods.
-
-    A thread of Arrow's that still holds a Python file when the interpreter exits ends the process with SIGABRT:
-    https://github.com/apache/arrow/issues/34314.
-    """
-    return pq.ParquetFile(source, pre_buffer=False, **options)
-
-
-class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
-    """An object that is open for reading, as `open_parquet` opens it."""
-
-    def __init__(self, source: Any, parts: _Parts | None, **options: Any) -> None:
-        """`parts` is what `source` reads from, if each read is a request."""
-        super().__init__(source, pre_buffer=False, **options)
-        self._parts = parts
-
-    def batches(self, rows: int, groups: Sequence[int], columns: Collection[str]) -> Iterator[pa.RecordBatch]:
-        """Yield columns of row groups, in batches of up to `rows` rows.
-
-        No batch has rows of two row groups, which bounds its size: a repeated text is stored once in a row group.
-        Where each read is a request, neighbouring columns are fetched in one, and the next row group ahead.
-        """
-        wanted, parts = list(columns), self._parts
-        if parts is None:
-            for group in groups:
-                yield from self.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False)
-            return
-        with ThreadPoolExecutor(_PART_THREADS, "fetch") as threads:
-            ahead: deque[list[Future[_Part]]] = deque()
-            following = iter(groups)
-            for group in groups:
-                for later in islice(following, 2 - len(ahead)):
-                    ahead.append([threads.submit(parts.fetch, *each) for each in self._spans(later, set(wanted))])
-                parts.fetched = [part.result() for part in ahead.popleft()]
-                yield from self.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False)
-
-    def _spans(self, group: int, columns: Collection[str]) -> list[tuple[int, int]]:
-        """Return where columns of a row group are: ranges of bytes, without small gaps between them."""
-        metadata = self.metadata.row_group(group)
-        chunks = (metadata.column(number) for number in range(metadata.num_columns))
-        spans: list[tuple[int, int]] = []
-        for chunk in sorted(
-            (_begin(chunk), chunk.total_compressed_size) for chunk in chunks if belongs(chunk, columns)
-        ):
-            start, end = chunk[0], sum(chunk)
-            if spans and start - spans[-1][1] <= _GAP and end - spans[-1][0] <= _PIECE:
-                start = spans.pop()[0]
-            spans.append((start, end))
-        return spans
-
-
-def belongs(chunk: Any, columns: Collection[str]) -> bool:
-    """Whether a column chunk is one of these columns, whose names may have dots, or a part of one."""
-    parts = chunk.path_in_schema.split(".")
-    return any(".".join(parts[:length]) in columns for length in range(1, len(parts) + 1))
-
-
-def _begin(chunk: Any) -> int:
-    begin: int = chunk.data_page_offset
-    return min(begin, chunk.dictionary_page_offset) if chunk.has_dictionary_page else begin
 
 
 def open_archive(url: str | os.PathLike[str], options: Mapping[str, Any]) -> ArchiveFiles:
@@ -362,7 +290,7 @@ class ArchiveFiles:
 
     def open(self, file: File) -> pa.PythonFile:
         """Open the file for Arrow, which reads only the ranges it needs."""
-        return pa.PythonFile(_Parts(self, file), mode="r")
+        return pa.PythonFile(ObjectParts(file.size, partial(self.read, file)), mode="r")
 
     @contextmanager
     def parquet(self, file: File, data: bytes | None = None, *, buffer: int = 0) -> Iterator[ObjectFile]:
@@ -378,7 +306,7 @@ class ArchiveFiles:
                 if data is not None or (not self.local and file.size <= SMALL):
                     source = pa.BufferReader(self.read(file) if data is None else data)
                 elif not self.local:
-                    parts = _Parts(self, file)
+                    parts = ObjectParts(file.size, partial(self.read, file))
                     source = pa.PythonFile(parts, mode="r")
                 with ObjectFile(source, parts, page_checksum_verification=True, buffer_size=buffer) as parquet:
                     yield parquet
@@ -398,8 +326,8 @@ class ArchiveFiles:
             with self._explained(file.path, OSError):
                 return pa.OSFile(file.place)
         copy = pa.BufferOutputStream()
-        for start in range(0, file.size, _PIECE):
-            copy.write(self.read(file, start, min(start + _PIECE, file.size)))
+        for start in range(0, file.size, PIECE):
+            copy.write(self.read(file, start, min(start + PIECE, file.size)))
         return pa.BufferReader(copy.getvalue())
 
     def each(self, do: Callable[[Item], T], items: Iterable[Item], *, threads: int = 0) -> Iterator[T]:
@@ -564,42 +492,3 @@ def _fresh(fs: Any) -> Any:
     """Clear the file system's listing cache and return it."""
     fs.invalidate_cache()
     return fs
-
-
-class _Parts(io.RawIOBase):
-    """A file-like object; each read is one request, without read-ahead, unless it is within what was `fetched`."""
-
-    def __init__(self, storage: ArchiveFiles, file: File) -> None:
-        self._storage, self._file = storage, file
-        self._position = 0
-        self.fetched: Sequence[_Part] = ()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._file.size if size < 0 else min(self._position + size, self._file.size)
-        data = self._bytes(self._position, end) if end > self._position else b""
-        self._position += len(data)
-        return data
-
-    def _bytes(self, start: int, end: int) -> bytes:
-        for begin, data in self.fetched:
-            if begin <= start and end <= begin + len(data):
-                return data[start - begin : end - begin]
-        return self._storage.read(self._file, start, end)
-
-    def fetch(self, start: int, end: int) -> _Part:
-        """Read bytes from `start` to `end` (exclusive)."""
-        return start, self._storage.read(self._file, start, end)

@@ -24,7 +24,8 @@ from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.units import microseconds_of
-from jetcapture_py.store.archive import ArchiveFiles, File, open_parquet
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.object_file import open_parquet
 from jetcapture_py.text import one_line
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scope import Incarnation

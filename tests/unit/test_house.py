@@ -93,7 +93,7 @@ def test_the_pipeline_is_one_short_file_without_libraries() -> None:
 def test_parquet_is_opened_in_one_place() -> None:
     """`open_parquet` says why."""
     opening = {str(path.relative_to(ROOT)) for path in files() if "pq.ParquetFile(" in path.read_text()}
-    assert opening == {"jetcapture_py/store/archive.py"}
+    assert opening == {"jetcapture_py/store/object_file.py"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -427,7 +427,7 @@ def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another
     world.write([2, 3], hour=0)
     world.write([4], hour=1)
     before, full = {("eu", HOUR // 3600): (2, 3)}, truth(world)
-    owner: Any = {"swap": Table, "remove": Compaction}.get(step, manifests)
+    owner: Any = {"swap": Table, "remove": Compaction, "_clean": iceberg}.get(step, manifests)
     name = {"swap": "_do_commit"}.get(step, step)
     original = getattr(owner, name)
 
