@@ -378,6 +378,10 @@ class _Eraser:
         for count in self._archive.each(work, layout.clusters(by_name), threads=threads):
             done += count
             self._progress("objects", done, len(holders))
+        for _, _, each in rewritten:
+            # another process may be about to remove the target in favor of the source, also in a later round
+            if not each.removable and each.target not in (None, each.source.name):
+                self._left[each.source.name.path] = "kept, because an older copy has its other messages: run it again"
         ready = [each for _, _, each in rewritten if each.removable]
         paths = [each.source.name.path for each in ready]
         if paths and (problems := self._tables(paths)):

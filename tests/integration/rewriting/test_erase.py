@@ -28,6 +28,7 @@ from jetcapture_py.config.maintain import MaintainConfig
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
 from jetcapture_py.maintain import erase as command
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
 from jetcapture_py.maintain.iceberg import IcebergTable
 from jetcapture_py.maintain.maintenance import Maintenance
 from jetcapture_py.maintain.table import compare_tables
@@ -307,10 +308,31 @@ def test_objects_that_become_one_lose_nothing(tmp_path: Path) -> None:
     for seqs in ((1, 2, 3, 9), (1, 2, 3, 8), (1, 2, 3, 7), (1, 2, 3)):
         put(root, encoded([(seq, start + seq) for seq in seqs], bucket=HOUR))
     config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(root)}})
+    first = run(config, SequenceSelector(7, 9))  # a compaction may be about to remove the copy with 1, 2 and 3
+    assert (first.objects, len(objects(root))) == ([], 4)
+    assert [text.partition(": ")[2] for text in first.remaining] == [
+        "kept, because an older copy has its other messages: run it again"
+    ]
     done = run(config, SequenceSelector(7, 9))
     assert (done.messages, len(done.objects), done.remaining) == (3, 3, [])
     assert {each.after for each in done.objects} == {name.path for name in objects(root)}
     assert list(read(root)) == [1, 2, 3]
+
+
+def test_a_compaction_that_takes_a_copy_for_redundant_and_an_erasure_do_not_remove_both(tmp_path: Path) -> None:
+    root, start = tmp_path / "a", HOUR * 1_000_000
+    for seqs in ((1, 2), (1, 2, 3)):
+        put(root, encoded([(seq, start + seq) for seq in seqs], bucket=HOUR))
+    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(root)}})
+    archive = open_archive(str(root), {})
+    compaction = Compaction(archive, STREAM, CompactionSettings(target=1 << 20, after=0, grace=0, incomplete=True))
+    compact_in_threads(archive, compaction, 1 << 30)
+    done = run(config, SequenceSelector(3, 3))  # while the compaction waits for readers
+    compaction.remove()
+    assert set(read(root)) >= {1, 2}
+    assert done.remaining
+    assert run(config, SequenceSelector(3, 3)).remaining == []
+    assert list(read(root)) == [1, 2]
 
 
 def test_nothing_brings_erased_messages_back(nats_server: Start, tmp_path: Path) -> None:
