@@ -170,7 +170,7 @@ class PlanReader:
                 if name.bundle and column == layout.KEY:
                     arrays.append(convert(batch.column(layout.KEY), pa.string(), table.fold))
                 else:
-                    arrays.append(pa.repeat(pa.scalar(_partition(name, column), pa.string()), batch.num_rows))
+                    arrays.append(pa.repeat(pa.scalar(partition_of(name, column), pa.string()), batch.num_rows))
                 continue
             folded = table.fold(column)
             source, target = source_of.get(folded), table.columns[folded].type
@@ -183,7 +183,7 @@ class PlanReader:
         return pa.RecordBatch.from_arrays(arrays, list(self.columns))
 
 
-def _partition(name: ObjectName, column: str) -> str | None:
+def partition_of(name: ObjectName, column: str) -> str | None:
     """Return the value of a column that follows from an object's path."""
     if column == layout.KEY:
         return name.key

@@ -370,7 +370,7 @@ def read_facts(
                     times[name] = footer.bounds(footer.decoded(data), layout.TIMESTAMP)
                 if untimed is not None and name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME):
                     untimed.add(name)
-            except pa.ArrowException as error:
+            except (pa.ArrowException, OSError) as error:
                 raise _unreadable(files, name, one_line(error)) from error
         except JetcaptureError as error:
             if broken is None:

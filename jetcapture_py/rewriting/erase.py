@@ -227,13 +227,17 @@ class _Eraser:
         files = self._files()
         self._untold.clear()
         if isinstance(select, str):
-            return self._where(files, select)
-        files = [file for file in files if select.may_match(_name(file))]
-        found: list[MessageSet] = []
-        for number, messages in enumerate(self._archive.each(lambda file: self._ask(file, select), files), 1):
-            found.append(messages)
-            self._progress("searched", number, len(files))
-        chosen = MessageSet.union(found)
+            with Condition(self._archive, self._config, select) as condition:
+                broken = condition.prepare(files)
+                self._untold |= {path: f"{_NOT_SEARCHED}{reason}" for path, reason in broken.items()}
+                chosen = self._asked([file for file in files if file.path not in broken], condition.selected)
+            if self._untold and len(self._untold) == len(files):
+                raise ConfigError(f"--where: {next(iter(self._untold.values())).removeprefix(_NOT_SEARCHED)}")
+            return chosen
+        chosen = self._asked(
+            [file for file in files if select.may_match(_name(file))],
+            lambda file: selected(self._archive, self._examiner, file, select),
+        )
         if isinstance(select, SequenceSelector) and (np.diff(chosen.seqs) == 0).any():
             raise ConfigError(
                 "--seq: several messages have the same sequence, because the stream was created again: select them by "
@@ -241,42 +245,25 @@ class _Eraser:
             )
         return chosen
 
-    def _ask(self, file: File, select: Selector) -> MessageSet:
-        """Return the selected messages of an object, or record that it does not say which they are."""
-        at = file.path, file.size
-        if at not in self._told:
-            try:
-                self._told[at] = selected(self._archive, self._examiner, file, select)
-            except VanishedError:
-                raise
-            except (UntoldError, DamagedError, StoreError) as error:
-                self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
-                return NO_MESSAGES
-        return self._told[at]
+    def _asked(self, files: Sequence[File], ask: Callable[[File], MessageSet]) -> MessageSet:
+        """Return the selected messages of objects, and record which do not say which they are."""
 
-    def _where(self, files: Sequence[File], where: str) -> MessageSet:
-        """Return the messages that a condition in SQL is true of."""
-        found = []
-        with Condition(self._archive, self._config.source.stream, where) as condition:
-            condition.check()
-            for view, quarantine in (("archive", False), ("quarantine", True)):
-                if any(_name(file).parquet and _name(file).quarantine is quarantine for file in files):
-                    self._progress("searched", int(quarantine), 2)
-                    try:
-                        found.append(condition.in_view(view))
-                    except UntoldError as error:
-                        self._untold[f"the view {view}"] = f"{_NOT_SEARCHED}{error}"
-            for file in files:
-                name = _name(file)
+        def told(file: File) -> MessageSet:
+            at = file.path, file.size
+            if at not in self._told:
                 try:
-                    if name.suffix in layout.TEXT_SUFFIXES:
-                        found.append(condition.in_text(self._archive, file, name.suffix))
-                    elif not name.parquet:
-                        self._untold[file.path] = f"{_NOT_SEARCHED}a format of your own has no columns that can be read"
-                except UntoldError as error:
+                    self._told[at] = ask(file)
+                except VanishedError:
+                    raise
+                except (UntoldError, DamagedError, JetcaptureError) as error:
                     self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
-        if self._untold and not found:
-            raise ConfigError(f"--where: {next(iter(self._untold.values())).removeprefix(_NOT_SEARCHED)}")
+                    return NO_MESSAGES
+            return self._told[at]
+
+        found: list[MessageSet] = []
+        for number, messages in enumerate(self._archive.each(told, files), 1):
+            found.append(messages)
+            self._progress("searched", number, len(files))
         return MessageSet.union(found)
 
     def _bury(self, chosen: MessageSet, known: Erased) -> Erased:

@@ -6,8 +6,10 @@ DuckDB. No error here has the text of a condition, because it may have a person'
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -19,12 +21,18 @@ import pyarrow.compute as pc
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.compaction.merge import Identities
 from jetcapture_py.compaction.rewrite import MessageSet
+from jetcapture_py.config.column_types import parse_type
+from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.template import parse_template
-from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
-from jetcapture_py.reading.selection import Selection
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.reading.arrow import PlanReader, partition_of
+from jetcapture_py.reading.columns import Table
+from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts
+from jetcapture_py.rewriting.text_values import TextError, typed_rows
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.keys import TemplateKey
 from jetcapture_py.verify.examine import IDENTITY_TYPES, ObjectExaminer, text_rows
@@ -189,24 +197,35 @@ def _mask(values: Any) -> Any:
 
 
 class Condition:
-    """A condition in SQL over the columns of the views that `jetcapture query` has; a context manager."""
+    """A condition in SQL over the columns that `jetcapture query` has; a context manager.
 
-    def __init__(self, archive: ArchiveFiles, stream: str, where: str) -> None:
+    Each object is asked by itself, with the types that its columns have in the whole archive.
+    """
+
+    def __init__(self, archive: ArchiveFiles, config: Config, where: str) -> None:
         """Raises JetcaptureError without DuckDB."""
         try:
             import duckdb
         except ImportError as error:
             raise JetcaptureError("duckdb is missing, for --where: pip install 'jetcapture[query]'") from error
-        from jetcapture_py.reading.duckdb import ArchiveViews, connect
+        from jetcapture_py.reading.duckdb import connect
 
-        self._error = duckdb.Error
-        self._where = where
+        self._archive, self._error = archive, duckdb.Error
+        self._statement = f"SELECT {_POSITION} FROM {_ROWS} WHERE (\n{where}\n)"  # noqa: S608  # the user's own SQL
+        self._declared = {
+            **_TEXT_ENVELOPE,
+            **{name: parse_type(column.type) for name, column in config.decode.columns.items()},
+        }
+        self._tables: dict[bool, Table] = {}
+        self._facts: dict[bool, ObjectFacts] = {}
+        self._lock = threading.Lock()
         self._directory = tempfile.TemporaryDirectory(prefix="jetcapture-erase-")
-        top = Path(self._directory.name)
-        self._connection: DuckDBPyConnection = connect(top / "spilled")
-        links = top / "objects"
-        links.mkdir()
-        self._views = ArchiveViews(self._connection, archive, stream, Selection(), directory=links, parquet_only=True)
+        self._connection: DuckDBPyConnection = connect(Path(self._directory.name))
+        self._connection.execute("SET enable_external_access = false")
+        self._names: frozenset[str] = frozenset()
+        """The names in the condition, folded: columns, and fields within."""
+        self._columns: frozenset[str] = frozenset()
+        """The first names in references to columns, folded."""
 
     def __enter__(self) -> Self:
         return self
@@ -215,55 +234,122 @@ class Condition:
         self._connection.close()
         self._directory.cleanup()
 
-    def check(self) -> None:
-        """Raise ConfigError if it is not one condition."""
-        try:
-            statements = self._connection.extract_statements(self._select("archive"))
-        except self._error as error:
-            raise ConfigError("--where: not a condition in SQL, as after WHERE") from error
-        if len(statements) != 1:
-            raise ConfigError("--where: expected one condition, as after WHERE")
+    def prepare(self, files: Sequence[File]) -> dict[str, str]:
+        """Find the types of the columns in these objects; return why some cannot be read, by their paths.
 
-    def in_view(self, view: str) -> MessageSet:
-        """Return the messages of the view `archive` or `quarantine`: all objects in Parquet.
-
-        Raises UntoldError if the condition is not about its columns, VanishedError, JetcaptureError.
+        Raises ConfigError if it is not one condition, VanishedError, JetcaptureError.
         """
-        self._views.create([view])
-        try:
-            return self._messages(view)
-        except UntoldError as error:
-            if (failure := self._views.failure()) is not None:
-                raise failure from error
-            if self._views.outdated():
-                raise VanishedError("objects were compacted or removed while the condition was evaluated") from error
-            raise
+        self._parse()
+        broken: dict[ObjectName, str] = {}
+        by_name = {file.name: file for file in files if file.name is not None and file.name.parquet}
+        listing = Listing(objects=list(by_name), others=[], files=by_name, directories=(), tops=())
+        for quarantine in (False, True):
+            names = [name for name in by_name if name.quarantine is quarantine]
+            facts = self._facts[quarantine] = read_facts(self._archive, names, listing, broken=broken)
+            self._tables[quarantine] = Table(
+                facts.schemas, quarantine, lambda name: name.casefold() in self._names, case_sensitive=False
+            )
+        return {by_name[name].path: reason for name, reason in broken.items()}
 
-    def in_text(self, archive: ArchiveFiles, file: File, suffix: str) -> MessageSet:
-        """Return the messages of an object in NDJSON or CSV. Raises UntoldError, VanishedError, StoreError."""
-        try:
-            tables = text_rows(archive, file, suffix, None)
-            rows = pa.concat_tables(tables, promote_options="permissive")
-        except pa.ArrowException as error:
-            raise UntoldError("its lines cannot be read") from error
-        self._connection.register("_nats_rows", rows)
-        try:
-            return self._messages("_nats_rows")
-        finally:
-            self._connection.unregister("_nats_rows")
+    def selected(self, file: File) -> MessageSet:
+        """Return the messages of an object that the condition is true of. Raises UntoldError, VanishedError,
+        StoreError."""
+        name = file.name
+        assert name is not None  # noqa: S101  # every caller has an object
+        if name.parquet:
+            batches: Iterator[pa.Table] = (
+                pa.Table.from_batches([batch]) for batch in self._reader(name).batches(file, name)
+            )
+        elif name.suffix in layout.TEXT_SUFFIXES:
+            batches = self._text(file, name)
+        else:
+            raise UntoldError("a format of your own has no columns that can be read")
+        return MessageSet.union(map(self._messages, batches))
 
-    def _select(self, view: str) -> str:
-        columns = f"{layout.SEQ}, {layout.TIMESTAMP}"
-        return f"SELECT {columns} FROM {view} WHERE (\n{self._where}\n)"  # noqa: S608  # the user's own SQL
+    def _reader(self, name: ObjectName) -> PlanReader:
+        """Return what reads the columns that are named, and that the object has."""
+        table = self._tables[name.quarantine]
+        stored = table.stored(self._facts[name.quarantine].schema_of[name])
+        columns = [column.name for folded, column in table.columns.items() if folded in stored]
+        columns += [column for column in table.partitions if column in self._names]
+        return PlanReader(files=self._archive, table=table, columns=columns, bounds=(), keys=None)
 
-    def _messages(self, view: str) -> MessageSet:
+    def _text(self, file: File, name: ObjectName) -> Iterator[pa.Table]:
+        """Yield the rows of an object in NDJSON or CSV, with the types that are declared."""
+        paths = {
+            column: partition_of(name, column)
+            for column in layout.PARTITIONS
+            if column in self._names and not (name.bundle and column == layout.KEY)
+        }
+        types = {each: type_ for each, type_ in self._declared.items() if each.casefold() in self._names}
+        types = {each: type_ for each, type_ in types.items() if each not in paths}
+        unknown = self._columns - {each.casefold() for each in (*types, *paths)}
+        if unknown:
+            raise UntoldError("decode.columns does not have the type of each column of it that the condition names")
         try:
-            rows = self._connection.sql(self._select(view)).to_arrow_table()
+            for rows in typed_rows(self._archive, file, name.suffix, {**IDENTITY_TYPES, **types}):
+                for column, value in paths.items():
+                    rows = rows.append_column(column, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
+                yield rows
+        except TextError as error:
+            raise UntoldError(str(error)) from error
+
+    def _parse(self) -> None:
+        """Find the names in the condition. Raises ConfigError if it is more than one condition about columns."""
+        tree = self._tree(self._statement)
+        where = tree.pop("where_clause", None)
+        template = self._tree(f"SELECT {_POSITION} FROM {_ROWS} WHERE (\ntrue\n)")  # noqa: S608  # nobody's input
+        del template["where_clause"]
+        if tree != template:
+            raise ConfigError("--where: expected one condition, as after WHERE")
+        references = list(_references(where))
+        self._columns = frozenset(names[0].casefold() for names in references)
+        self._names = frozenset(name.casefold() for names in references for name in names)
+
+    def _tree(self, statement: str) -> dict[str, Any]:
+        """Return DuckDB's parse tree of a SELECT. Raises ConfigError."""
+        ((text,),) = self._connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()
+        answer = json.loads(text)
+        if answer["error"] or len(answer["statements"]) != 1:
+            raise ConfigError("--where: not a condition in SQL, as after WHERE")
+        node: dict[str, Any] = answer["statements"][0]["node"]
+        return node
+
+    def _messages(self, rows: pa.Table) -> MessageSet:
+        positions = rows.append_column(_POSITION, pa.array(range(rows.num_rows), pa.int64()))
+        try:
+            with self._lock:
+                self._connection.register(_ROWS, positions)
+                found = self._connection.sql(self._statement).to_arrow_table()
         except self._error as error:
             if type(error).__name__ == "BinderException":
                 raise UntoldError("the condition does not fit its columns: try it with jetcapture query") from error
             raise UntoldError(f"the condition failed ({type(error).__name__}): try it with jetcapture query") from error
-        return _of(rows)
+        return _of(rows.take(found[_POSITION]))
+
+
+_POSITION, _ROWS = "_nats_position", "_nats_rows"
+_TEXT_ENVELOPE: dict[str, pa.DataType] = {
+    **{field.name: field.type for field in ENVELOPE if field.name != REPLY},
+    layout.STREAM: pa.string(),
+    layout.KEY: pa.string(),
+    layout.ROW: pa.int32(),
+    layout.TIME: pa.timestamp("us", "UTC"),
+}
+
+
+def _references(node: Any) -> Iterator[list[str]]:
+    """Yield the names of each column in a part of a parse tree. Raises ConfigError for what is about other tables."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _references(each)
+    elif isinstance(node, dict):
+        if node.get("class") in ("SUBQUERY", "STAR"):
+            raise ConfigError("--where: expected a condition on columns by their names, without SELECT or COLUMNS")
+        if node.get("class") == "COLUMN_REF":
+            yield node["column_names"]
+        for each in node.values():
+            yield from _references(each)
 
 
 def selector_of(key: str | None, subject: str | None, seqs: str | None, template: str) -> Selector | None:

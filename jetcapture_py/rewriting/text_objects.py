@@ -70,7 +70,7 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> R
     except DamagedError as error:
         raise JetcaptureError(f"{archive.shown}/{target.path} {error}; its source is kept") from error
     actual = hashlib.sha256()
-    for piece in _pieces(archive, again):
+    for piece in pieces(archive, again):
         actual.update(piece)
     if actual.digest() != expected.digest():
         raise JetcaptureError(f"{archive.shown}/{target.path} does not match its source, which is kept")
@@ -86,7 +86,7 @@ def _positions(archive: ArchiveFiles, file: File, suffix: str) -> tuple[Any, Any
 def _kept(archive: ArchiveFiles, file: File, mask: Any, *, quoted: bool) -> Iterator[bytes]:
     """Yield the lines of an object that are in a mask. Raises JetcaptureError if it has more or fewer lines."""
     rest, start = b"", 0
-    for piece in _pieces(archive, file):
+    for piece in pieces(archive, file):
         data = rest + piece
         ends = _ends(data, quoted=quoted)
         stays = mask[start : start + len(ends)]
@@ -116,7 +116,7 @@ def _ends(data: bytes, *, quoted: bool) -> Any:
     return np.flatnonzero(ends) + 1
 
 
-def _pieces(archive: ArchiveFiles, file: File) -> Iterator[bytes]:
+def pieces(archive: ArchiveFiles, file: File) -> Iterator[bytes]:
     """Yield an object's text."""
     _, _, *end = file.path.rpartition("/")[2].split(".")
     with archive.stream(file) as stored:

@@ -407,10 +407,8 @@ class _ParquetObject:
             yield file.read_row_group(index, columns=columns, use_threads=False)
 
 
-def text_rows(
-    storage: ArchiveFiles, file: File, suffix: str, types: Mapping[str, pa.DataType] | None
-) -> list[pa.Table]:
-    """Return the rows of an object in NDJSON or CSV, in their order: columns of these types; None: all that it has.
+def text_rows(storage: ArchiveFiles, file: File, suffix: str, types: Mapping[str, pa.DataType]) -> list[pa.Table]:
+    """Return the rows of an object in NDJSON or CSV, in their order: columns of these types.
 
     Raises VanishedError, StoreError, pa.ArrowInvalid if it is damaged.
     """
@@ -424,9 +422,8 @@ def text_rows(
 
 
 def _parsed(
-    storage: ArchiveFiles, file: File, suffix: str, size: int, types: Mapping[str, pa.DataType] | None
+    storage: ArchiveFiles, file: File, suffix: str, size: int, types: Mapping[str, pa.DataType]
 ) -> Iterator[pa.Table]:
-    columns = IDENTITY_TYPES if types is None else types
     _, kind, *end = suffix.split(".")
     stream: Any = pa.BufferedInputStream(storage.stream(file), _READ_AHEAD)
     if end:
@@ -437,8 +434,8 @@ def _parsed(
             read_options=pc_csv.ReadOptions(block_size=size, use_threads=False),
             parse_options=pc_csv.ParseOptions(newlines_in_values=True),
             convert_options=pc_csv.ConvertOptions(
-                include_columns=None if types is None else list(types),
-                column_types=columns,
+                include_columns=list(types),
+                column_types=types,
                 null_values=[NULL],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
@@ -449,8 +446,8 @@ def _parsed(
             stream,
             read_options=pc_json.ReadOptions(block_size=size, use_threads=False),
             parse_options=pc_json.ParseOptions(
-                explicit_schema=pa.schema(list(columns.items())),
-                unexpected_field_behavior="infer" if types is None else "ignore",
+                explicit_schema=pa.schema(list(types.items())),
+                unexpected_field_behavior="ignore",
             ),
         )
     for batch in reader:

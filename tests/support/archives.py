@@ -101,8 +101,9 @@ def encoded(
     bucket: int = 1_700_000_100,
     quarantine: bool = False,
     key_rule: str | None = None,
+    customer: int | None = None,
 ) -> EncodedBlock:
-    """An object of these messages."""
+    """An object of these messages; with `customer`, it has a column of that name."""
     found = sorted(identities)
     columns = {
         layout.SEQ: pa.array([seq for seq, _ in found], pa.int64()),
@@ -119,7 +120,10 @@ def encoded(
         key_rule=key_rule,
     )
     block = BlockId(key=None if quarantine else key, bucket=bucket, quarantine=quarantine)
-    return encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)])
+    batch = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
+    if customer is not None:
+        batch = batch.append_column("customer", pa.array([customer] * len(found), pa.int64()))
+    return encoder.encode(block, "age", [batch])
 
 
 def lay_out(
