@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,6 +28,7 @@ EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
 MAX_LISTED = 4096
 """Maximum ranges of sequences that the note of expired buckets lists for an incarnation; more are compressed."""
+_NONE = np.zeros(0, np.int64)
 _DAMAGED = (zlib.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
@@ -163,22 +163,12 @@ class Expired:
 # ------------------------------------------------------------------ erased messages
 
 
-class ErasedRange(NamedTuple):
-    """Messages with sequences from `first` to `last` and timestamps from `oldest` to `newest`, all inclusive.
-
-    Timestamps are in microseconds since the epoch. A stream that was rewound or created again gives the sequences to
-    later messages, which are others.
-    """
-
-    first: int
-    last: int
-    oldest: int
-    newest: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tombstone:
-    """Which messages of a stream one erasure has removed, when, by whom and why; nothing of their content."""
+    """Which messages of a stream one erasure has removed, when, by whom and why; nothing of their content.
+
+    Each has its timestamp: a stream that was rewound or created again gives its sequence to a later one, which stays.
+    """
 
     stream: str
     time: datetime
@@ -187,38 +177,21 @@ class Tombstone:
     """Who erased them: user and host."""
     reason: str
     """Why, as given."""
-    ranges: tuple[ErasedRange, ...]
-    """Which messages, in the order of their sequences."""
+    seqs: Any
+    """Sequences of the messages, an int64 array in order."""
+    times: Any
+    """Their timestamps in microseconds, an int64 array."""
 
     @classmethod
-    def of(
-        cls,
-        stream: str,
-        seqs: Any,
-        times: Any,
-        *,
-        by: str,
-        reason: str,
-        time: datetime | None = None,
-        created: Sequence[int] = (),
-    ) -> Tombstone:
-        """Return the tombstone of messages with these sequences and timestamps in microseconds, int64 arrays.
-
-        `created` are the times, in microseconds, at which streams of this name were created: no range spans one.
-        """
-        order = np.lexsort((times, seqs))
-        seqs, times = seqs[order], times[order]
-        incarnations = np.searchsorted(np.sort(np.array(created, np.int64)), times, "right")
-        follows = (np.diff(seqs) == 1) & (np.diff(times) >= 0) & (np.diff(incarnations) == 0)
-        edges = np.flatnonzero(np.concatenate([[True], ~follows, [True]])) if len(seqs) else np.zeros(1, np.int64)
-        columns = (seqs[edges[:-1]], seqs[edges[1:] - 1], times[edges[:-1]], times[edges[1:] - 1])
-        ranges = dict.fromkeys(map(ErasedRange._make, zip(*(column.tolist() for column in columns), strict=True)))
-        return cls(stream=stream, time=time or datetime.now(UTC), by=by, reason=reason, ranges=tuple(ranges))
+    def of(cls, stream: str, seqs: Any, times: Any, *, by: str, reason: str, time: datetime | None = None) -> Tombstone:
+        """Return the tombstone of messages with these sequences and timestamps in microseconds, int64 arrays."""
+        seqs, times = _distinct(seqs, times)
+        return cls(stream=stream, time=time or datetime.now(UTC), by=by, reason=reason, seqs=seqs, times=times)
 
     @property
     def messages(self) -> int:
         """Number of messages."""
-        return sum(span.last - span.first + 1 for span in self.ranges)
+        return len(self.seqs)
 
     @property
     def path(self) -> str:
@@ -235,7 +208,8 @@ class Tombstone:
             "by": self.by,
             "reason": self.reason,
             "messages": self.messages,
-            "ranges": self.ranges,
+            "ranges": list(runs(self.seqs)),
+            "times": np.diff(self.times, prepend=0).tolist(),
         }
         return json.dumps(fields).encode() + b"\n"
 
@@ -244,15 +218,21 @@ class Tombstone:
         """Read the content of the file at `path`. Raises JetcaptureError if damaged, or of another stream."""
         try:
             fields = json.loads(data)
-            tombstone = cls(
-                stream=str(fields["stream"]),
-                time=_time(fields["time"]),
+            spans = [(int(first), int(last)) for first, last in fields["ranges"]]
+            times = np.cumsum(np.array(fields["times"], np.int64))
+            if any(first > last for first, last in spans) or sum(last - first + 1 for first, last in spans) != len(
+                times
+            ):
+                raise ValueError("its ranges and times do not fit")
+            seqs = np.concatenate([_NONE, *(np.arange(first, last + 1) for first, last in spans)])
+            tombstone = cls.of(
+                str(fields["stream"]),
+                seqs,
+                times,
                 by=str(fields["by"]),
                 reason=str(fields["reason"]),
-                ranges=tuple(ErasedRange(*map(int, span)) for span in fields["ranges"]),
+                time=_time(fields["time"]),
             )
-            if any(span.first > span.last or span.oldest > span.newest for span in tombstone.ranges):
-                raise ValueError("a range ends before it begins")
         except _DAMAGED as error:
             raise JetcaptureError(f"{path} is damaged: {error!r}") from error
         if tombstone.stream != stream:
@@ -266,9 +246,12 @@ class Erased:
     def __init__(self, tombstones: Mapping[str, Tombstone] | None = None) -> None:
         """`tombstones` by the paths of their files."""
         self.tombstones = tombstones or {}
-        every = sorted({span for tombstone in self.tombstones.values() for span in tombstone.ranges})
-        self.ranges = _merged(every)
-        """The messages; those that several tombstones name are there once."""
+        stones = self.tombstones.values()
+        self.seqs, self.times = _distinct(
+            np.concatenate([_NONE, *(each.seqs for each in stones)]),
+            np.concatenate([_NONE, *(each.times for each in stones)]),
+        )
+        """The messages: sequences in order, and timestamps in microseconds; those of several tombstones once."""
 
     @classmethod
     def read(
@@ -293,51 +276,40 @@ class Erased:
         return cls({path: before.get(path) or read[path] for path in paths if path in before or path in read})
 
     def __bool__(self) -> bool:
-        return bool(self.ranges)
+        return len(self.seqs) > 0
 
     @property
     def messages(self) -> int:
         """Number of messages."""
-        return sum(span.last - span.first + 1 for span in self.ranges)
-
-    @cached_property
-    def _layers(self) -> list[Any]:
-        """The ranges as arrays with a row each for first, last, oldest and newest; within one, no sequence is twice."""
-        layers: list[list[ErasedRange]] = []
-        for span in self.ranges:
-            layer = next((layer for layer in layers if layer[-1].last < span.first), None)
-            if layer is None:
-                layers.append([span])
-            else:
-                layer.append(span)
-        return [np.array(layer, np.int64).T for layer in layers]
+        return len(self.seqs)
 
     def near(self, first: int, last: int) -> bool:
-        """Whether a message with a sequence from `first` to `last` may be erased; False is exact."""
-        return any(
-            np.searchsorted(lasts, first) < np.searchsorted(firsts, last, "right") for firsts, lasts, *_ in self._layers
-        )
+        """Whether a message with a sequence from `first` to `last` is erased."""
+        return bool(np.searchsorted(self.seqs, first) < np.searchsorted(self.seqs, last, "right"))
 
     def contains(self, seqs: Any, times: Any) -> Any:
         """Return a mask of the erased ones of messages: sequences, and timestamps in microseconds, int64 arrays."""
         mask = np.zeros(len(seqs), np.bool_)
-        for firsts, lasts, oldest, newest in self._layers:
-            at = np.searchsorted(firsts, seqs, "right") - 1
-            mask |= (at >= 0) & (seqs <= lasts[at]) & (times >= oldest[at]) & (times <= newest[at])
+        at, ends = np.searchsorted(self.seqs, seqs), np.searchsorted(self.seqs, seqs, "right")
+        while len(left := np.flatnonzero(at < ends)):  # once for each message that had the same sequence
+            mask[left] |= self.times[at[left]] == times[left]
+            at = at + 1
         return mask
 
 
-def _merged(ranges: Sequence[ErasedRange]) -> list[ErasedRange]:
-    """Join sorted ranges that overlap in sequences and in time."""
-    merged: list[ErasedRange] = []
-    for span in ranges:
-        before = merged[-1] if merged else None
-        if before and span.first <= before.last and before.oldest <= span.newest and span.oldest <= before.newest:
-            last, oldest = max(span.last, before.last), min(span.oldest, before.oldest)
-            merged[-1] = ErasedRange(before.first, last, oldest, max(span.newest, before.newest))
-        else:
-            merged.append(span)
-    return merged
+def _distinct(seqs: Any, times: Any) -> tuple[Any, Any]:
+    """Return messages in order, each once."""
+    order = np.lexsort((times, seqs))
+    seqs, times = seqs[order], times[order]
+    new = np.ones(len(seqs), np.bool_)
+    new[1:] = (np.diff(seqs) != 0) | (np.diff(times) != 0)
+    return seqs[new], times[new]
+
+
+def runs(seqs: Any) -> Iterable[tuple[int, int]]:
+    """Return sorted sequences as ranges; one that is there several times is in several."""
+    starts = np.flatnonzero(np.diff(seqs, prepend=-2) != 1)
+    return zip(seqs[starts].tolist(), seqs[[*(starts[1:] - 1), -1][: len(starts)]].tolist(), strict=True)
 
 
 # ------------------------------------------------------------------ ranges

@@ -12,7 +12,7 @@ import getpass
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,6 @@ from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import MessageFilter, MessageSet, Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import (
     ConfigError,
     JetcaptureError,
@@ -165,8 +164,6 @@ class _Holder:
 
     file: File
     messages: MessageSet
-    created: tuple[str, ...]
-    """When its streams were created, as its footer says."""
 
 
 class _Eraser:
@@ -274,18 +271,7 @@ class _Eraser:
         if not len(new):
             return known
 
-        def tombstone(created: Iterable[int] = ()) -> Tombstone:
-            seqs, times = new.seqs, new.times
-            return Tombstone.of(
-                stream, seqs, times, by=done.by, reason=done.reason, time=done.started, created=tuple(created)
-            )
-
-        stone = tombstone()
-        if len(stone.ranges) < len(new):  # a range is exact within one incarnation of the stream
-            holders = retried(lambda: self._holders(Erased({stone.path: stone})))
-            edges = {microseconds_of(_moment(text)) for each in holders for text in each.created}
-            others = MessageSet.union(each.messages for each in holders).without(new)  # that a rewind has replaced
-            stone = tombstone(edges.union(others.times.tolist(), (others.times + 1).tolist()))
+        stone = Tombstone.of(stream, new.seqs, new.times, by=done.by, reason=done.reason, time=done.started)
         if done.dry_run:
             return Erased({**known.tombstones, stone.path: stone})
         store = self._archive.store
@@ -305,7 +291,7 @@ class _Eraser:
 
         def hold(file: File) -> _Holder | None:
             try:
-                own, seqs, times = self._examiner.identities(file, _name(file))
+                _, seqs, times = self._examiner.identities(file, _name(file))
             except DamagedError as error:
                 self._left[file.path] = f"may have erased messages: {error}"
                 return None
@@ -313,8 +299,7 @@ class _Eraser:
             if not mask.any():
                 self._clean.add(file.path)
                 return None
-            created = tuple(filter(None, own.get("stream_created", "").split(",")))
-            return _Holder(file, MessageSet(seqs[mask], times[mask]), created)
+            return _Holder(file, MessageSet(seqs[mask], times[mask]))
 
         near = [file for file in self._files() if erased.near(_name(file).first_seq, _name(file).last_seq)]
         near = [file for file in near if file.path not in self._left and file.path not in self._clean]
@@ -498,10 +483,6 @@ def _within(messages: MessageSet, erased: Erased) -> MessageSet:
     seqs, times = messages.seqs, messages.times
     mask = erased.contains(seqs, times)
     return MessageSet(seqs[mask], times[mask])
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def _sha256(archive: ArchiveFiles, file: File) -> str:

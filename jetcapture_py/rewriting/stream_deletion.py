@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jetcapture_py.archive.removed import Erased
+from jetcapture_py.archive.removed import Erased, runs
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError
@@ -91,9 +91,9 @@ async def _present(session: ReadSession, stream: str, erased: Erased) -> AsyncIt
     """Yield the sequences of erased messages that the stream has, some at a time."""
     state = await session.state(stream)
     spans = deque(
-        range(max(span.first, state.first), min(span.last, state.last) + 1)
-        for span in erased.ranges
-        if span.last >= state.first and span.first <= state.last
+        range(max(first, state.first), min(last, state.last) + 1)
+        for first, last in runs(np.unique(erased.seqs))
+        if last >= state.first and first <= state.last
     )
     count = FEW_AT_ONCE
     while spans:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive.removed import Expired
@@ -207,10 +206,8 @@ class Removed:
 
         What disappears while the archive is scanned is in the notes after that.
         """
-        note, erased = storage.expired(stream), Sequences()
-        for span in storage.erased(stream).ranges:
-            if incarnation is None or incarnation.includes(np.array([span.last]), np.array([span.newest])).all():
-                erased.add_range(span.first, span.last)
+        note, erased, stones = storage.expired(stream), Sequences(), storage.erased(stream)
+        erased.add(stones.seqs if incarnation is None else stones.seqs[incarnation.includes(stones.seqs, stones.times)])
         if note is None:
             return cls(erased=erased)
         expired = Sequences()

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.removed import Erased, ErasedRange
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
@@ -176,13 +176,8 @@ def without_erased(frame: DataFrame, erased: Erased) -> DataFrame:
     types = dict(frame.dtypes)
     if not erased or (types.get(layout.SEQ), types.get(layout.TIMESTAMP)) != ("bigint", "timestamp"):
         return frame
-    columns = zip(*erased.ranges, strict=True)
-    spans = pa.table(dict(zip(ErasedRange._fields, map(list, columns), strict=True)))
-    known = frame.sparkSession.createDataFrame(spans).select(
-        sf.explode(sf.sequence("first", "last")).alias("_erased"), "oldest", "newest"
-    )
-    at = sf.unix_micros(frame[layout.TIMESTAMP])
-    same = (frame[layout.SEQ] == known["_erased"]) & (at >= known["oldest"]) & (at <= known["newest"])
+    known = frame.sparkSession.createDataFrame(pa.table({"_erased": erased.seqs, "_time": erased.times}))
+    same = (frame[layout.SEQ] == known["_erased"]) & (sf.unix_micros(frame[layout.TIMESTAMP]) == known["_time"])
     return frame.join(known, same, "left_anti")
 
 

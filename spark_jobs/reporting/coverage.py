@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.removed import Erased, Expired
+from jetcapture_py.archive.removed import Erased, Expired, runs
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from spark_jobs.reporting.source import ReportSource, Stored
@@ -320,7 +320,8 @@ def _removed(
 ) -> list[tuple[int, int]]:
     """Return what of an incarnation, whose messages came at `times`, is gone on purpose."""
     ranges = [] if expired is None else expired.ranges([created])
-    ranges += [span[:2] for span in (erased.ranges if erased else ()) if times[0] <= span.newest < times[1]]
+    if erased:
+        ranges += runs(erased.seqs[(erased.times >= times[0]) & (erased.times < times[1])])
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:

@@ -9,7 +9,6 @@ range that it reaches into; where that would be read too often, because many key
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.removed import Erased, Expired
+from jetcapture_py.archive.removed import Erased, Expired, runs
 from jetcapture_py.config.units import format_time, microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File, retried
@@ -143,11 +142,9 @@ def removed_ranges(plan: RestorePlan, expired: Expired | None, erased: Erased) -
     ranges = [] if expired is None else expired.ranges(own)
     creations = sorted(filter(None, (*own, *plan.others)), key=_moment)
     begins = [microseconds_of(_moment(created)) for created in creations]
-    for span in erased.ranges:
-        owner = max(bisect_right(begins, span.newest) - 1, 0)
-        if not creations or creations[owner] in own:
-            ranges.append((span.first, span.last))
-    return ranges
+    owners = np.maximum(np.searchsorted(np.array(begins, np.int64), erased.times, "right") - 1, 0)
+    kept = [at for at, created in enumerate(creations) if created in own]
+    return ranges + list(runs(erased.seqs[np.isin(owners, kept)] if creations else erased.seqs))
 
 
 def _gone(files: ArchiveFiles, stream: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -142,7 +143,7 @@ def test_a_selector_erases_its_messages_and_no_other_row_changes(
     proven(config, done.messages)
     for path in (root / "_erased" / STREAM).iterdir():
         stone = json.loads(path.read_text())
-        assert set(stone) == {"format", "stream", "time", "by", "reason", "messages", "ranges"}, (
+        assert set(stone) == {"format", "stream", "time", "by", "reason", "messages", "ranges", "times"}, (
             "nothing of the selector"
         )
     if name == "where":
@@ -378,6 +379,18 @@ def test_of_two_messages_with_a_sequence_only_the_selected_one_is_erased(tmp_pat
     done = run(config, f"_nats_seq = 5 OR epoch_us(_nats_timestamp) >= {start + 9}")
     assert (done.messages, done.remaining) == (3, [])
     assert [(row[layout.SEQ], row[layout.TIMESTAMP].microsecond) for row in read(root).values()] == [(6, 2)]
+
+
+def test_a_message_that_comes_later_with_a_sequence_between_erased_ones_is_not_erased(tmp_path: Path) -> None:
+    """The stream was rewound to 5 after 7, and the capture has not stored 6 and 7 again yet."""
+    start = HOUR * 1_000_000
+    for identities in ([(5, start + 1), (6, start + 2), (7, start + 3)], [(8, start + 11)]):
+        put(tmp_path, encoded(identities, bucket=HOUR))
+    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
+    assert run(config, SequenceSelector(5, 8)).messages == 4
+    erased = open_archive(str(tmp_path), {}).erased(STREAM)
+    times = np.array([2, 9, 10, 11], np.int64) + start
+    assert erased.contains(np.array([6, 6, 7, 8]), times).tolist() == [True, False, False, True]
 
 
 def test_objects_that_become_one_lose_nothing(tmp_path: Path) -> None:
