@@ -12,6 +12,7 @@ import getpass
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -43,7 +44,7 @@ from jetcapture_py.rewriting.selectors import (
 )
 from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_stream
 from jetcapture_py.rewriting.text_objects import rewrite_text
-from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store import ABANDONED, NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive, retried
 from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
@@ -186,6 +187,8 @@ class _Eraser:
         """Paths of objects without erased messages. An object never changes its messages."""
         self._others = 0
         """Files that are no objects."""
+        self._unfinished: list[str] = []
+        """What temporary files and others may have."""
         self.clean = False
         """Whether no object has erased messages any more."""
 
@@ -202,9 +205,16 @@ class _Eraser:
         if erased:
             self._remove(erased, chosen)
             self._remove_versions(erased)
+        if erased and not done.dry_run:
+            if not (
+                done.objects or self._left
+            ):  # a run that was killed after it removed objects may have left them in a table
+                done.remains += [problem for problem in self._tables(()) if problem not in done.remains]
+            self._tidy()
         present = {file.path for file in self._files()}
         left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
         self.clean = not left
+        done.remains += self._unfinished
         done.remains += _grouped({**self._untold, **left})
         self._note()
         return erased
@@ -366,7 +376,6 @@ class _Eraser:
         present = {file.path for file in self._files()}
         for holder, digest, each in rewritten:
             if each.removable and each.source.name.path not in present:
-                self._archive.remove_empty(holder.file)
                 self._record(holder, digest, each)
             elif error := next((text for text in errors if each.source.name.path in text), ""):
                 self._left[each.source.name.path] = error
@@ -442,6 +451,21 @@ class _Eraser:
             return False
         _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
         return bool(erased.contains(seqs, times).any())
+
+    def _tidy(self) -> None:
+        """Remove what killed processes have left, and the directories of keys without objects."""
+        stream, now = self._config.source.stream, time.time()
+        for file in self._archive.files(stream):
+            name = file.path.rpartition("/")[2]
+            if file.name is not None:
+                continue
+            if not (name.startswith(".") and name.endswith(".tmp")):
+                self._unfinished.append(f"{file.path}: not searched: it is no object")
+            elif file.modified is None or now - file.modified <= ABANDONED:
+                self._unfinished.append(f"{file.path}: a process is writing it, or was killed: run it again in an hour")
+            else:
+                self._archive.remove(file)
+        self._archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
 
     def _note(self) -> None:
         """Say what was not searched."""

@@ -42,7 +42,7 @@ _LOCAL_PERMANENT = {
 }
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _MAX_KNOWN = 100_000
-_ABANDONED = 3600.0
+ABANDONED = 3600.0
 """Age in seconds after which a temporary file counts as abandoned."""
 
 
@@ -299,7 +299,12 @@ class LocalStore:
         with _explained(directory), self._archive.opened() as root:
             try:
                 self._prepare(below, root)
-                write_durably(hidden, data, root)
+                try:
+                    write_durably(hidden, data, root)
+                except FileNotFoundError:  # an erasure has removed the empty directory
+                    self._known.discard(below)
+                    self._prepare(below, root)
+                    write_durably(hidden, data, root)
                 os.replace(hidden, visible, src_dir_fd=root, dst_dir_fd=root)
                 sync_directory(below, root)
             except BaseException:
@@ -337,7 +342,7 @@ def _sweep(directory: str, root: int) -> None:
         for name in os.listdir(handle):  # noqa: PTH208  a descriptor, not a path
             if name.startswith(".") and name.endswith(".tmp"):
                 with contextlib.suppress(OSError):
-                    if time.time() - os.stat(name, dir_fd=handle).st_mtime > _ABANDONED:
+                    if time.time() - os.stat(name, dir_fd=handle).st_mtime > ABANDONED:
                         os.unlink(name, dir_fd=handle)
     finally:
         os.close(handle)

@@ -364,14 +364,13 @@ class ArchiveFiles:
         except Exception as error:
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
-    def remove_empty(self, file: File) -> None:
-        """Remove the directories above a removed file that are empty, up to its stream's: their names say its key."""
-        place = Path(file.place)
-        for parent in list(place.parents)[: file.path.count("/") - 1] if self.local else ():
-            try:
-                parent.rmdir()
-            except OSError:  # something is in it, or it is gone
-                return
+    def remove_empty(self, *directories: str) -> None:
+        """Remove the empty directories below a local archive's directories: their names say keys."""
+        for directory in directories if self.local else ():
+            for place, _, _ in os.walk(f"{self._base}/{directory}", topdown=False):
+                if place.count("/") > f"{self._base}/{directory}".count("/"):
+                    with suppress(OSError):  # something is in it, or it is gone
+                        os.rmdir(place)  # noqa: PTH106
 
     def old_versions(self, *directories: str) -> Iterator[OldVersion]:
         """Yield what S3 keeps of files below directories that were replaced or removed; nothing for other stores.

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -391,6 +392,25 @@ def test_a_message_that_comes_later_with_a_sequence_between_erased_ones_is_not_e
     erased = open_archive(str(tmp_path), {}).erased(STREAM)
     times = np.array([2, 9, 10, 11], np.int64) + start
     assert erased.contains(np.array([6, 6, 7, 8]), times).tolist() == [True, False, False, True]
+
+
+def test_what_killed_processes_left_goes_or_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = archive_of(tmp_path, {"seqs": (1, 2), "key": "b"}, {"seqs": (3,), "key": "c"})
+    (path,) = (tmp_path / STREAM / "key=b").rglob("*.parquet")
+    old, new = (path.with_name(f".{path.name}.{digit * 16}.tmp") for digit in "01")
+    for copy in (old, new):
+        shutil.copy(path, copy)
+    os.utime(old, (1, 1))
+    with monkeypatch.context() as patched:
+        kill_at(patched, 4)  # after the object is removed
+        with pytest.raises(KilledError):
+            run(config)
+    (line,) = run(config).remaining
+    assert (new.name in line, old.exists(), path.exists()) == (True, False, False)
+    os.utime(new, (1, 1))
+    assert run(config).remaining == []
+    assert not (tmp_path / STREAM / "key=b").exists(), "the key is not left in a directory's name"
+    assert positions(config) == [3]
 
 
 def test_objects_that_become_one_lose_nothing(tmp_path: Path) -> None:
