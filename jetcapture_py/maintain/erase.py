@@ -72,7 +72,7 @@ class _Tables:
         """Open the tables, so that nothing begins that cannot end. Raises ConfigError, JetcaptureError."""
         for quarantine, name in self.names.items():
             if name is not None:
-                with open_table(self._config, self._archive, quarantine=quarantine):
+                with open_table(self._config, self._archive, quarantine=quarantine, read_only=True):
                     pass
 
     def __call__(self, paths: Collection[str]) -> Sequence[str]:

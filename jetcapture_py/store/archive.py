@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
