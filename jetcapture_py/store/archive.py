@@ -218,7 +218,9 @@ class ArchiveFiles:
                     (path, {"size": one.st_size, "mtime": one.st_mtime}) for path, one in files_below(directory)
                 )
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):  # no key has a name that is too long
+                # a key with so long a name is not there
+                too_long = error.errno == errno.ENAMETOOLONG and str(error.filename) == directory
+                if error.errno != errno.ENOENT and not too_long:
                     raise StoreError(f"cannot list {directory}: {one_line(error)}") from error
             return
         if self._flat:
