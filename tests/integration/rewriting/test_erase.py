@@ -267,7 +267,7 @@ def test_lines_of_text_objects_go_and_the_others_stay_to_the_byte(
     assert objects(root) == []
 
 
-class KilledError(Exception):
+class KilledError(BaseException):
     """The process is killed here."""
 
 

@@ -155,7 +155,7 @@ def test_what_stays_has_the_new_reason_unless_it_was_not_selected(nats_server: S
     in_one_place(root, 100)
 
 
-class KilledError(Exception):
+class KilledError(BaseException):
     """The process is killed here."""
 
 
