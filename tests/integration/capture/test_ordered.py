@@ -29,6 +29,7 @@ from jetcapture_py.monitoring.facts import gather
 from jetcapture_py.monitoring.health import health
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.store import LocalStore
+from tests.chaos.proxy import Proxy
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import Publisher
 from tests.support.running import (
@@ -219,7 +220,10 @@ def test_a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path: Path) 
 async def _a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path: Path) -> None:
     with NatsServer(tmp_path / "server", extra_config='max_pending: 5MB\nwrite_deadline: "1s"\n') as server:
         await send(server.url, [b"x" * 200_000] * 100)
-        state = await capture_all(config(server.url, tmp_path / "archive", source=ORDERED))
+        async with Proxy(lambda: server.port) as proxy:
+            proxy.rate = 2_000_000  # bytes/s: what is pulled at first takes longer than the server waits
+            url = f"nats://127.0.0.1:{proxy.port}"
+            state = await capture_all(config(url, tmp_path / "archive", source=ORDERED))
         assert await floor(server.url) == 100
         assert state.source.lost > 0
 

@@ -156,11 +156,11 @@ def test_a_rewind_is_named_and_later_a_fork_of_which_the_archive_has_both_messag
         for report in (await verify(subject.settings), await verify(subject.settings, content=True)):
             assert named(report, Kind.FORK) == set(range(last + 1, 401))
             assert {each.kind for each in losses_of(report)} == {Kind.FORK}
-            assert (report.count(Kind.DUPLICATES), report.exit_code(), report.exit_code(strict=True)) == (0, 0, 1)
-        stored = rows(tmp_path / subject.name)
+            assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
+        # a killed server may deliver again what was acknowledged just before
+        stored = {(row[layout.SEQ], row[layout.PAYLOAD][:3]) for row in rows(tmp_path / subject.name)}
         assert len(stored) == 400 + 401 - last
-        both = [row[layout.PAYLOAD][:3] for row in stored if row[layout.SEQ] == 400]
-        assert sorted(both) == [b"a 0", b"new"]
+        assert {(400, b"a 0"), (400, b"new")} <= stored
 
     asyncio.run(scenario())
 
