@@ -3,7 +3,7 @@
 
 PYTHON ?= python3.13 python3.12 python3.11 python3.14 python3
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 6
 MINUTES ?= 30
 SEED ?=
 
@@ -27,7 +27,7 @@ USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
-	@echo 'make test    what a change must pass, WORKERS=4 tests at a time; ARGS="-k name"'
+	@echo 'make test    what a change must pass, WORKERS=6 tests at a time; ARGS="-k name"'
 	@echo 'make test-exhaustive   what make test leaves out: every combination, older servers, many more examples'
 	@echo 'make test-all   both'
 	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'

@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """Have every Spark start sooner: this process's, its workers' and those of the commands that they run.
 
-    Under nohup, captures would inherit that SIGHUP is ignored; a handler is not inherited.
+    Under nohup or in the background, commands would inherit that SIGHUP or SIGINT is ignored; a handler is not
+    inherited.
     """
     java.use()
     _be_patient()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _be_patient() -> None:
