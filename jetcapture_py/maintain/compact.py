@@ -24,23 +24,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.writer import ROW_GROUP_BYTES
-from jetcapture_py.compaction.files import CACHE, Files
-from jetcapture_py.compaction.plan import TOLERANCE, Source, moves, units
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.memory import MemoryBudget, merging
+from jetcapture_py.compaction.plan import Source, moves, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.block import MAX_BUNDLES
-from jetcapture_py.config.shares import COMPACTING_SHARE
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.selection import Selection
@@ -48,12 +46,6 @@ from jetcapture_py.store.archive import SHARE, ArchiveFiles
 from jetcapture_py.text import plural
 
 _REMOVERS = 16
-_ROW_GROUPS = 3
-"""Row groups of a unit that are in memory at once: as read, sorted, and encoded."""
-_MAX_RATIO = 16
-"""Uncompressed bytes of a row group for each byte of an object, if it is small."""
-_ROW_BYTES = 140
-"""Bytes for the identity of each row of an object, while it is surveyed, named and checked."""
 _MIN_ROWS = 1 << 18
 """Rows that an object may always have."""
 
@@ -231,20 +223,19 @@ def compact_in_threads(
     stop: threading.Event | None = None,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> None:
-    """Do the work of a compaction in as many threads as there are cores, with about `memory` bytes.
+    """Do the work of a compaction in as many threads as there are cores, with about half of `memory` bytes.
 
     After `stop` is set, no further unit is begun. `progress` gets the number of objects that are left, and their bytes.
     """
-    room = memory // COMPACTING_SHARE
-    row_bytes = compaction.spec.target / max(_MIN_ROWS, room // _ROW_BYTES)
+    budget = MemoryBudget(memory)
+    row_bytes = compaction.spec.target / max(_MIN_ROWS, budget.rows)
     compaction.spec = replace(compaction.spec, row_bytes=row_bytes)
     work = compaction.work()
     sizes = [sum(source.size for source in sources) for sources in work]
     left, left_bytes = sum(map(len, work)), sum(sizes)
-    shared = _Room(room)
 
     def compact(sources: Sequence[Source], size: int) -> list[Outcome]:
-        with shared.taken(_memory(sources, size, compaction.spec, local=archive.local)):
+        with budget.taken(merging(sources, size, compaction.spec, local=archive.local)):
             if stop is not None and stop.is_set():
                 return []
             return compact_unit(Files(archive), compaction.spec, sources)
@@ -260,40 +251,6 @@ def compact_in_threads(
     pa.default_memory_pool().release_unused()
 
 
-def _memory(sources: Sequence[Source], size: int, spec: CompactionSpec, *, local: bool) -> int:
-    """Return the bytes of memory that compacting a unit of `size` bytes takes at most.
-
-    That is one new object, of which a remote store gets a copy, the identities of its rows, and row groups.
-    """
-    rows = sum(source.name.rows for source in sources)
-    share = min(1.0, spec.target * TOLERANCE / max(size, rows * spec.row_bytes, 1))
-    identities = max(rows * share, *(source.name.rows for source in sources)) * _ROW_BYTES
-    written = size * share * (1 if local else 2) + identities
-    return int(written) + min(_ROW_GROUPS * ROW_GROUP_BYTES, _MAX_RATIO * size) + (0 if local else min(size, CACHE))
-
-
 def _cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Room:
-    """Memory that several threads share."""
-
-    def __init__(self, size: int) -> None:
-        self._size = self._free = size
-        self._freed = threading.Condition()
-
-    @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """Wait until `size` bytes are free, or everything for more than that, and take them."""
-        size = min(size, self._size)
-        with self._freed:
-            self._freed.wait_for(lambda: self._free >= size)
-            self._free -= size
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._free += size
-                self._freed.notify_all()

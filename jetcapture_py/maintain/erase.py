@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
 
 from jetcapture_py import log, text
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError
-from jetcapture_py.maintain.table import commit, open_table, table_path
+from jetcapture_py.maintain.table import commit, open_table, root_url, table_path
 from jetcapture_py.rewriting.erase import Erasure, erase
+from jetcapture_py.rewriting.old_versions import delete_old_versions
 from jetcapture_py.rewriting.selectors import Selector, selector_of
-from jetcapture_py.store.archive import ArchiveFiles, open_archive
-from jetcapture_py.text import escaped, plural
+from jetcapture_py.store import ABANDONED
+from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
+from jetcapture_py.text import escaped, plural, without_credentials
+from jetcapture_py.transform.decode.avro_schema import Header
+
+if TYPE_CHECKING:
+    from jetcapture_py.maintain.iceberg import IcebergTable
 
 _ATTEMPTS = 8
 """How often the snapshots of a table are expired again because another process was faster."""
+_AVRO = ".avro"
+_MAX_MANIFEST = 1 << 30
+"""Maximum bytes of a manifest, decompressed."""
 
 
 def run(
@@ -67,6 +82,10 @@ class _Tables:
         self.names = {} if given is None else {False: given.name, True: given.quarantine}
         self.expired = 0
         """Snapshots that were expired."""
+        self.versions = 0
+        """Old versions of manifests that were deleted, in a bucket that keeps such."""
+        self.notes: list[str] = []
+        """What was not searched."""
 
     def check(self) -> None:
         """Open the tables, so that nothing begins that cannot end. Raises ConfigError, JetcaptureError."""
@@ -75,36 +94,115 @@ class _Tables:
                 with open_table(self._config, self._archive, quarantine=quarantine, read_only=True):
                     pass
 
-    def __call__(self, paths: Collection[str]) -> Sequence[str]:
+    def drop(self, paths: Collection[str]) -> Sequence[str]:
         """Replace objects in the tables by those that have their other messages, and expire the snapshots before."""
+        places = {table_path(self._archive, path) for path in paths}
+        return self._each(lambda name, quarantine: self._dropped(name, quarantine, paths, lambda: places.__contains__))
+
+    def finish(self, erased: Erased, left: Collection[str]) -> Sequence[str]:
+        """Expire all that names objects which are gone and may have had erased messages, and delete what nothing names.
+
+        Objects that maintenance has put back into a table before they were removed are taken out of it first, and those
+        at the paths `left`.
+        """
+
+        def finished(name: str, quarantine: bool) -> list[str]:
+            def gone() -> Callable[[str], bool]:
+                return partial(self._is_gone, self._present(quarantine), erased)
+
+            problems = self._dropped(name, quarantine, left, gone)
+            with open_table(self._config, self._archive, quarantine=quarantine) as table:
+                return problems + [f"table {name}: {each}" for each in self._delete_unnamed(table, gone())]
+
+        return self._each(finished)
+
+    def _each(self, work: Callable[[str, bool], list[str]]) -> list[str]:
+        """Do the work for the table of the messages and that of the quarantine, and return the problems."""
         problems: list[str] = []
         for quarantine, name in self.names.items():
             if name is not None:
                 try:
-                    problems += self._replace(name, set(paths), quarantine=quarantine)
+                    problems += work(name, quarantine)
                 except JetcaptureError as error:
                     problems.append(str(error))
         return problems
 
-    def _replace(self, name: str, paths: Collection[str], *, quarantine: bool) -> list[str]:
-        """Take objects out of one table; return what still names them. Raises JetcaptureError."""
+    def _dropped(
+        self, name: str, quarantine: bool, paths: Collection[str], removed: Callable[[], Callable[[str], bool]]
+    ) -> list[str]:
+        """Take objects out of one table; return what still names them. Raises JetcaptureError.
+
+        `removed` is called when the table has been loaded, and returns whether a file of it is one of them.
+        """
         maintain = self._config.maintain
         compact = (maintain and maintain.compact) or CompactConfig()
         config, archive = self._config, self._archive
         with open_table(config, archive, quarantine=quarantine) as table:
             if not table.exists:
                 return []
-        commit(config, archive, after=compact.after, quarantine=quarantine, expired=paths)
         for attempt in range(_ATTEMPTS):
+            commit(config, archive, after=compact.after, quarantine=quarantine, expired=paths)
             try:
                 with open_table(config, archive, quarantine=quarantine) as table:
-                    expired, kept = table.expire([table_path(archive, path) for path in paths])
+                    expired, kept = table.forget(removed())
                     self.expired += expired
-                    return [f"table {name}: {each} names snapshots that have erased messages" for each in kept]
+                    return [f"table {name}: {each}" for each in kept]
             except ConflictError:
                 if attempt + 1 == _ATTEMPTS:
                     raise
         raise AssertionError  # the last attempt returns or raises
+
+    def _present(self, quarantine: bool) -> frozenset[str]:
+        """Return the paths of the objects that exist."""
+        stream = self._config.source.stream
+        return frozenset(
+            file.path for file in self._archive.below(f"{layout.QUARANTINE}/{stream}" if quarantine else stream)
+        )
+
+    def _is_gone(self, present: Collection[str], erased: Erased, place: str) -> bool:
+        """Whether a table's path is that of an object which does not exist, and may have had erased messages."""
+        path = place.removeprefix(root_url(self._archive))
+        name = layout.parse_path(path)
+        return name is not None and path not in present and erased.near(name.first_seq, name.last_seq)
+
+    def _delete_unnamed(self, table: IcebergTable, is_gone: Callable[[str], bool]) -> list[str]:
+        """Delete manifests that no snapshot names, as killed commits leave them; return what remains, or may.
+
+        They have the paths of objects, and lists of them the lowest and highest keys.
+        """
+        archive, place = self._archive, table.metadata_directory
+        directory = (place or "").removeprefix(root_url(archive))
+        if place is None:
+            return []
+        if directory == place:
+            self.notes.append(f"manifests below {without_credentials(place)} that no snapshot names")
+            return []
+        problems: list[str] = []
+        named = {path.removeprefix(root_url(archive)) for path in table.metadata_files()}
+
+        def concerns(archive: ArchiveFiles, file: File) -> bool:
+            return file.path.endswith(_AVRO) and _names(archive.read(file), root_url(self._archive), is_gone)
+
+        for file in archive.below(directory):
+            if file.path in named or not concerns(archive, file):
+                continue
+            if file.modified is None or time.time() - file.modified <= ABANDONED:
+                problems.append(f"{file.path}: a process is writing it, or was killed: run it again in an hour")
+            else:
+                archive.remove(file)
+        versions, kept = delete_old_versions(archive, [directory], lambda each: concerns(each.archive, each.file))
+        self.versions += versions
+        return problems + kept
+
+
+def _names(manifest: bytes, root: str, is_gone: Callable[[str], bool]) -> bool:
+    """Whether a manifest names such an object; lists of manifests only have keys, and always count."""
+    try:
+        blocks = b"".join(data for _, data in Header(manifest).blocks(_MAX_MANIFEST))
+    except ValueError:  # it was cut off
+        return True
+    paths = re.findall(re.escape(root.encode()) + rb"[^\x00-\x1f\x7f]*?\.parquet", blocks)
+    return not paths or any(is_gone(path.decode(errors="replace")) for path in paths)
 
 
 def _fields(done: Erasure, tables: _Tables) -> dict[str, object]:
@@ -114,6 +212,8 @@ def _fields(done: Erasure, tables: _Tables) -> dict[str, object]:
         "started": format_time(done.started),
         "ended": format_time(datetime.now(UTC)),
         "snapshots": tables.expired,
+        "versions": done.versions + tables.versions,
+        "notes": [*done.notes, *tables.notes],
         "remains": done.remaining,
     }
 
@@ -144,15 +244,15 @@ def _lines(done: Erasure, tables: _Tables) -> Iterator[str]:
                 "removed" if each.after is None else f"{escaped(each.after)}  sha256 {each.sha256_after or 'compacted'}"
             )
             yield f"    now {after}"
-    if done.versions:
-        yield f"old versions of objects: {done.versions:,} {would}deleted"
+    if versions := done.versions + tables.versions:
+        yield f"old versions of objects: {versions:,} {would}deleted"
     if tables.names and not done.dry_run:
         yield f"tables: {count(tables.expired, 'snapshot')} expired"
     if done.in_stream is not None:
         yield f"in the stream: {count(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
     for title, lines in (
         ("REMAINS", done.remaining),
-        ("not checked", [*done.notes, *(done.in_stream.notes if done.in_stream else ())]),
+        ("not checked", [*done.notes, *tables.notes, *(done.in_stream.notes if done.in_stream else ())]),
     ):
         if lines:
             yield f"{title}:"

@@ -7,7 +7,7 @@ archive: what is deleted are manifests that no snapshot names any more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -270,30 +270,94 @@ class IcebergTable:
         _clean(table, expired)
         return snapshot.snapshot_id
 
-    def expire(self, paths: Collection[str]) -> tuple[int, list[str]]:
-        """Forget the snapshots before the current one that name these files; return how many, and which tags still do.
+    def forget(self, is_removed: Callable[[str], bool]) -> tuple[int, list[str]]:
+        """Forget every snapshot that names a removed file, also as one that it deleted, and the manifests of it.
 
-        Raises ConflictError, JetcaptureError.
+        If the current snapshot still names one as deleted, another one replaces it that has the same files. Returns how
+        many snapshots were forgotten, and what still names such files. `is_removed` gets paths as the table has them.
+        Raises ConflictError, also if the table has such a file, and JetcaptureError.
         """
         with self._explained("expire snapshots of"):
-            table, wanted = self.catalog.load_table(self.identifier), set(paths)
-            metadata, io = table.metadata, table.io
-            names = {each.snapshot_id: name for name, each in metadata.refs.items()}
-
-            def concerned(snapshot: Snapshot) -> bool:
-                entries = (entry for part in snapshot.manifests(io) for entry in part.fetch_manifest_entry(io))
-                return any(entry.data_file.file_path in wanted for entry in entries)
-
-            found = [each for each in metadata.snapshots if concerned(each)]
-            gone = [each for each in found if each.snapshot_id not in names]
+            if self._table is None:
+                return 0, []
+            table, metadata, current = self._loaded, self._loaded.metadata, self.snapshot
+            concerned = self._naming(is_removed)
+            names = {each.snapshot_id: name for name, each in metadata.refs.items() if name != MAIN_BRANCH}
+            gone = [each for each in metadata.snapshots if each.snapshot_id in concerned.keys() - names.keys()]
+            kept = [
+                f"{names[number]} names snapshots that have erased messages" for number in concerned if number in names
+            ]
+            updates: list[TableUpdate] = []
+            writer = SnapshotWriter(table, metadata.schema(), metadata.specs())
+            if current in concerned:
+                snapshot = writer.write(self._manifests(), [], (), self._own_summary(), again=concerned[current])
+                reference = SetSnapshotRefUpdate(
+                    snapshot_id=snapshot.snapshot_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
+                )
+                updates += [AddSnapshotUpdate(snapshot=snapshot), reference]
             if gone:
-                update = RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in gone])
-                try:
-                    table._do_commit((update,), (AssertTableUUID(uuid=metadata.table_uuid),))
-                except CommitFailedException as error:
-                    raise ConflictError(f"table {self.identifier} was changed meanwhile: {one_line(error)}") from error
-                _clean(table, gone)
-            return len(gone), sorted(names[each.snapshot_id] for each in found if each.snapshot_id in names)
+                updates.append(RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in gone]))
+            if not updates:
+                return 0, kept
+            requirements = (
+                AssertTableUUID(uuid=metadata.table_uuid),
+                AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=current),
+            )
+            try:
+                table._do_commit(tuple(updates), requirements)
+            except Exception as error:
+                if _is_refused(error):
+                    writer.discard()
+                raise
+            return len(gone), [*kept, *(f"{path} cannot be deleted" for path in _clean(table, gone))]
+
+    def _naming(self, is_removed: Callable[[str], bool]) -> dict[int, frozenset[str]]:
+        """Return the ids of the snapshots that name removed files, and the manifests that do, by their paths.
+
+        Raises ConflictError if the table has one of these files.
+        """
+        io, metadata = self._loaded.io, self._loaded.metadata
+        deleted: dict[str, bool | None] = {}
+        """By the paths of manifests: whether they only say that such files were deleted; None if they name none."""
+        for snapshot in metadata.snapshots:
+            for part in snapshot.manifests(io):
+                if part.manifest_path not in deleted:
+                    found = [
+                        entry.status is ManifestEntryStatus.DELETED
+                        for entry in part.fetch_manifest_entry(io, discard_deleted=False)
+                        if is_removed(entry.data_file.file_path)
+                    ]
+                    deleted[part.manifest_path] = all(found) if found else None
+        if not all(deleted[part.manifest_path] in (True, None) for part in self._manifests()):
+            raise ConflictError(f"table {self.identifier} was changed meanwhile: it has a file that is to be removed")
+        found_in = {
+            snapshot.snapshot_id: frozenset(
+                part.manifest_path for part in snapshot.manifests(io) if deleted[part.manifest_path] is not None
+            )
+            for snapshot in metadata.snapshots
+        }
+        return {number: parts for number, parts in found_in.items() if parts}
+
+    def _own_summary(self) -> dict[str, str]:
+        """Return our entries in the summary of the current snapshot, without their prefix."""
+        current = self._loaded.current_snapshot()
+        entries = current.summary.additional_properties if current and current.summary else {}
+        return {name.removeprefix(SUMMARY): text for name, text in entries.items() if name.startswith(SUMMARY)}
+
+    @property
+    def metadata_directory(self) -> str | None:
+        """URL of the directory of the manifests; None for a new table."""
+        if self._table is None:
+            return None
+        location = load_location_provider(self._table.metadata.location, self._table.metadata.properties)
+        return location.new_metadata_location("").rstrip("/")
+
+    def metadata_files(self) -> frozenset[str]:
+        """Return the paths of all manifests, and lists of them, that a snapshot names. Raises JetcaptureError."""
+        with self._explained("read"):
+            snapshots = self._table.metadata.snapshots if self._table else []
+            parts = (part.manifest_path for each in snapshots for part in each.manifests(self._loaded.io))
+            return frozenset((*parts, *(each.manifest_list for each in snapshots)))
 
     def _stage(self) -> None:
         """Prepare a new table, which the commit creates."""
@@ -369,12 +433,14 @@ def _expired(metadata: TableMetadata, keep: datetime) -> list[Snapshot]:
     return [each for each in metadata.snapshots if each.timestamp_ms < oldest and each.snapshot_id not in named]
 
 
-def _clean(table: Table, expired: Iterable[Snapshot]) -> None:
-    """Delete the manifests that only expired snapshots named; what cannot be read or deleted stays behind."""
+def _clean(table: Table, expired: Iterable[Snapshot]) -> list[str]:
+    """Delete the manifests that only expired snapshots named; return those that stay behind, or may."""
     gone = list(expired)
     if not gone:
-        return
-    with suppress(Exception):  # file systems raise their own errors, and nothing is lost
+        return []
+    try:
         named = {part.manifest_path for each in table.metadata.snapshots for part in each.manifests(table.io)}
         old = {part.manifest_path for each in gone for part in each.manifests(table.io)}
-        delete_files(table, [*(old - named), *(each.manifest_list for each in gone)])
+    except Exception:  # file systems raise their own errors, and nothing is lost
+        return [each.manifest_list for each in gone]
+    return delete_files(table, [*(old - named), *(each.manifest_list for each in gone)])

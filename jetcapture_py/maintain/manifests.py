@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -132,10 +131,29 @@ class SnapshotWriter:
         added: Sequence[tuple[PartitionSpec, TableFile]],
         removed: Collection[str],
         summary: Mapping[str, str],
+        *,
+        again: Collection[str] = (),
     ) -> Snapshot:
-        """Write the manifests of a snapshot with those of the current one, changed, and return it."""
+        """Write the manifests of a snapshot with those of the current one, changed, and return it.
+
+        The manifests at the paths `again` are written again, without what they say of deleted files.
+        """
+        try:
+            return self._snapshot_with(manifests, added, frozenset(removed), summary, frozenset(again))
+        except Exception:
+            self.discard()
+            raise
+
+    def _snapshot_with(
+        self,
+        manifests: Sequence[ManifestFile],
+        added: Sequence[tuple[PartitionSpec, TableFile]],
+        removed: frozenset[str],
+        summary: Mapping[str, str],
+        again: frozenset[str],
+    ) -> Snapshot:
         counts: defaultdict[str, int] = defaultdict(int)
-        kept = self._changed([each for each in manifests if _is_alive(each)], frozenset(removed), counts)
+        kept = self._changed([each for each in manifests if _is_alive(each)], removed, counts, again)
         by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
         for spec, file in added:
             entry = ManifestEntry.from_args(
@@ -172,14 +190,19 @@ class SnapshotWriter:
         delete_files(self._table, self._written)
 
     def _changed(
-        self, manifests: Sequence[ManifestFile], removed: Collection[str], counts: dict[str, int]
+        self,
+        manifests: Sequence[ManifestFile],
+        removed: Collection[str],
+        counts: dict[str, int],
+        again: Collection[str],
     ) -> list[ManifestFile]:
-        """Return the manifests without `removed` files, and with small ones merged where they are many."""
+        """Return the manifests without `removed` files, those of `again` as new ones, and many small ones merged."""
         small: defaultdict[int, list[ManifestFile]] = defaultdict(list)
         for manifest in manifests:
             if _files_of(manifest) < _LARGE:
                 small[manifest.partition_spec_id].append(manifest)
         merged = {each.manifest_path for some in small.values() if len(some) >= _MERGED for each in some}
+        merged |= set(again)
         kept: list[ManifestFile] = []
         rewritten: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
         for manifest in manifests:
@@ -252,13 +275,21 @@ def _summary(counts: Mapping[str, int], before: Mapping[str, str], own: Mapping[
     entries |= {"total-delete-files": "0", "total-position-deletes": "0", "total-equality-deletes": "0"}
     entries |= {f"{SUMMARY}{name}": text for name, text in own.items()}
     operation = Operation.OVERWRITE if counts.get("deleted-data-files") else Operation.APPEND
+    if not counts:
+        operation = Operation.REPLACE
     if operation is Operation.OVERWRITE and not counts.get("added-data-files"):
         operation = Operation.DELETE
     return Summary(operation, **entries)
 
 
-def delete_files(table: Table, paths: Iterable[str]) -> None:
-    """Delete files of a table's metadata, as far as that is possible."""
+def delete_files(table: Table, paths: Iterable[str]) -> list[str]:
+    """Delete files of a table's metadata, as far as that is possible; return the paths of the others."""
+    kept: list[str] = []
     for path in paths:
-        with suppress(Exception):  # a file that stays behind costs a few bytes
+        try:
             table.io.delete(path)
+        except FileNotFoundError:
+            continue
+        except Exception:  # file systems raise their own errors
+            kept.append(path)
+    return kept

@@ -188,16 +188,16 @@ def table_config(config: Config) -> TableConfig:
 
 def _relative(archive: ArchiveFiles, files: Mapping[str, T]) -> dict[str, T]:
     """Return a mapping of the table's files by their paths in the archive, or whole for files elsewhere."""
-    root = _root(archive)
+    root = root_url(archive)
     return {place.removeprefix(root): value for place, value in files.items()}
 
 
 def table_path(archive: ArchiveFiles, path: str) -> str:
     """Return the path of an object as the table has it."""
-    return f"{_root(archive)}{path}"
+    return f"{root_url(archive)}{path}"
 
 
-def _root(archive: ArchiveFiles) -> str:
+def root_url(archive: ArchiveFiles) -> str:
     """Return the URL before the paths of objects, as the table has it."""
     return f"{archive.url.rstrip('/')}/"
 
@@ -217,7 +217,7 @@ def open_table(
     name = given.quarantine if quarantine else given.name
     if name is None:
         raise ConfigError("maintain.table.quarantine: not set")
-    location = (given.location or f"{_root(archive)}{DIRECTORY}").rstrip("/")
+    location = (given.location or f"{root_url(archive)}{DIRECTORY}").rstrip("/")
     with open_catalog({**file_properties(config.store), **given.catalog}, read_only=read_only) as catalog:
         table = IcebergTable(catalog, name, f"{location}/{name}")
         if table.exists and table.content != _content(config, quarantine=quarantine):

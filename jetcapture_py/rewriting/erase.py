@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Tombstone
+from jetcapture_py.compaction.memory import MemoryBudget, rewriting, searching
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import MessageFilter, MessageSet, Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
@@ -31,9 +32,9 @@ from jetcapture_py.errors import (
     JetcaptureError,
     MissingStreamError,
     SourceError,
-    StoreError,
     VanishedError,
 )
+from jetcapture_py.rewriting.old_versions import delete_old_versions
 from jetcapture_py.rewriting.selectors import (
     NO_MESSAGES,
     Condition,
@@ -59,9 +60,32 @@ _ROUNDS = 20
 """How often the archive is listed again, while compactions bring messages back."""
 _PIECE = 8 << 20
 
-Tables = Callable[[Collection[str]], Sequence[str]]
-"""Gets the paths of objects that are to be removed: takes them out of all tables and their snapshots, and returns what
-still names them, one line each."""
+
+class Tables(Protocol):
+    """The tables of an archive. Methods return what still names objects with erased messages, one line each."""
+
+    def drop(self, paths: Collection[str]) -> Sequence[str]:
+        """Take objects that are about to be removed out of all tables and their snapshots, by their paths."""
+        ...
+
+    def finish(self, erased: Erased, left: Collection[str]) -> Sequence[str]:
+        """Take out what is gone of objects that may have had erased messages, and all that is left of it in files.
+
+        `left` are the paths of objects that still have some, and should not be in a table.
+        """
+        ...
+
+
+class NoTables:
+    """An archive without tables."""
+
+    def drop(self, _: Collection[str]) -> Sequence[str]:
+        """Nothing names an object."""
+        return ()
+
+    def finish(self, _: Erased, __: Collection[str]) -> Sequence[str]:
+        """Nothing names an object."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +146,7 @@ async def erase(
     *,
     in_stream: bool = False,
     dry_run: bool = False,
-    tables: Tables = lambda _: (),
+    tables: Tables | None = None,
     progress: Progress = ignore,
 ) -> Erasure:
     """Erase the messages of a selector, or of a condition in SQL; with `dry_run`, only count them.
@@ -132,7 +156,7 @@ async def erase(
     """
     writer = user_writer(config.block.format, config.block.compression)
     archive = open_archive(config.store.url, config.store.options)
-    eraser = _Eraser(config, archive, ObjectExaminer(archive, None, writer), tables, progress)
+    eraser = _Eraser(config, archive, ObjectExaminer(archive, None, writer), tables or NoTables(), progress)
     eraser.done = done = Erasure(
         stream=config.source.stream, reason=reason, by=_who(), dry_run=dry_run, started=datetime.now(UTC)
     )
@@ -177,6 +201,7 @@ class _Eraser:
     ) -> None:
         self._config, self._archive, self._examiner = config, archive, examiner
         self._tables, self._progress = tables, progress
+        self._budget = MemoryBudget(config.limits.memory)
         self._told: dict[tuple[str, int], MessageSet] = {}
         """What objects, by path and size, have said of their messages."""
         self._left: dict[str, str] = {}
@@ -206,10 +231,10 @@ class _Eraser:
             self._remove(erased, chosen)
             self._remove_versions(erased)
         if erased and not done.dry_run:
-            if not (
-                done.objects or self._left
-            ):  # a run that was killed after it removed objects may have left them in a table
-                done.remains += [problem for problem in self._tables(()) if problem not in done.remains]
+            # maintenance may have put objects back into a table before they were removed, and so may killed runs
+            done.remains += [
+                problem for problem in self._tables.finish(erased, self._left) if problem not in done.remains
+            ]
             self._tidy()
         present = {file.path for file in self._files()}
         left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
@@ -259,7 +284,8 @@ class _Eraser:
             at = file.path, file.size
             if at not in self._told:
                 try:
-                    self._told[at] = ask(file)
+                    with self._budget.taken(searching(_source(file), local=self._archive.local)):
+                        self._told[at] = ask(file)
                 except VanishedError:
                     raise
                 except (UntoldError, DamagedError, JetcaptureError) as error:
@@ -301,7 +327,8 @@ class _Eraser:
 
         def hold(file: File) -> _Holder | None:
             try:
-                _, seqs, times = self._examiner.identities(file, _name(file))
+                with self._budget.taken(searching(_source(file), local=self._archive.local)):
+                    _, seqs, times = self._examiner.identities(file, _name(file))
             except DamagedError as error:
                 self._left[file.path] = f"may have erased messages: {error}"
                 return None
@@ -345,8 +372,9 @@ class _Eraser:
         def work(several: Sequence[ObjectName]) -> int:
             for holder in (by_name[name] for name in several):
                 try:
-                    digest = _sha256(self._archive, holder.file)
-                    rewritten.append((holder, digest, self._rewrite(holder, erased)))
+                    with self._budget.taken(rewriting(_source(holder.file), local=self._archive.local)):
+                        digest = _sha256(self._archive, holder.file)
+                        rewritten.append((holder, digest, self._rewrite(holder, erased)))
                 except VanishedError:  # a compaction has stored its messages elsewhere: the next round finds them
                     continue
                 except JetcaptureError as error:
@@ -366,13 +394,11 @@ class _Eraser:
                 self._left[each.source.name.path] = "kept, because an older copy has its other messages: run it again"
         ready = [each for _, _, each in rewritten if each.removable]
         paths = [each.source.name.path for each in ready]
-        if paths and (problems := self._tables(paths)):
+        if paths and (problems := self._tables.drop(paths)):
             self.done.remains += [problem for problem in problems if problem not in self.done.remains]
             self._left |= dict.fromkeys(paths, "kept, because a table may still name it")
             return
         _, errors = remove_replaced(self._archive, ready)
-        if paths:  # maintenance may have put them back into a table before they were removed
-            self.done.remains += self._tables(paths)
         present = {file.path for file in self._files()}
         for holder, digest, each in rewritten:
             if each.removable and each.source.name.path not in present:
@@ -383,14 +409,13 @@ class _Eraser:
     def _rewrite(self, holder: _Holder, erased: MessageFilter) -> Rewritten:
         """Store an object's other messages. Raises VanishedError, JetcaptureError."""
         file, name = holder.file, _name(holder.file)
-        source = Source(name, file.size)
         if name.parquet:
-            return rewrite(self._archive, source, erased, SEALED_BY)
+            return rewrite(self._archive, _source(file), erased, SEALED_BY)
         if name.suffix in layout.TEXT_SUFFIXES:
             return rewrite_text(self._archive, file, erased)
         if self._refuses(holder):
             raise JetcaptureError(_UNSUPPORTED)
-        return Rewritten(source=source, target=None, dropped=name.rows, removable=True)
+        return Rewritten(source=_source(file), target=None, dropped=name.rows, removable=True)
 
     def _refuses(self, holder: _Holder) -> bool:
         """Whether an object is in a format that cannot be written again, and has messages that are not erased."""
@@ -420,36 +445,21 @@ class _Eraser:
     def _remove_versions(self, erased: Erased) -> None:
         """Delete old versions of objects that had erased messages, with the markers of their removal."""
         done, stream = self.done, self._config.source.stream
-        gone: dict[str, bool] = {}
-        markers: dict[str, list[OldVersion]] = {}
-        try:
-            for version in self._archive.old_versions(stream, f"{layout.QUARANTINE}/{stream}"):
-                name, path = version.file.name, version.file.path
-                if version.marker:
-                    markers.setdefault(path, []).append(version)
-                    continue
-                had = False
-                try:
-                    had = name is not None and self._had(version, name, erased)
-                    if had and not done.dry_run:
-                        version.remove()
-                except (StoreError, DamagedError) as error:
-                    done.remains.append(f"{path}, an old version: {error}")
-                    had = False
-                done.versions += had
-                gone[path] = had and gone.get(path, True)
-            for path, several in markers.items():
-                if gone.get(path) and not done.dry_run:
-                    for marker in several:
-                        marker.remove()
-        except StoreError as error:
-            done.remains.append(f"old versions of objects: {error}")
+        done.versions, problems = delete_old_versions(
+            self._archive,
+            (stream, f"{layout.QUARANTINE}/{stream}"),
+            lambda version: self._had(version, erased),
+            dry_run=done.dry_run,
+        )
+        done.remains += problems
 
-    def _had(self, version: OldVersion, name: ObjectName, erased: Erased) -> bool:
+    def _had(self, version: OldVersion, erased: Erased) -> bool:
         """Whether an old version has erased messages. Raises DamagedError, StoreError."""
-        if not erased.near(name.first_seq, name.last_seq):
+        name = version.file.name
+        if name is None or not erased.near(name.first_seq, name.last_seq):
             return False
-        _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
+        with self._budget.taken(searching(_source(version.file), local=False)):
+            _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
         return bool(erased.contains(seqs, times).any())
 
     def _tidy(self) -> None:
@@ -495,6 +505,10 @@ def _grouped(reasons: Mapping[str, str]) -> Iterator[str]:
     for reason, several in paths.items():
         more = f" and {plural(len(several) - 1, 'other')}" if several[1:] else ""
         yield f"{several[0]}{more}: {reason}"
+
+
+def _source(file: File) -> Source:
+    return Source(_name(file), file.size)
 
 
 def _name(file: File) -> ObjectName:

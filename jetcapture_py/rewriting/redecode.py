@@ -22,6 +22,7 @@ from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture, Rows
 from jetcapture_py.compaction.files import Files, Footer
+from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.merge import Identities
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import MessageSet, Rewritten, remove_replaced, rewrite
@@ -38,8 +39,9 @@ from jetcapture_py.verify.findings import Progress, ignore
 from jetcapture_py.verify.proof import user_writer
 
 _SEALED_BY = "redecode"
-_BATCH_ROWS = 1 << 20
-"""Messages of the quarantine after which those decoded so far are stored and leave it."""
+_MESSAGE_BYTES = 2 << 10
+"""Bytes for the position, subject and reason of each message, until it has left the quarantine or has a new reason.
+After as many messages as fit in the memory, those decoded so far are stored."""
 _ATTEMPTS = 10
 """How often a batch of objects is read, while a compaction removes some of them."""
 BeforeRemoval = Callable[[Collection[str]], object]
@@ -136,6 +138,7 @@ class _Redecoder(Recapture):
         self._before_removal = before_removal
         self._archive, self._examiner, self._selection = archive, examiner, selection
         self._files = Files(archive)
+        self._budget = MemoryBudget(config.limits.memory)
         self._done = Redecoded(dry_run=dry_run)
         self._erased = Erased()
         self._reasons = ReasonCounter()
@@ -156,7 +159,7 @@ class _Redecoder(Recapture):
         if sources and not done.dry_run:
             await self.check_store()
         rows, total = 0, sum(source.name.rows for source in sources)
-        for batch in _batches(sources):
+        for batch in _batches(sources, self._budget.size // _MESSAGE_BYTES):
             self._stored = _NONE
             for attempt in range(_ATTEMPTS):
                 try:
@@ -179,7 +182,7 @@ class _Redecoder(Recapture):
         found = [source for source in map(self._files.lookup, paths) if source is not None]
         changed = len(paths) - len(found)
         known = [(source, self._files.footer(source)) for source in found]
-        selected = MessageSet.union(self._messages(source) for source in found)
+        selected = MessageSet.union(self._messages(*each) for each in known)
         before = self._find(selected)
         seen = await self._decode(known, before)
         failed = _messages(self._failures)
@@ -187,7 +190,7 @@ class _Redecoder(Recapture):
         gone, reasons = MessageSet.union([before, decoded]), _Reasons(self._failures)
         rewritten: list[Rewritten] = []
         if not done.dry_run:
-            changes = [source for source in found if self._changes(source, gone, reasons)]
+            changes = [source for source, footer in known if self._changes(source, footer, gone, reasons)]
             rewritten = [self._rewrite(source, gone, reasons) for source in changes]
             if len(self._find(gone)) < len(gone):
                 raise StoreError(
@@ -208,11 +211,13 @@ class _Redecoder(Recapture):
         done.errors = (*done.errors, *errors)
         done.waiting += sum(not each.removable and each.target != each.source.name for each in rewritten)
 
-    def _messages(self, source: Source) -> MessageSet:
+    def _messages(self, source: Source, footer: Footer) -> MessageSet:
         """Return the selected messages of an object."""
-        table = self._files.rows(source, columns=COLUMNS)
-        own, mask = self._select(table)
-        return MessageSet(own.seqs[mask], own.times[mask])
+        found = []
+        for group in footer.row_groups:
+            own, mask = self._select(self._files.rows(source, group.index, columns=COLUMNS))
+            found.append(MessageSet(own.seqs[mask], own.times[mask]))
+        return MessageSet.union(found)
 
     def _select(self, table: pa.Table) -> tuple[Identities, Any]:
         """Return the messages of rows, and a mask of the selected ones. Those that were erased are not decoded."""
@@ -272,7 +277,8 @@ class _Redecoder(Recapture):
             if file.name is None:
                 return _NONE
             try:
-                own = self._examiner.positions(file, file.name)
+                with self._budget.taken(searching(Source(file.name, file.size), local=self._archive.local)):
+                    own = self._examiner.positions(file, file.name)
             except DamagedError:
                 return _NONE
             mask = messages.contains(*own)
@@ -285,11 +291,14 @@ class _Redecoder(Recapture):
 
         return retried(found) if len(messages) else _NONE
 
-    def _changes(self, source: Source, gone: MessageSet, reasons: _Reasons) -> bool:
+    def _changes(self, source: Source, footer: Footer, gone: MessageSet, reasons: _Reasons) -> bool:
         """Whether messages leave an object, or have another reason."""
-        table = self._files.rows(source, columns=COLUMNS)
-        own = Identities.of(table)
-        return bool(gone.contains(own.seqs, own.times).any()) or not reasons.applied(table).equals(table)
+        for group in footer.row_groups:
+            table = self._files.rows(source, group.index, columns=COLUMNS)
+            own = Identities.of(table)
+            if gone.contains(own.seqs, own.times).any() or not reasons.applied(table).equals(table):
+                return True
+        return False
 
     def _rewrite(self, source: Source, gone: MessageSet, reasons: _Reasons) -> Rewritten:
         return rewrite(self._archive, source, gone, _SEALED_BY, reasons.applied)
@@ -327,11 +336,11 @@ def _messages(batches: Iterable[pa.RecordBatch]) -> MessageSet:
     return MessageSet.union(MessageSet(each.seqs, each.times) for each in own)
 
 
-def _batches(sources: Iterable[Source]) -> Iterator[list[Source]]:
-    """Divide objects, in the order of their sequences, into batches of limited size."""
+def _batches(sources: Iterable[Source], rows: int) -> Iterator[list[Source]]:
+    """Divide objects, in the order of their sequences, into batches of at most so many rows, or one object."""
     batch: list[Source] = []
     for source in sorted(sources, key=lambda source: (source.name.first_seq, source.name.path)):
-        if batch and sum(each.name.rows for each in batch) + source.name.rows > _BATCH_ROWS:
+        if batch and sum(each.name.rows for each in batch) + source.name.rows > rows:
             yield batch
             batch = []
         batch.append(source)

@@ -616,7 +616,7 @@ def test_a_run_that_is_killed_while_it_changes_tables_goes_on(
         config = tabulated(tmp_path / str(step))
         Maintenance(config).run()
         with pytest.MonkeyPatch.context() as patched:
-            steps = kill_at(patched, step, (command, "commit"), (IcebergTable, "expire"))
+            steps = kill_at(patched, step, (command, "commit"), (IcebergTable, "forget"))
             try:
                 answer(config, capsys, key="b")
             except KilledError:
@@ -627,7 +627,7 @@ def test_a_run_that_is_killed_while_it_changes_tables_goes_on(
         assert (code, certificate["remains"]) == (0, [])
         assert compare_tables(config) == []
         assert len(positions(config)) == 20
-    assert {"before commit", "after commit", "before expire", "after expire"} <= set(steps)
+    assert {"before commit", "after commit", "before forget", "after forget"} <= set(steps)
 
 
 def versioned(server: Versity, *, locked: bool) -> Config:

@@ -1,0 +1,51 @@
+"""Delete the old versions of files that a bucket with versions keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jetcapture_py.errors import StoreError
+from jetcapture_py.store.archive import ArchiveFiles, OldVersion
+from jetcapture_py.verify.examine import DamagedError
+
+HasErased = Callable[[OldVersion], bool]
+"""Returns whether a version has what is to be erased. Raises DamagedError, StoreError."""
+
+
+def delete_old_versions(
+    archive: ArchiveFiles, directories: Sequence[str], has_erased: HasErased, *, dry_run: bool = False
+) -> tuple[int, list[str]]:
+    """Delete old versions below directories, and the markers of files' removal if all of their versions are deleted.
+
+    Returns how many versions there were, and what could not be deleted, one line each. With `dry_run`, only counts.
+    """
+    count, problems = 0, list[str]()
+    kept: set[str] = set()
+    gone: set[str] = set()
+    markers: list[OldVersion] = []
+
+    def delete(version: OldVersion) -> bool | str:
+        try:
+            if not has_erased(version):
+                return False
+            if not dry_run:
+                version.remove()
+        except (StoreError, DamagedError) as error:
+            return f"{version.file.path}, an old version: {error}"
+        return True
+
+    try:
+        versions = list(archive.old_versions(*directories))
+        markers = [version for version in versions if version.marker]
+        versions = [version for version in versions if not version.marker]
+        for version, deleted in zip(versions, archive.each(delete, versions), strict=True):
+            count += deleted is True
+            (gone if deleted is True else kept).add(version.file.path)
+            if isinstance(deleted, str):
+                problems.append(deleted)
+        for marker in markers:
+            if not dry_run and marker.file.path in gone - kept:
+                marker.remove()
+    except StoreError as error:
+        problems.append(f"old versions of objects: {error}")
+    return count, problems

@@ -1,0 +1,162 @@
+"""An erased key is nowhere: in no name, no page, no manifest, no bound of one, and no old version of any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.errors import ConflictError
+from jetcapture_py.maintain import erase as command
+from jetcapture_py.maintain import iceberg
+from jetcapture_py.maintain.maintenance import Maintenance
+from jetcapture_py.maintain.manifests import SnapshotWriter
+from jetcapture_py.maintain.table import compare_tables
+from jetcapture_py.store import configured_store
+from tests.support.archives import HOUR, encoded
+from tests.support.erasing import plain, traces
+from tests.support.running import STREAM
+from tests.support.versity import Versity, options
+
+WHO = "erika.mustermann"
+KEYS = ("anna", WHO, "zoe")
+
+
+def archived(url: str, root: Path, store: dict[str, Any] | None = None) -> Config:
+    """Three keys, each with two objects that compaction merges, in a table that has had both."""
+    compact = {"after": "0s", "grace": "0s", "target": "1MiB"}
+    catalog = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db"}
+    if store:  # versitygw refuses some uploads of Arrow's, which are in parts however small they are
+        catalog["py-io-impl"] = "pyiceberg.io.fsspec.FsspecFileIO"
+    config = parse(
+        {
+            "source": {"stream": STREAM, "consumer": "archive"},
+            "store": {"url": url, **(store or {})},
+            "maintain": {"compact": compact, "table": {"name": "nats.orders", "catalog": catalog}},
+        }
+    )
+    for number, key in enumerate(KEYS):
+        for first in (1, 6):
+            seqs = range(10 * number + first, 10 * number + first + 5)
+            block = encoded([(seq, HOUR * 1_000_000 + seq) for seq in seqs], key=key, bucket=HOUR)
+            configured_store(config.store).put(block.name, block.data)
+        Maintenance(config).run()
+    return config
+
+
+def erase(config: Config, **select: str) -> int:
+    given: dict[str, Any] = {"key": None, "subject": None, "seqs": None, "where": None, **select}
+    return command.run(config, **given, reason="request 4711", in_stream=False, dry_run=False, as_json=False)
+
+
+def keys(config: Config) -> set[str]:
+    assert config.maintain
+    assert config.maintain.table
+    with load_catalog("jetcapture", **config.maintain.table.catalog, **_files(config)) as catalog:
+        return set(catalog.load_table("nats.orders").scan().to_arrow()["key"].to_pylist())
+
+
+def _files(config: Config) -> dict[str, str]:
+    from jetcapture_py.maintain.table import file_properties
+
+    return file_properties(config.store)
+
+
+def test_no_manifest_has_an_erased_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "archive"
+    config = archived(str(root), tmp_path)
+    assert len(traces(root / "_table", WHO.encode())) > 2, "manifests of several snapshots, and lists of them"
+    assert erase(config, key=WHO) == 0
+    assert traces(tmp_path, WHO.encode()) == []
+    assert keys(config) == {"anna", "zoe"}
+    assert compare_tables(config) == []
+    assert len(traces(tmp_path, b"anna")) > 2
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert erase(config, key=WHO) == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert capsys.readouterr().out.count("nothing remains in the archive") == 2
+
+
+def test_manifests_that_nothing_names_go_or_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "archive"
+    config = archived(str(root), tmp_path)
+    copies = [path.with_name(f"killed-{path.name}") for path in (root / "_table").rglob("*.avro")]
+    for copy in copies:  # as commits leave them that are killed before they reach the catalog
+        os.link(copy.with_name(copy.name.removeprefix("killed-")), copy)
+        copy.write_bytes(copy.read_bytes())
+    assert erase(config, key=WHO) == 1
+    left = traces(tmp_path, WHO.encode())
+    out = capsys.readouterr().out
+    assert left
+    assert all(f"{Path(path).name}: a process is writing it, or was killed" in out for path in left)
+    for copy in copies:
+        os.utime(copy, (1, 1))
+    assert erase(config, key=WHO) == 0
+    assert traces(tmp_path, WHO.encode()) == []
+
+
+def test_a_manifest_that_cannot_be_deleted_remains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = archived(str(tmp_path / "archive"), tmp_path)
+    monkeypatch.setattr(iceberg, "delete_files", lambda _, paths: [*paths])
+    assert erase(config, key=WHO) == 1
+    assert "cannot be deleted" in capsys.readouterr().out
+
+
+def test_a_table_that_is_changed_meanwhile_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = archived(str(tmp_path / "archive"), tmp_path)
+    real, again = SnapshotWriter.write, []
+
+    def write(self: SnapshotWriter, *arguments: Any, **named: Any) -> Any:
+        again.append(named.get("again"))
+        if [*filter(None, again)] == again[-1:]:
+            raise ConflictError("another process was faster")
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(SnapshotWriter, "write", write)
+    assert erase(config, key=WHO) == 0
+    assert len([*filter(None, again)]) == 2
+    assert traces(tmp_path, WHO.encode()) == []
+
+
+def versions(server: Versity, bucket: str) -> Iterator[tuple[str, bytes]]:
+    """The keys and bytes of all versions, and the keys of markers."""
+    client = server.client()
+    found = client.list_object_versions(Bucket=bucket)
+    for each in found.get("Versions", ()):
+        yield (
+            each["Key"],
+            client.get_object(Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])["Body"].read(),
+        )
+    yield from ((each["Key"], b"") for each in found.get("DeleteMarkers", ()))
+    client.close()
+
+
+def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path) -> None:
+    with Versity(tmp_path, versions=True) as server:
+        client = server.client()
+        client.create_bucket(Bucket="versions")
+        client.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+        client.close()
+        config = archived("s3://versions/archive", tmp_path, {"options": options(server.endpoint)})
+
+        def having(text: bytes) -> list[str]:
+            return [
+                key
+                for key, data in versions(server, "versions")
+                if text in key.encode() or any(text in part for part in plain(key, data))
+            ]
+
+        assert len(having(WHO.encode())) > 5
+        assert erase(config, key=WHO) == 0
+        assert having(WHO.encode()) == []
+        assert having(b"anna")
+        assert keys(config) == {"anna", "zoe"}
