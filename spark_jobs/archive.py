@@ -5,31 +5,39 @@ What to read is a plan without an engine (see `jetcapture_py.reading.plan`): her
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.config import buckets
+from jetcapture_py.config.model import Config, NatsConfig, load
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.bucket import NEEDED, check_name, incarnations
 from jetcapture_py.reading.columns import Columns, Reads
-from jetcapture_py.reading.plan import Dedupe, ReadPlan, outputs
+from jetcapture_py.reading.plan import Dedupe, ReadPlan, list_objects, outputs
 from jetcapture_py.reading.plan import plan as make_plan
-from jetcapture_py.reading.selection import Keys, Moment, Selection
+from jetcapture_py.reading.selection import Keys, Moment, Selection, check_stream
 from jetcapture_py.store.remote import with_secrets
+from jetcapture_py.verify.scope import Incarnation
+from spark_jobs.datasource.boundary import Boundary, OwnMessages, find_boundary
+from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.routed import LivePartition, StreamRows, described, live_parts, live_rows, reading_options
+from spark_jobs.datasource.session import Session
+from spark_jobs.publishing.login import login_at
 from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.columns import quoted, read_schema, select, spark_schema
 from spark_jobs.reading.location import ArchiveLocation
@@ -93,12 +101,8 @@ def read_archive(
     credentials. `engine`: `spark` is Spark's own reader; `arrow` reads with fsspec and fetches only `columns`: slower,
     but Spark needs no file system for the store.
     """
-    if engine not in ("spark", "arrow"):
-        raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
     selection = Selection.of(start, end, keys, event_start, event_end)
-    location = ArchiveLocation.open(url, with_secrets(options or {}))
-    if engine == "spark":
-        location.require(spark)
+    location = _open(spark, url, options, engine)
     plan = make_plan(
         location.files,
         stream,
@@ -107,8 +111,27 @@ def read_archive(
         dedupe=dedupe,
         quarantine=quarantine,
         parquet_only=parquet_only,
-        case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
+        case_sensitive=_case_sensitive(spark),
     )
+    frame = _rows(spark, location, plan, engine)
+    return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
+
+
+def _open(spark: SparkSession, url: str, options: Mapping[str, Any] | None, engine: Engine) -> ArchiveLocation:
+    if engine not in ("spark", "arrow"):
+        raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
+    location = ArchiveLocation.open(url, with_secrets(options or {}))
+    if engine == "spark":
+        location.require(spark)
+    return location
+
+
+def _case_sensitive(spark: SparkSession) -> bool:
+    return bool(spark.conf.get("spark.sql.caseSensitive") == "true")
+
+
+def _rows(spark: SparkSession, location: ArchiveLocation, plan: ReadPlan, engine: Engine) -> DataFrame:
+    """The rows of a plan, with the columns of its table."""
     if plan.table.times and spark.conf.get(_TIME_TYPE, "false") != "true":
         times = plan.table.times[0]
         raise JetcaptureError(
@@ -119,11 +142,121 @@ def read_archive(
         time = sf.coalesce(*map(sf.col, names))
         frame = frame if first is None else frame.where(time >= sf.lit(first))
         frame = frame if last is None else frame.where(time < sf.lit(last))
-    return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
+    if plan.selection.seqs is not None:
+        frame = frame.where(sf.col(layout.SEQ).between(*plan.selection.seqs))
+    return frame
 
 
 def _select(frame: DataFrame, outputs: Iterable[tuple[str, str]]) -> DataFrame:
     return frame.select(*(sf.col(quoted(column)).alias(name) for name, column in outputs))
+
+
+def read_stream(
+    spark: SparkSession,
+    url: str | None = None,
+    stream: str | None = None,
+    *,
+    servers: str | Sequence[str] | NatsConfig | None = None,
+    config: str | os.PathLike[str] | Config | None = None,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    event_start: Moment | None = None,
+    event_end: Moment | None = None,
+    keys: Keys | None = None,
+    columns: Columns | None = None,
+    decode: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    engine: Engine = "spark",
+    fail_on_data_loss: bool = True,
+    timeout: str = "60s",
+) -> DataFrame:
+    """Return a stream as a DataFrame, from its archive and, what is not archived yet, from the stream itself.
+
+    Each message is in it once, up to the last one that the stream has now. The columns are those of the archive;
+    messages of the stream are decoded, and get their keys, as the capture does it. Its `config`, a file or a `Config`,
+    says how, and where archive, stream and servers are. In place of it, `url`, `stream` and `servers` (addresses, or a
+    whole login) are enough if the archive has no decoded columns; else `decode` is needed, that section of the
+    configuration. The other arguments are those of `read_archive`.
+
+    A stream that was created again has its present messages only, and those that it was restored with. Messages that
+    are neither archived nor in the stream any more are an error that names them, unless `fail_on_data_loss` is False.
+    So are streams whose acknowledged messages are gone (retention workqueue and interest). `timeout` says how long NATS
+    may be unavailable.
+
+    Raises JetcaptureError.
+    """
+    selection = Selection.of(start, end, keys, event_start, event_end)
+    if config is not None:
+        if url is not None or stream is not None or servers is not None or decode is not None or options is not None:
+            raise JetcaptureError("config: it says url, stream, servers, decode and options, so give none of them")
+        capture = config if isinstance(config, Config) else load(config)
+        url, stream, options = capture.store.url, capture.source.stream, capture.store.options
+        login = capture.nats
+    else:
+        if url is None or stream is None or servers is None:
+            raise JetcaptureError("read_stream: give config, or url, stream and servers")
+        login, capture = servers if isinstance(servers, NatsConfig) else login_at(servers), None
+    check_stream(stream)
+    location = _open(spark, url, options, engine)
+    files = location.files
+    reading = reading_options(login, stream, watched=fail_on_data_loss, timeout=timeout)
+    with Session(reading, f"jetcapture spark {stream}") as session:
+        boundary = find_boundary(session, files, stream, () if capture is None else capture.source.filter_subjects)
+    first = boundary.first_live(1, watched=fail_on_data_loss)
+    listing = list_objects(files, stream, selection.keys)  # after the boundary, which it has to reach
+    capture = capture or described(files, stream, listing, login, decode)
+    plan = make_plan(
+        files,
+        stream,
+        selection._replace(seqs=(1, boundary.archived)),
+        columns=columns,
+        case_sensitive=_case_sensitive(spark),
+        listed_before=listing,
+    )
+    archived = _rows(spark, location, plan, engine)
+    if not boundary.alone:
+        archived = archived.where(_of_incarnation(boundary.incarnation))
+    erased = files.erased(stream)
+    live = replace(plan, selection=selection, keep=OwnMessages(incarnation=None, erased=erased) if erased else None)
+    rows = StreamRows(config=capture, reader=PlanReader.of(live, plan.table.schema.names))
+    frame = archived.union(_live(spark, rows, reading, boundary, first))
+    return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
+
+
+def _of_incarnation(incarnation: Incarnation) -> Column:
+    """Whether a message is one of a stream's present incarnation, as `Incarnation.includes`."""
+    micros = sf.unix_micros(layout.TIMESTAMP)
+    own = micros >= incarnation.since
+    if incarnation.restored:
+        own |= (micros >= incarnation.oldest) & (sf.col(layout.SEQ) <= incarnation.restored)
+    return own
+
+
+def _live(spark: SparkSession, rows: StreamRows, reading: ReadOptions, boundary: Boundary, first: int) -> DataFrame:
+    """The messages of the stream from `first` on, up to the last one that it had when the boundary was found."""
+    parts = live_parts(boundary, first, boundary.state.last + 1, None)
+    schema = spark_schema(rows.reader.table.schema)
+    if not parts:
+        return spark.createDataFrame([], schema)
+    ranges = pa.table(
+        {
+            "first": [part.first for part in parts],
+            "end": [part.end for part in parts],
+            "created": [part.created for part in parts],
+            "subjects": pa.array([list(part.subjects) for part in parts], pa.list_(pa.string())),
+        }
+    )
+    frame = spark.createDataFrame(ranges).repartition(len(parts))
+    return frame.mapInArrow(partial(_read_live, rows, reading), schema)
+
+
+def _read_live(rows: StreamRows, reading: ReadOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read the messages of the ranges that `batches` list. Runs in a worker."""
+    for batch in batches:
+        for part in batch.to_pylist():
+            part["subjects"] = tuple(part["subjects"])
+            for _, some in live_rows(rows, reading, LivePartition(**part)):
+                yield from some
 
 
 def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = None, **read: Any) -> DataFrame:

@@ -50,6 +50,8 @@ class StreamState:
     """Last sequence."""
     first_time: datetime
     """When the first message was stored; for an empty stream, when that was created."""
+    last_time: datetime
+    """When the last message was stored, even if it was deleted since."""
     gaps: bool
     """Whether some of these sequences have no message."""
     replicated: bool
@@ -71,6 +73,7 @@ class StreamState:
             first=first,
             last=last,
             first_time=datetime.fromisoformat(state["first_ts"] if state["messages"] else answer["created"]),
+            last_time=datetime.fromisoformat(state["last_ts"]),
             gaps=last + 1 - first > state["messages"],
             replicated=config.get("num_replicas", 1) > 1,
             keeps_latest=config.get("max_msgs_per_subject", -1) > 0,

@@ -33,7 +33,7 @@ from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.columns import INSTANT, Columns, Table, listed
 from jetcapture_py.reading.convert import convert
-from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, plan
+from jetcapture_py.reading.plan import Bound, Dedupe, Keep, ReadPlan, plan
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.archive import SMALL, ArchiveFiles, File, open_archive
 from jetcapture_py.store.object_file import belongs
@@ -99,6 +99,14 @@ def read_archive(
     return pa.RecordBatchReader.from_batches(reading.schema, reading.batches())
 
 
+def read_planned(planned: Callable[[], ReadPlan]) -> Batches:
+    """Yield the rows of a plan with its outputs, each message once; `planned` is called again after a compaction.
+
+    Raises JetcaptureError.
+    """
+    yield from _Reading(planned, "auto").batches()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReader:
     """Reads objects of a plan. It can be pickled, for workers."""
@@ -110,6 +118,10 @@ class PlanReader:
     bounds: Sequence[Bound]
     keys: Sequence[str | None] | None
     """The keys to return of objects in bundles; None for all."""
+    seqs: Range | None = None
+    """The sequences to return, inclusive; None for all."""
+    keep: Keep | None = None
+    """Chooses messages; None for all."""
 
     @classmethod
     def of(cls, plan: ReadPlan, columns: Iterable[str]) -> PlanReader:
@@ -120,6 +132,8 @@ class PlanReader:
             columns=list(dict.fromkeys(columns)),
             bounds=plan.bounds,
             keys=plan.selection.keys,
+            seqs=plan.selection.seqs,
+            keep=plan.keep,
         )
 
     def batches(self, file: File, name: ObjectName, ranges: Sequence[Range] | None = None) -> Batches:
@@ -129,29 +143,59 @@ class PlanReader:
         """
         fold, partitions = self.table.fold, self.table.partitions
         by_key = self.keys is not None and bool(name.bundle)
+        ranges = self._limited(name, ranges)
         sources = {fold(column) for column in self.columns if column not in partitions}
         exact = {layout.SEQ} if ranges is not None else set()
         exact |= {column for bound in self.bounds for column in bound.columns}
+        exact |= set() if self.keep is None else {layout.SEQ, layout.TIMESTAMP}
         if by_key or (name.bundle and layout.KEY in self.columns):
             exact.add(layout.KEY)
         with self.files.parquet(file) as parquet:
-            stored = [each for each in parquet.schema_arrow.names if each != layout.KEY]
-            if name.bundle:  # a column of objects under keys that were stored before the name was the archive's
-                stored = [each for each in stored if fold(each) != layout.BUNDLE]
-            source_of = {fold(each): each for each in stored if fold(each) in sources}
+            source_of = self._sources(parquet.schema_arrow.names, name)
+            source_of = {folded: each for folded, each in source_of.items() if folded in sources}
             chosen = {*source_of.values(), *exact.intersection(parquet.schema_arrow.names)} or {layout.SEQ}
             metadata = parquet.metadata
             groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
             indexes = [index for index, group in enumerate(groups) if self._may_hold(group, by_key, ranges)]
             rows = _batch_rows([groups[index] for index in indexes], chosen)
             for batch in parquet.batches(rows, indexes, chosen):
-                masks = [_within(batch.column(layout.SEQ), ranges)] if ranges is not None else []
-                masks += [_bounded(batch, bound) for bound in self.bounds]
-                if by_key:
-                    masks.append(pc.is_in(batch.column(layout.KEY), pa.array(self.keys, pa.string())))
-                kept = batch.filter(reduce(pc.and_, masks)) if masks else batch
-                if kept.num_rows:
-                    yield self._shaped(kept, name, source_of)
+                chosen_rows = self._chosen(batch, name, ranges)
+                if chosen_rows.num_rows:
+                    yield self._shaped(chosen_rows, name, source_of)
+
+    def rows(self, batch: pa.RecordBatch, name: ObjectName) -> pa.RecordBatch:
+        """Return those rows of a batch that belong to the result, as if an object of this name held them.
+
+        Raises JetcaptureError if a column does not fit the plan.
+        """
+        chosen = self._chosen(batch, name, self._limited(name, None))
+        return self._shaped(chosen, name, self._sources(batch.schema.names, name))
+
+    def _limited(self, name: ObjectName, ranges: Sequence[Range] | None) -> Sequence[Range] | None:
+        """Return the ranges of an object, all of it for None, within the sequences to return."""
+        if self.seqs is None or (self.seqs[0] <= name.first_seq and name.last_seq <= self.seqs[1]):
+            return ranges
+        low, high = self.seqs
+        within = ((max(first, low), min(last, high)) for first, last in ranges or [self.seqs])
+        return [(first, last) for first, last in within if first <= last]
+
+    def _sources(self, stored: Iterable[str], name: ObjectName) -> dict[str, str]:
+        """Return the stored columns by folded name, without those that follow from an object's path."""
+        fold = self.table.fold
+        # in bundles, a column of that name is of objects that were stored before the name was the archive's
+        other = layout.BUNDLE if name.bundle else None
+        return {fold(each): each for each in stored if each != layout.KEY and fold(each) != other}
+
+    def _chosen(self, batch: pa.RecordBatch, name: ObjectName, ranges: Sequence[Range] | None) -> pa.RecordBatch:
+        """Return the rows within the ranges and bounds, with the keys to return, that are kept."""
+        masks = [_within(batch.column(layout.SEQ), ranges)] if ranges is not None else []
+        masks += [_bounded(batch, bound) for bound in self.bounds]
+        if self.keys is not None and name.bundle:
+            masks.append(pc.is_in(batch.column(layout.KEY), pa.array(self.keys, pa.string())))
+        if self.keep is not None:
+            times = batch.column(layout.TIMESTAMP).cast(INSTANT).cast(pa.int64())
+            masks.append(pa.array(self.keep(batch.column(layout.SEQ).to_numpy(), times.to_numpy())))
+        return batch.filter(reduce(pc.and_, masks)) if masks else batch
 
     def _may_hold(self, group: Any, by_key: bool, ranges: Sequence[Range] | None) -> bool:
         """Whether a row group may have rows of the result."""

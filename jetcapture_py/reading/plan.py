@@ -7,10 +7,10 @@ table (see `columns`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -25,6 +25,8 @@ from jetcapture_py.store.archive import ArchiveFiles, File, retried
 from jetcapture_py.text import one_line, plural
 
 Dedupe = Literal["auto", "full", "none"]
+Keep = Callable[[Any, Any], Any]
+"""Returns a mask of messages: sequences, and timestamps in microseconds, as int64 arrays. It can be pickled."""
 Times = tuple[datetime, datetime] | None
 """The first and last `_nats_timestamp` of an object; None without statistics."""
 
@@ -90,7 +92,7 @@ class ReadPlan:
     object, or of a quarantine.
 
     Of objects in bundles, only rows with one of the keys of `selection` belong to the result; of all, only rows within
-    `bounds`.
+    `bounds` and the sequences of `selection`, and those for which `keep` is true.
     """
 
     files: ArchiveFiles
@@ -113,6 +115,8 @@ class ReadPlan:
     """Columns; `_nats_row`, if the table has it, is one that counts as 0 where it is null."""
     outputs: Sequence[tuple[str, str]]
     """The columns of the result: names as they were asked for, and the table's."""
+    keep: Keep | None = None
+    """Chooses messages; None for all. Spark's own reader does not call it."""
 
     @property
     def names(self) -> list[ObjectName]:
@@ -143,20 +147,29 @@ def plan(
     parquet_only: bool = False,
     case_sensitive: bool = False,
     unread: dict[str, str] | None = None,
+    table: Table | None = None,
+    listed_before: Listing | None = None,
 ) -> ReadPlan:
     """Plan how to read the archive of `stream`, or its quarantine, as of now: list it, and read footers.
 
-    The other arguments are those of `read_archive`. Raises JetcaptureError, unless `unread` takes the columns that
-    cannot be read, with the reason.
+    The other arguments are those of `read_archive`. Objects are read as a given `table`, or as that of their own
+    columns. An earlier list is used at first; objects that are gone from it are looked for in a new one. Raises
+    JetcaptureError, unless `unread` takes the columns that cannot be read, with the reason.
     """
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     check_stream(stream)
     columns = columns if columns is None or callable(columns) else listed(columns)
     archive = _Archive(files=files, stream=stream, quarantine=quarantine, selection=selection or Selection())
+    listings = [] if listed_before is None else [listed_before]
 
     def planned() -> ReadPlan:
-        return archive.plan(columns, dedupe, parquet_only=parquet_only, case_sensitive=case_sensitive, unread=unread)
+        listing = listings.pop() if listings else list_objects(files, archive.directory, archive.selection.keys)
+        if not parquet_only:
+            archive.refuse_others(listing, archive.selection)
+        if table is not None:
+            return archive.plan_as(table, listing, columns, dedupe)
+        return archive.plan(listing, columns, dedupe, case_sensitive=case_sensitive, unread=unread)
 
     return retried(planned)
 
@@ -176,17 +189,14 @@ class _Archive:
 
     def plan(
         self,
+        listing: Listing,
         columns: Columns | None,
         dedupe: Dedupe,
         *,
-        parquet_only: bool,
         case_sensitive: bool,
         unread: dict[str, str] | None,
     ) -> ReadPlan:
-        """Plan as of now. Raises VanishedError when objects have just changed."""
-        listing = list_objects(self.files, self.directory, self.selection.keys)
-        if not parquet_only:
-            self._refuse_others(listing, self.selection)
+        """Plan as of a listing. Raises VanishedError when objects have just changed."""
         names, facts = self._chosen(listing)
         last: list[ObjectName] = []
         if not names:  # no rows, with the columns that the last object has
@@ -194,7 +204,7 @@ class _Archive:
                 listing = list_objects(self.files, self.directory)
             last = sorted(listing.objects, key=lambda name: name.bucket)[-1:]
             if not last:
-                self._refuse_others(listing, Selection())
+                self.refuse_others(listing, Selection())
                 self._refuse_nothing()
             facts = read_facts(self.files, last, listing)
         used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names or last))}
@@ -202,6 +212,30 @@ class _Archive:
         stored = [name for schema in schemas for name in schema.names if name != layout.KEY]
         needed = _with_time(columns) if self.selection.by_event else columns
         table = Table(schemas, self.quarantine, needed, case_sensitive, unread)
+        schema_of = {name: used[facts.schema_of[name]] for name in names}
+        known = dict.fromkeys([*stored, *table.partitions])
+        return self._planned(names, listing, facts, table, schema_of, columns, known, dedupe)
+
+    def plan_as(self, table: Table, listing: Listing, columns: Columns | None, dedupe: Dedupe) -> ReadPlan:
+        """Plan to read objects as a table that was planned before. Raises VanishedError."""
+        names, facts = self._chosen(listing)
+        own = set(names)
+        narrow = replace(
+            listing, objects=names, others=[], files={name: listing.files[name] for name in own}, directories=()
+        )
+        return self._planned(names, narrow, facts, table, dict.fromkeys(names, 0), columns, None, dedupe)
+
+    def _planned(
+        self,
+        names: Sequence[ObjectName],
+        listing: Listing,
+        facts: ObjectFacts,
+        table: Table,
+        schema_of: Mapping[ObjectName, int],
+        columns: Columns | None,
+        known: Iterable[str] | None,
+        dedupe: Dedupe,
+    ) -> ReadPlan:
         whole, parts, shared = self._divided(names, listing, facts, table, dedupe)
         return ReadPlan(
             files=self.files,
@@ -210,14 +244,14 @@ class _Archive:
             selection=self.selection,
             listing=listing,
             table=table,
-            schema_of={name: used[facts.schema_of[name]] for name in names},
+            schema_of=schema_of,
             bundles=facts.bundles,
             whole=whole,
             parts=parts,
             shared=shared,
             # copies share key and bucket, and a filter on these can then pass the comparison
             identity=[*layout.IDENTITY, *(table.partitions if dedupe == "auto" else ())],
-            outputs=outputs(table.schema.names, columns, dict.fromkeys([*stored, *table.partitions])),
+            outputs=outputs(table.schema.names, columns, known),
         )
 
     def _divided(
@@ -236,7 +270,7 @@ class _Archive:
             return whole, {}, shared  # Spark knows the parts by their objects' file names
         return whole + resolved.whole, resolved.parts, resolved.unresolved
 
-    def _refuse_others(self, listing: Listing, selection: Selection) -> None:
+    def refuse_others(self, listing: Listing, selection: Selection) -> None:
         """Raise JetcaptureError if objects in other formats may hold messages of the selection."""
         others = within_buckets(listing.others, selection)
         if others:
@@ -304,8 +338,11 @@ def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] 
 
 
 def within_buckets(names: Iterable[ObjectName], selection: Selection) -> list[ObjectName]:
-    """Return the objects whose buckets may reach into the selection's times."""
+    """Return the objects whose buckets may reach into the selection's times, and their sequences into its own."""
     names = [name for name in names if _reaches(name, selection.event_start, selection.event_end)]
+    if selection.seqs is not None:
+        first, last = selection.seqs
+        names = [name for name in names if name.first_seq <= last and name.last_seq >= first]
     return [name for name in names if name.event_time or _reaches(name, selection.start, selection.end)]
 
 

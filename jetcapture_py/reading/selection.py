@@ -20,7 +20,7 @@ Keys = Iterable[str | None] | str
 class Selection(NamedTuple):
     """Messages from `start` (inclusive) to `end` (exclusive) with these `keys`; None for no limit.
 
-    `event_start` and `event_end` limit the time that buckets are made of.
+    `event_start` and `event_end` limit the time that buckets are made of, and `seqs` the sequences, both inclusive.
     """
 
     start: datetime | None = None
@@ -28,6 +28,7 @@ class Selection(NamedTuple):
     keys: list[str | None] | None = None
     event_start: datetime | None = None
     event_end: datetime | None = None
+    seqs: tuple[int, int] | None = None
 
     @property
     def by_event(self) -> bool:

@@ -1,0 +1,190 @@
+"""Messages of a stream as the rows that its archive will have of them: decoded and routed as the capture does it.
+
+They have the columns of a plan of the archive, with the same types and by the same conversions as those of an object.
+Messages that go to the quarantine have no rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.footer import entries
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture.parts import preparer
+from jetcapture_py.config.buckets import PREFIXES
+from jetcapture_py.config.decoding import DecodeConfig
+from jetcapture_py.config.model import Config, NatsConfig, parse
+from jetcapture_py.config.section import validated
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.acks import sequences
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.reading.arrow import PlanReader
+from jetcapture_py.reading.plan import Listing, list_objects, no_archive
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.prepare import Preparer
+from spark_jobs.datasource.boundary import Boundary
+from spark_jobs.datasource.offsets import StreamPartition, split
+from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.read import Fetch
+from spark_jobs.datasource.session import Session
+
+_FIELDS_OF_KEY = re.compile(r" \([^()]*\)$")
+_TIME = re.compile(r"(.*?)(?: in (s|ms|us|ns))?(?:, else (timestamp))?")
+_OTHERS = {layout.KEY, *layout.ENVELOPE, *layout.OPTIONAL}
+_MAX_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRows:
+    """Turns messages into rows. It can be pickled, for workers."""
+
+    config: Config
+    """The capture's."""
+    reader: PlanReader
+    """Returns rows as those of an object."""
+
+    def batches(self, chunks: Iterable[tuple[str, Received]], first: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Yield for some messages after another the sequence after them, and their rows, in batches.
+
+        `chunks` are pairs of consumer name and messages, in the stream's order, of which those from `first` to `end`
+        (exclusive) are used, each once. Raises JetcaptureError if a column does not fit those of the archive.
+        """
+        # keys are a column then, as they are in the result
+        block = self.config.block.model_copy(update={"bundles": 1})
+        prepare = preparer(self.config.model_copy(update={"block": block}), None, None)
+        for consumer, received in chunks:
+            seqs = sequences(prepare.stream, consumer, received.replies)
+            own = (seqs >= first) & (seqs < end)
+            if own.any():
+                first = int(seqs[own].max()) + 1
+                some = received if own.all() else received.where(own)
+                yield first, list(self._rows(replace(prepare, consumer=consumer), some))
+
+    def _rows(self, prepare: Preparer, received: Received) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of messages, in parts when they decode to too much at once."""
+        try:
+            prepared = prepare(received)
+        except BatchTooWideError:
+            for part in received.split(len(received) // 2):
+                yield from self._rows(prepare, part)
+            return
+        streams = pa.repeat(pa.scalar(prepare.stream, pa.string()), prepared.rows.num_rows)
+        rows = prepared.rows.append_column(layout.STREAM, streams)
+        for run in prepared.runs:
+            own = rows.slice(run.start, run.length)
+            seqs = own.column(layout.SEQ).to_numpy()
+            name = ObjectName(
+                stream=prepare.stream,
+                key=None,
+                bundle=run.bundle,
+                bucket=run.bucket,
+                first_seq=int(seqs.min()),
+                last_seq=int(seqs.max()),
+                rows=run.length,
+                digest="",
+            )
+            try:
+                batch = self.reader.rows(own, name)
+            except JetcaptureError as error:
+                column = str(error).partition(" in ")[0]
+                raise JetcaptureError(
+                    f"{column} in messages {name.first_seq} to {name.last_seq} of stream {prepare.stream}, which are "
+                    f"not archived yet, and another type in its archive: read it again once they are, or without it"
+                ) from error
+            if batch.num_rows:
+                yield batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePartition(InputPartition):
+    """Messages on `subjects` (empty: all) from `first` to `end` (exclusive) of the stream created at `created`."""
+
+    first: int
+    end: int
+    created: str
+    subjects: tuple[str, ...]
+
+
+def reading_options(login: NatsConfig, stream: str, *, watched: bool, timeout: str) -> ReadOptions:
+    """Return options of the source `nats` for reading a stream. Raises ConfigError."""
+    return validated(ReadOptions, {"nats": login, "stream": stream, "failOnDataLoss": watched, "timeout": timeout})
+
+
+def live_parts(boundary: Boundary, first: int, end: int, parts: int | None) -> list[LivePartition]:
+    """Divide the messages from `first` to `end` (exclusive) that the capture selects among tasks."""
+    created = boundary.state.created
+    return [
+        LivePartition(first=part.first, end=part.end, created=created, subjects=subjects)
+        for low, high, subjects in boundary.segments(first, end)
+        for part in split(low, high, created, parts)
+    ]
+
+
+def live_rows(
+    rows: StreamRows, options: ReadOptions, part: LivePartition
+) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    """Read a part of the stream, as `StreamRows.batches` yields it. Raises JetcaptureError."""
+    own = options.model_copy(update={"subjects": part.subjects})
+    with Session(own, f"jetcapture spark {own.stream}") as session:
+        messages = Fetch(session, own, StreamPartition(part.first, part.end, part.created), bare=False)
+        yield from rows.batches(messages, part.first, part.end)
+
+
+def described(
+    files: ArchiveFiles, stream: str, listing: Listing, login: NatsConfig, decode: Mapping[str, Any] | None
+) -> Config:
+    """Return the configuration of a capture, as far as the footer of its newest object and `decode` tell it.
+
+    Raises JetcaptureError if that is not enough.
+    """
+    if not listing.objects:
+        listing = list_objects(files, stream)
+    if not listing.objects:
+        raise no_archive(files, stream)
+    newest = max(listing.objects, key=lambda name: (name.bucket, name.last_seq))
+    with files.parquet(listing.files[newest]) as parquet:
+        own, columns = entries(parquet.metadata.metadata), parquet.schema_arrow.names
+    rule = own.get("key_rule")
+    if rule is None:
+        raise JetcaptureError(
+            f"{files.shown}/{newest.path} does not say how keys are made: give the capture's configuration (config)"
+        )
+    bucket = stream.removeprefix(PREFIXES["bucket"]) if "revision" in columns else stream
+    fields = [name for name in columns if name not in _OTHERS]
+    if bucket != stream:
+        fields = [name for name in fields if name not in ("key_name", "operation", "revision")]
+    if decode is None and (fields or rule != (template := _FIELDS_OF_KEY.sub("", rule))):
+        shown = ", ".join(fields[:_MAX_SHOWN]) + (", …" if len(fields) > _MAX_SHOWN else "")
+        what = f"decoded columns ({shown})" if fields else f"keys of decoded fields ({rule})"
+        raise JetcaptureError(
+            f"the archive of stream {stream} has {what}: give the capture's configuration (config), or its section "
+            "decode"
+        )
+    template = _FIELDS_OF_KEY.sub("", rule)
+    time, unit, fallback = _TIME.fullmatch(own.get("time", layout.STREAM_TIME)).groups()  # type: ignore[union-attr]
+    return parse(
+        {
+            "nats": login,
+            "source": {
+                **({"stream": stream} if bucket == stream else {"bucket": bucket}),
+                "consumer": own.get("consumer", "").split(",")[0] or "archive",
+            },
+            "decode": DecodeConfig() if decode is None else dict(decode),
+            "key": template,
+            "block": {
+                "interval": f"{own.get(layout.INTERVAL, 900)}s",
+                "time": time,
+                "time_unit": unit,
+                "time_fallback": fallback,
+            },
+            "store": {"url": files.url},
+        }
+    )

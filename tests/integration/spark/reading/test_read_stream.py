@@ -1,0 +1,243 @@
+"""`read_stream`: an archive and its stream as one table, each message once, up to one sequence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from jetcapture_py.archive import layout
+from jetcapture_py.capture import watermark
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import moment_of
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.archive import read_archive, read_stream
+from spark_jobs.restore import main as restore
+from tests.integration.spark.live import Live
+from tests.support.running import STREAM, capture_all, config, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+DECODED = {
+    "decode": {
+        "format": "json",
+        "columns": {"n": "int64", "at": "timestamp", "tags": "list<string>", "region": "string"},
+    },
+    "key": "{region}",
+    "block": {"interval": "1h"},
+}
+
+
+@dataclass
+class Captured:
+    """A stream with a capture that runs when a test says so."""
+
+    live: Live
+    root: Path
+    sections: dict[str, Any]
+
+    @property
+    def config(self) -> Config:
+        return config(self.live.server.url, self.root, **self.sections)
+
+    def capture(self) -> None:
+        asyncio.run(capture_all(self.config))
+
+    def read(self, spark: SparkSession, **read: Any) -> DataFrame:
+        """By what the footers say."""
+        return read_stream(spark, f"file://{self.root}", STREAM, servers=self.live.server.url, **read)
+
+    def seqs(self, spark: SparkSession, **read: Any) -> list[int]:
+        return sequences(self.read(spark, **read))
+
+
+@pytest.fixture
+def captured(live: Live, tmp_path: Path, request: pytest.FixtureRequest) -> Captured:
+    return Captured(live, tmp_path / "archive", getattr(request, "param", {}))
+
+
+def sequences(frame: DataFrame) -> list[int]:
+    return sorted(row[0] for row in frame.select(layout.SEQ).collect())
+
+
+def message(number: int, **fields: Any) -> tuple[str, bytes]:
+    fields = {
+        "n": number,
+        "at": f"2026-05-01T12:00:{number % 60:02}Z",
+        "region": "eu" if number % 2 else None,
+        **fields,
+    }
+    return f"orders.{number}", json.dumps({**fields, "tags": ["a", str(number)]}).encode()
+
+
+def test_archive_and_stream_are_one_table_up_to_the_sequence_that_was_there(
+    spark: SparkSession, captured: Captured
+) -> None:
+    captured.live.fill(10)
+    captured.capture()
+    captured.live.fill(5)
+    frame = captured.read(spark)
+    captured.live.fill(3)
+    assert sequences(frame) == list(range(1, 16))
+    captured.capture()  # while the frame is kept
+    assert sequences(frame) == list(range(1, 16))
+    assert captured.seqs(spark) == list(range(1, 19))
+    assert captured.live.consumers() == ["archive"]
+    captured.live.purge()
+    assert captured.seqs(spark) == list(range(1, 19))
+    captured.live.fill(2)
+    assert captured.seqs(spark) == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    "captured",
+    [
+        DECODED,
+        {**DECODED, "decode": {"format": "json"}, "block": {"interval": "1h", "bundles": 3}},
+        {**DECODED, "block": {"interval": "1h", "time": "at", "time_fallback": "timestamp"}},
+    ],
+    indirect=True,
+    ids=["keys", "inferred in bundles", "event time"],
+)
+def test_a_message_has_the_same_row_before_and_after_it_is_archived(
+    spark: SparkSession, captured: Captured, tmp_path: Path
+) -> None:
+    captured.live.send([message(number) for number in range(20)])
+    captured.capture()
+    captured.live.send(
+        [
+            *(message(number) for number in range(20, 40)),
+            ("orders.bad", b"{"),
+            ("orders.a", message(41)[1], [("Trace", ["1", "2"])]),
+            ("orders.b", b'{"n": null}'),
+        ]
+    )
+    path = tmp_path / "capture.yaml"
+    path.write_text(yaml.safe_dump(settings(captured.live.server.url, captured.root, **captured.sections)))
+    before = read_stream(spark, config=path)
+    rows = sorted(map(repr, before.collect()))
+    assert len(rows) == 42
+    read = {"keys": ["eu", None], "columns": [layout.SEQ, "key", "n"], "start": "2026-01-01"}
+    some = sorted(map(repr, read_stream(spark, config=captured.config, **read).where("n > 10").collect()))
+    captured.capture()
+    after = read_archive(spark, f"file://{captured.root}", STREAM)
+    assert (before.schema, rows) == (after.schema, sorted(map(repr, after.collect())))
+    chosen = read_archive(spark, f"file://{captured.root}", STREAM, **read).where("n > 10")
+    assert some == sorted(map(repr, chosen.collect()))
+
+
+def test_keys_and_times_choose_on_both_sides(spark: SparkSession, captured: Captured) -> None:
+    captured.sections = DECODED
+    captured.live.send([message(number) for number in range(10)])
+    captured.capture()
+    captured.live.send([message(number) for number in range(10, 20)])
+    decode = captured.sections["decode"]
+    assert captured.seqs(spark, decode=decode, keys="eu") == list(range(2, 21, 2))
+    assert captured.seqs(spark, decode=decode, keys=[None]) == list(range(1, 20, 2))
+    times = {
+        row[0]: row[1]
+        for row in captured.read(spark, decode=decode)
+        .selectExpr(layout.SEQ, f"unix_micros({layout.TIMESTAMP})")
+        .collect()
+    }
+    start, end = moment_of(times[5]), moment_of(times[15])
+    assert captured.seqs(spark, decode=decode, start=start, end=end) == list(range(5, 15))
+
+
+def test_what_is_in_neither_is_an_error_that_names_it(spark: SparkSession, captured: Captured) -> None:
+    captured.live.fill(10)
+    captured.capture()
+    captured.live.fill(10)
+    captured.live.purge(seq=16)
+    with pytest.raises(JetcaptureError, match="messages 11 to 15 of stream ORDERS are gone: it starts at 16; "):
+        captured.read(spark)
+    assert captured.seqs(spark, fail_on_data_loss=False) == [*range(1, 11), *range(16, 21)]
+
+
+def test_messages_that_the_capture_does_not_select_are_not_missing(
+    spark: SparkSession, captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watermark, "MARGIN", timedelta())  # nobody waits until a time is certain
+    captured.sections = {"source": {"filter_subjects": ["orders.eu.>"]}}
+    captured.live.fill(4, "orders.eu.{}")
+    captured.capture()
+    captured.live.fill(6, "orders.us.{}")
+    captured.live.fill(2, "orders.eu.{}")
+    assert captured.seqs(spark) == [1, 2, 3, 4, 11, 12]
+    captured.capture()
+    captured.live.fill(6, "orders.us.{}")
+    captured.capture()
+    captured.live.purge(seq=16)
+    assert captured.seqs(spark) == [1, 2, 3, 4, 11, 12]
+    captured.live.purge()
+    assert captured.seqs(spark) == [1, 2, 3, 4, 11, 12]
+
+
+def test_of_a_stream_that_was_created_again_only_the_present_messages_are_read(
+    spark: SparkSession, captured: Captured
+) -> None:
+    captured.live.fill(20)
+    captured.capture()
+    captured.live.recreate()
+    captured.live.fill(5)
+    assert captured.seqs(spark) == [1, 2, 3, 4, 5]
+    captured.capture()
+    captured.live.fill(2)
+    assert captured.seqs(spark) == list(range(1, 8))
+
+
+def test_a_stream_that_was_restored_and_went_on_otherwise_has_no_message_of_its_former_end(
+    spark: SparkSession, captured: Captured
+) -> None:
+    captured.live.fill(20, "orders.old.{}")
+    captured.capture()
+    captured.live.do(lambda stream: stream.delete_stream(STREAM))
+    servers = ["--servers", captured.live.server.url]
+    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, "--to-seq", "12", *servers]) == 0
+    captured.live.fill(4, "orders.new.{}")
+    for _ in range(2):
+        frame = captured.read(spark)
+        rows = sorted((row[0], row[1].split(".")[1]) for row in frame.select(layout.SEQ, layout.SUBJECT).collect())
+        assert rows == [*((seq, "old") for seq in range(1, 13)), *((seq, "new") for seq in range(13, 17))]
+        captured.capture()
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_a_stream_that_loses_acknowledged_messages_is_refused(
+    spark: SparkSession, captured: Captured, retention: Any
+) -> None:
+    captured.live.fill(3)
+    captured.capture()
+    captured.live.do(lambda stream: stream.delete_stream(STREAM))
+    captured.live.do(lambda stream: stream.add_stream(name=STREAM, subjects=["orders.>"], retention=retention))
+    with pytest.raises(JetcaptureError, match=f"^stream ORDERS has retention {retention}: .* read_archive has what is"):
+        captured.read(spark)
+
+
+def test_wrong_arguments_are_named_in_one_line(spark: SparkSession, captured: Captured) -> None:
+    url = captured.live.server.url
+    captured.sections = DECODED
+    with pytest.raises(JetcaptureError, match=r"^no archive of stream ORDERS under file://"):
+        captured.read(spark)
+    captured.live.send([message(1)])
+    captured.capture()
+    for arguments, text in (
+        ({"servers": url}, "^read_stream: give config, or url, stream and servers$"),
+        ({"config": captured.config, "servers": url}, "^config: it says url, stream, servers, decode and options"),
+        (
+            {"url": f"file://{captured.root}", "stream": STREAM, "servers": url},
+            r"^the archive of stream ORDERS has decoded columns \(n, at, tags, …\): give the capture's configuration",
+        ),
+        ({"url": f"file://{captured.root}", "stream": "a/b", "servers": url}, "expected the name of a stream"),
+    ):
+        with pytest.raises(JetcaptureError, match=text):
+            read_stream(spark, **arguments)
