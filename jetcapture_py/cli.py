@@ -454,11 +454,12 @@ def query(
     with startup.imports():
         from jetcapture_py.manage import query as command
         from jetcapture_py.reading.selection import Selection
-    times = {"start": start, "end": end, "event_start": event_start, "event_end": event_end}
-    names = {"start": "--from", "end": "--to", "event_start": "--event-from", "event_end": "--event-to"}
     selection = Selection(
         keys=[key or None for key in keys or ()] or None,
-        **{name: time_option(names[name], text) for name, text in times.items()},
+        start=time_option("--from", start),
+        end=time_option("--to", end),
+        event_start=time_option("--event-from", event_start),
+        event_end=time_option("--event-to", event_end),
     )
     if form == "parquet" and output in (None, "-"):
         raise typer.BadParameter("--format parquet needs --output: a file or a URL")

@@ -37,7 +37,7 @@ PYTHON = {
     "docs/buckets.md": 2,
     "docs/query-from.md": 4,
     "docs/recipes.md": 5,
-    "docs/spark.md": 3,
+    "docs/spark.md": 4,
     "docs/table.md": 1,
     "docs/tutorial.md": 1,
 }
@@ -115,6 +115,20 @@ def test_the_page_on_spark_reads_the_archive(
 
 
 @pytest.mark.spark
+def test_the_page_on_spark_reads_archive_and_stream_as_one(
+    server: NatsServer, archive: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_jobs.job.session", lambda _: spark)
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(yaml.safe_dump(settings(server.url, archive, key="{subject[1]}")))
+    names: dict[str, Any] = {}
+    for line in python("docs/spark.md", 1, archive).replace(SERVER, server.url).splitlines():
+        exec(line, names)
+        if line.startswith("orders ="):
+            assert names["orders"].count() == 30
+
+
+@pytest.mark.spark
 @pytest.mark.exhaustive
 def test_the_page_on_spark_reads_and_writes_a_stream_live(
     server: NatsServer, spark: SparkSession, tmp_path: Path
@@ -124,9 +138,9 @@ def test_the_page_on_spark_reads_and_writes_a_stream_live(
             await client.jetstream().add_stream(name="COPY", subjects=["copy.>"])
 
     asyncio.run(create())
-    snippet = python("docs/spark.md", 1).replace(SERVER, server.url)
+    snippet = python("docs/spark.md", 2).replace(SERVER, server.url)
     names: dict[str, Any] = {"spark": spark}
-    exec(python("docs/spark.md", 2), names)
+    exec(python("docs/spark.md", 3), names)
     exec(snippet.replace("/var/lib/spark/copy", str(tmp_path / "checkpoint")), names)
     try:
         assert names["live"].count() == 30

@@ -76,7 +76,7 @@ def views_of(
 
 def selected(message: Message, selection: Selection) -> bool:
     time = message.timestamp if message.time is None or message.bad else message.time
-    start, end, keys, event_start, event_end = selection
+    start, end, keys, event_start, event_end, _ = selection
     return (
         (start is None or message.timestamp >= start)
         and (end is None or message.timestamp < end)
