@@ -25,6 +25,7 @@ from nats.js.api import StreamSource
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import ObjectWriter
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.maintain import MaintainConfig
 from jetcapture_py.config.model import Config, parse
@@ -817,3 +818,60 @@ def test_the_real_command_has_these_exit_codes(nats_server: Start, tmp_path: Pat
     assert exits("--where", "key = 'b'", "--reason", REASON) == 1, "a message of the quarantine may have the key"
     assert exits("--key", "b", "--reason", REASON, "--in-stream", "--json") == 0
     assert len(positions(config)) == 20
+
+
+@pytest.mark.parametrize("format_", ["parquet", "ndjson"])
+def test_what_does_not_read_like_its_source_replaces_nothing(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 40, key="", block={"format": format_, "compression": "none"})
+    before = {path: path.read_bytes() for path in root.rglob(f"*.{format_}")}
+    write, overwrite = ObjectWriter.write, Files.overwrite
+
+    def other_rows(self: ObjectWriter, table: pa.Table) -> None:
+        place = table.schema.get_field_index(layout.PAYLOAD)
+        write(self, table.set_column(place, table.schema.field(place), pa.nulls(table.num_rows, pa.binary())))
+
+    def other_text(self: Files, name: layout.ObjectName, data: pa.Buffer) -> None:
+        overwrite(self, name, pa.py_buffer(data.to_pybytes().replace(b"quoted", b"qu0ted")))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectWriter, "write", other_rows)
+        patched.setattr(Files, "overwrite", other_text)
+        done = run(config, SubjectSelector("orders.b"))
+    assert any("does not match its source" in line for line in done.remaining)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(("bytes_", "at_once"), [(1 << 40, 1), (1, 2)], ids=["little", "plenty"])
+def test_as_many_objects_are_written_again_at_the_same_time_as_fit_in_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_: int, at_once: int
+) -> None:
+    config = archive_of(tmp_path, *({"seqs": (number, number + 1), "key": "b"} for number in range(1, 9, 2)))
+    real, running, most, all_run = module.rewrite, [0], [0], threading.Barrier(at_once)
+    lock = threading.Lock()
+
+    def rewrite(*arguments: Any) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        all_run.wait(60)
+        found = real(*arguments)
+        with lock:
+            running[0] -= 1
+        return found
+
+    monkeypatch.setattr(module, "rewrite", rewrite)
+    monkeypatch.setattr(module, "rewriting", lambda *_, **__: bytes_)
+    done = run(config, "_nats_seq % 2 = 1")
+    assert (done.remaining, most[0]) == ([], at_once)
+    assert sorted(positions(config)) == [2, 4, 6, 8]
+
+
+def test_the_certificate_names_the_spool_in_which_rows_may_still_be(tmp_path: Path) -> None:
+    config = archive_of(tmp_path / "a", {"seqs": (1, 2), "key": "b"})
+    limits = {"spool": {"path": str(tmp_path / "spool"), "size": "1GiB"}}
+    spooling = parse({**config.model_dump(mode="json", exclude_unset=True), "limits": limits})
+    assert not any("spool" in line for line in run(config, dry_run=True).notes)
+    assert any(line.startswith("the spool") for line in run(spooling, dry_run=True).notes)
