@@ -20,6 +20,8 @@ from jetcapture_py.jetstream.wire.client import Connection, DeniedError
 from jetcapture_py.jetstream.wire.inbox import between, joined, text_of
 from jetcapture_py.log import event
 
+_PACKED = 16
+"""Bytes of a packed sequence and timestamp."""
 _SHORT, _LONG = 9, 11
 """Number of tokens: nine, or at least eleven with domain and account hash before the stream (ADR-15)."""
 
@@ -57,11 +59,6 @@ def _number(token: bytes) -> int:
     return int(token) if token.isdigit() and len(token) < 20 else -1
 
 
-def deliveries(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Numbers, list[int] | None]:
-    """Return delivery numbers, stream sequences and timestamps as `ack_numbers` returns delivery counts."""
-    return ack_numbers(replies, stream, consumer, _DELIVERY)
-
-
 def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:
     """Build ack subjects for the messages `seqs`, an integer array, all with the delivery number `delivery`.
 
@@ -96,18 +93,17 @@ def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Any:
     return result
 
 
-Numbers = tuple[Any, Any, Any]
-_COUNT, _DELIVERY = 2, 4
-"""Tokens after the stream's name: how often the message was delivered, and the number of this delivery."""
+Numbers = tuple[Any, ...]
+COUNT, SEQ, DELIVERY, TIME = 2, 3, 4, 5
+"""Tokens after the stream's name: how often the message was delivered, its stream sequence, the number of this
+delivery, and the message's timestamp in nanoseconds."""
 
 
 def ack_numbers(
-    replies: pa.BinaryArray, stream: str, consumer: str, first: int = _COUNT
+    replies: pa.BinaryArray, stream: str, consumer: str, tokens: tuple[int, ...] = (COUNT, SEQ, TIME)
 ) -> tuple[Numbers, list[int] | None]:
-    """Return delivery counts, stream sequences and timestamps in nanoseconds as int64 arrays, and the indexes of the
-    consumer's ack subjects, None if all are. `first` is the token to return in place of the counts."""
+    """Return these tokens as int64 arrays, and the indexes of the consumer's ack subjects, None if all are."""
     numbers = None
-    tokens = (first, 3, 5)
     with contextlib.suppress(pa.ArrowInvalid):
         numbers = _alike(replies, stream, consumer, tokens) if len(replies) else None
     if numbers:
@@ -115,7 +111,7 @@ def ack_numbers(
     return _checked_numbers(replies.to_pylist(), stream.encode(), consumer.encode(), tokens)
 
 
-def _alike(replies: pa.BinaryArray, stream: str, consumer: str, which: tuple[int, int, int]) -> Numbers | None:
+def _alike(replies: pa.BinaryArray, stream: str, consumer: str, which: tuple[int, ...]) -> Numbers | None:
     """Parse all at once if they have the same prefix and number of tokens as the first; None otherwise."""
     tokens, base = _tokens(replies[0].as_py(), stream.encode(), consumer.encode())
     if not base:
@@ -140,10 +136,10 @@ def _alike(replies: pa.BinaryArray, stream: str, consumer: str, which: tuple[int
         if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # Arrow's cast would accept signs and hexadecimal digits
             return None
         numbers.append(texts.cast(pa.int64()).to_numpy())
-    return numbers[0], numbers[1], numbers[2]
+    return tuple(numbers)
 
 
-def _aligned(lines: Any, tokens: list[bytes], which: tuple[int, int, int]) -> Numbers | None:
+def _aligned(lines: Any, tokens: list[bytes], which: tuple[int, ...]) -> Numbers | None:
     """Like `_alike`, if every token has the same length as the first subject's; `lines` has one subject per row."""
     ends = np.cumsum([len(token) + 1 for token in tokens]) - 1
     start = ends[3] + 1
@@ -168,10 +164,10 @@ def _integers(digits: Any) -> Any:
 
 
 def _checked_numbers(
-    replies: list[bytes], stream: bytes, consumer: bytes, which: tuple[int, int, int]
+    replies: list[bytes], stream: bytes, consumer: bytes, which: tuple[int, ...]
 ) -> tuple[Numbers, list[int]]:
     """Parse one by one, leaving out invalid subjects and those of other consumers."""
-    rows: list[tuple[int, int, int]] = []
+    rows: list[list[int]] = []
     keep: list[int] = []
     for index, reply in enumerate(replies):
         tokens, base = _tokens(reply, stream, consumer)
@@ -179,10 +175,22 @@ def _checked_numbers(
             continue
         numbers = [tokens[base + index] for index in which]
         if all(number.isdigit() and len(number) < 20 and int(number) < 1 << 63 for number in numbers):
-            rows.append((int(numbers[0]), int(numbers[1]), int(numbers[2])))
+            rows.append(list(map(int, numbers)))
             keep.append(index)
-    columns = np.array(rows, np.int64).reshape(len(rows), 3).T
-    return (columns[0], columns[1], columns[2]), keep
+    return tuple(np.array(rows, np.int64).reshape(len(rows), len(which)).T), keep
+
+
+def packed(seqs: Any, times: Any) -> pa.BinaryArray:
+    """Return sequences and timestamps in nanoseconds as one value per message, where no ack subjects are needed."""
+    values = np.stack([seqs, times], axis=1).astype(np.int64)
+    offsets = np.arange(0, values.nbytes + 1, _PACKED, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values)])
+
+
+def unpacked(array: pa.BinaryArray) -> tuple[Any, Any]:
+    """Return what was `packed`."""
+    values = np.frombuffer(joined(array), np.int64).reshape(-1, 2)
+    return values[:, 0], values[:, 1]
 
 
 log = logging.getLogger("jetcapture.source")

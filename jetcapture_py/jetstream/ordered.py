@@ -88,7 +88,11 @@ class _Rows:
         """Return a mask of the messages that are among the rows, and the index of each of these."""
         if not len(self):
             return np.zeros(len(seqs), bool), np.empty(0, np.int64)
-        index = np.minimum(np.searchsorted(self.seqs, seqs), len(self) - 1)
+        first, last = self.seqs[0], self.seqs[-1]
+        if last - first == len(self) - 1:  # the usual case: no sequence is missing
+            index = np.clip(seqs - first, 0, len(self) - 1)
+        else:
+            index = np.minimum(np.searchsorted(self.seqs, seqs), len(self) - 1)
         found = (self.seqs[index] == seqs) & (self.times[index] == times)
         return found, index[found]
 

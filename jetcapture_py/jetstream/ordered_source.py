@@ -21,7 +21,17 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import ORDERED_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
-from jetcapture_py.jetstream.acks import AckResult, deliveries, positions, sequences, subjects_like
+from jetcapture_py.jetstream.acks import (
+    COUNT,
+    DELIVERY,
+    SEQ,
+    TIME,
+    AckResult,
+    ack_numbers,
+    sequences,
+    subjects_like,
+    unpacked,
+)
 from jetcapture_py.jetstream.connection import FORBIDDEN, STREAM_NOT_FOUND, ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import GROUP, TAKEOVER
 from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
@@ -106,13 +116,16 @@ class OrderedSource(PullSource):
     def _admit(self, received: Received) -> Received:
         """Return those of the messages that are to be captured."""
         before = self.ordered.phase
-        (numbers, seqs, times), indexes = deliveries(self.stream, self.consumer, received.replies)
+        tokens = (COUNT, SEQ, TIME, DELIVERY)
+        parsed, indexes = ack_numbers(received.replies, self.stream, self.consumer, tokens)
+        _, seqs, times, numbers = parsed
         mask = np.ones(len(received), bool)
         if indexes is not None:
             mask[indexes] = False  # the others are strays, which are counted later
         own = received if indexes is None else received.where(~mask)
         if not own:
             return received
+        received.numbers = parsed[:3] if indexes is None else None
         self._last_reply = own.last_reply()
         accepted = self.ordered.received(numbers, seqs, times, _pin_of(own.last_headers()))
         mask[indexes if indexes is not None else slice(None)] = accepted
@@ -223,8 +236,8 @@ class OrderedSource(PullSource):
         return answer
 
     async def ack(self, replies: pa.BinaryArray) -> AckResult:
-        """Record stored messages, and acknowledge up to the first one that is not stored."""
-        self.ordered.stored(*positions(self.stream, self.consumer, replies))
+        """Record stored messages, `packed`, and acknowledge up to the first one that is not stored."""
+        self.ordered.stored(*unpacked(replies))
         async with self._acking:
             while True:
                 mark = self.ordered.mark()

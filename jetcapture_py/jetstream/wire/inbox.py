@@ -93,12 +93,14 @@ def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
 class Received:
     """Received messages; `size` is the bytes of headers and payloads.
 
-    Columns are built on request. Header blocks are as received, b"" for none.
+    Columns are built on request. Header blocks are as received, b"" for none. `numbers` are arrays of numbers that were
+    parsed from their reply subjects, in the order of `columns`.
     """
 
     parts: list[Segment] = field(default_factory=list)
     count: int = 0
     size: int = 0
+    numbers: tuple[Any, ...] | None = None
 
     @classmethod
     def of(
@@ -180,6 +182,7 @@ class Received:
             rows = part.ordered()
             selected._add_rows(part.memory, rows[mask[start : start + len(rows)]])
             start += len(rows)
+        selected.numbers = self.numbers and tuple(numbers[mask] for numbers in self.numbers)
         return selected
 
     def _add_rows(self, memory: Any, rows: Any) -> None:
@@ -187,12 +190,17 @@ class Received:
             self.add(memory, rows, int((rows[:, -1] - rows[:, HEADERS]).sum()))
 
     def split(self, count: int) -> tuple[Received, Received]:
-        """Return the first `count` messages, and the others."""
+        """Return the first `count` messages in the order of `columns`, and the others."""
+        if count >= len(self):
+            return self, Received()
         first, others = Received(), Received()
         for part in self.parts:
-            for rows in part.rows:
-                for target, some in ((first, rows[: count - len(first)]), (others, rows[count - len(first) :])):
-                    target._add_rows(part.memory, some)
+            rows, left = part.ordered(), count - len(first)
+            first._add_rows(part.memory, rows[:left])
+            others._add_rows(part.memory, rows[left:])
+        if self.numbers is not None:
+            first.numbers = tuple(numbers[:count] for numbers in self.numbers)
+            others.numbers = tuple(numbers[count:] for numbers in self.numbers)
         return first, others
 
 
