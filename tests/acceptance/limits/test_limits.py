@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -80,6 +82,23 @@ def test_memory_stays_near_its_limit_when_storing_is_slower_than_receiving(nats_
     assert stored(root) == once(count)
     assert counters["redelivered"] == 0
     assert watch.peak < bound(32), f"{watch.peak >> 20} MiB"
+
+
+@pytest.mark.exhaustive
+def test_an_erasure_keeps_to_the_memory_of_its_capture(nats_server: Start, tmp_path: Path) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, messages(50_000, 4000, keys=10)))  # 200 MB
+    block = {"bundles": 1, "interval": "1d"}
+    configuration = settings(server.url, root, key="{subject[1]}", limits={"memory": "64MiB"}, block=block)
+    captured(tmp_path, configuration)
+    words = ["erase", str(tmp_path / "replica.yaml"), "--key", "k7", "--reason", "request 4711"]
+    with (
+        subprocess.Popen([sys.executable, "-m", "jetcapture_py", *words], stdout=subprocess.DEVNULL) as process,
+        Watch(process.pid) as watch,
+    ):
+        assert process.wait(600) == 0
+    assert stored(root) == {seq: 1 for seq in range(1, 50_001) if seq % 10 != 8}
+    assert watch.peak < bound(64), f"{watch.peak >> 20} MiB"
 
 
 def test_what_encoding_needs_is_counted_and_given_back(
