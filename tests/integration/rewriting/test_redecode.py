@@ -22,7 +22,7 @@ from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.manage import quarantine
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.duckdb import ArchiveViews
@@ -221,6 +221,25 @@ def test_killed_at_every_step_and_run_again_each_message_is_in_one_place(nats_se
         shutil.rmtree(root)
     assert {"before put", "after put", "before remove", "after remove"} <= seen
     assert step > 10
+
+
+def test_nothing_leaves_the_quarantine_that_is_not_in_the_archive(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "a"
+    config = captured(nats_server, root, 100)
+    before = read(root, quarantine=True)
+
+    async def put(_self: Recapture, _encoded: EncodedBlock) -> None:
+        """A store that keeps nothing."""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recapture, "put", put)
+        with pytest.raises(StoreError, match="none was removed from the quarantine"):
+            run(config)
+    assert numbers(read(root, quarantine=True)) == numbers(before)
+    run(config)
+    in_one_place(root, 100)
 
 
 def test_two_at_a_time_lose_nothing(nats_server: Start, tmp_path: Path) -> None:
