@@ -1,6 +1,7 @@
 """One customer of a thousand is erased while everything else is at work, and nothing finds them or brings them back.
 
-`JETCAPTURE_ERASE_MESSAGES` is the number of messages of all layouts together.
+`JETCAPTURE_ERASE_MESSAGES` is the number of messages of all layouts together. With millions of them, the file needs
+`-o faulthandler_timeout=0` as well, because a test of them takes longer than others may.
 """
 
 from __future__ import annotations
