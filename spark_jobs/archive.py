@@ -32,8 +32,7 @@ from jetcapture_py.reading.plan import Dedupe, ReadPlan, list_objects, outputs
 from jetcapture_py.reading.plan import plan as make_plan
 from jetcapture_py.reading.selection import Keys, Moment, Selection, check_stream
 from jetcapture_py.store.remote import with_secrets
-from jetcapture_py.verify.scope import Incarnation
-from spark_jobs.datasource.boundary import Boundary, OwnMessages, find_boundary
+from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.routed import LivePartition, StreamRows, described, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
@@ -201,7 +200,8 @@ def read_stream(
     files = location.files
     reading = reading_options(login, stream, watched=fail_on_data_loss, timeout=timeout)
     with Session(reading, f"jetcapture spark {stream}") as session:
-        boundary = find_boundary(session, files, stream, () if capture is None else capture.source.filter_subjects)
+        finder = BoundaryFinder(files, stream, () if capture is None else capture.source.filter_subjects)
+        boundary = finder.find(session)
     first = boundary.first_live(1, watched=fail_on_data_loss)
     listing = list_objects(files, stream, selection.keys)  # after the boundary, which it has to reach
     capture = capture or described(files, stream, listing, login, decode)
@@ -214,22 +214,22 @@ def read_stream(
         listed_before=listing,
     )
     archived = _rows(spark, location, plan, engine)
-    if not boundary.alone:
-        archived = archived.where(_of_incarnation(boundary.incarnation))
-    erased = files.erased(stream)
-    live = replace(plan, selection=selection, keep=OwnMessages(incarnation=None, erased=erased) if erased else None)
+    if boundary.own.oldest is not None:
+        archived = archived.where(_is_own(boundary.own))
+    erased = boundary.own.erased
+    live = replace(plan, selection=selection, keep=OwnMessages(erased=erased) if erased else None)
     rows = StreamRows(config=capture, reader=PlanReader.of(live, plan.table.schema.names))
     frame = archived.union(_live(spark, rows, reading, boundary, first))
     return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
 
 
-def _of_incarnation(incarnation: Incarnation) -> Column:
-    """Whether a message is one of a stream's present incarnation, as `Incarnation.includes`."""
+def _is_own(own: OwnMessages) -> Column:
+    """Whether a message is one of a stream's present incarnation, or of those that it continues."""
     micros = sf.unix_micros(layout.TIMESTAMP)
-    own = micros >= incarnation.since
-    if incarnation.restored:
-        own |= (micros >= incarnation.oldest) & (sf.col(layout.SEQ) <= incarnation.restored)
-    return own
+    chosen = micros >= sf.lit(own.oldest)
+    for since, restored in own.links:
+        chosen &= (micros >= since) | (sf.col(layout.SEQ) <= restored)
+    return chosen
 
 
 def _live(spark: SparkSession, rows: StreamRows, reading: ReadOptions, boundary: Boundary, first: int) -> DataFrame:

@@ -32,6 +32,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.store.archive import SHARE
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
+from spark_jobs.datasource.combined import JetcaptureDataSource
 from spark_jobs.reading.location import spark_settings
 
 _TIME_ZONE = "spark.sql.session.timeZone"
@@ -56,14 +57,15 @@ def session(app_name: str, *urls: str | None) -> SparkSession:
     A new session logs nothing, and is local unless spark-submit sets a master; with SPARK_REMOTE it uses Spark
     Connect. Its time zone is UTC unless `spark.sql.session.timeZone` is configured. This package's directory is
     appended to `spark.executorEnv.PYTHONPATH`. If this starts Spark, packages for the URLs are added, and downloaded if
-    needed. The format `nats` is registered if Spark does not discover it.
+    needed. The formats `nats` and `jetcapture` are registered if Spark does not discover them.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
         spark = _new_session(app_name, urls)
-    # Spark discovers the format `nats` in installed packages, not in --py-files
-    if util.find_spec("pyspark_nats") is None or not Path(layout.__file__).is_file():
-        spark.dataSource.register(NatsDataSource)
+    # Spark discovers the formats in installed packages, not in --py-files
+    for module, source in (("pyspark_nats", NatsDataSource), ("pyspark_jetcapture", JetcaptureDataSource)):
+        if util.find_spec(module) is None or not Path(layout.__file__).is_file():
+            spark.dataSource.register(source)
     return spark
 
 

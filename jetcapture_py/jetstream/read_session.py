@@ -52,6 +52,10 @@ class StreamState:
     """When the first message was stored; for an empty stream, when that was created."""
     last_time: datetime
     """When the last message was stored, even if it was deleted since."""
+    messages: int
+    """Number of messages."""
+    bytes: int
+    """Bytes of all messages."""
     gaps: bool
     """Whether some of these sequences have no message."""
     replicated: bool
@@ -74,6 +78,8 @@ class StreamState:
             last=last,
             first_time=datetime.fromisoformat(state["first_ts"] if state["messages"] else answer["created"]),
             last_time=datetime.fromisoformat(state["last_ts"]),
+            messages=int(state["messages"]),
+            bytes=int(state["bytes"]),
             gaps=last + 1 - first > state["messages"],
             replicated=config.get("num_replicas", 1) > 1,
             keeps_latest=config.get("max_msgs_per_subject", -1) > 0,

@@ -3,25 +3,33 @@
 The watermark says it, of one incarnation of the stream. If that was created again, the archive has nothing of the
 present one, unless it was restored: then the archive has its messages as far as it was restored. A stream that was
 restored to an earlier sequence and then took other messages is a fork: what the archive has beyond that sequence from
-before the restore belongs to no message of the stream.
+before the restore is no message of the stream. The archive's notes of the stream's configuration list its incarnations,
+and which of them continue earlier ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from jetcapture_py.archive import stream_config
+from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.removed import Erased
+from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
-from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Incarnation, current_incarnation
+from jetcapture_py.reading.arrow import PlanReader
+from jetcapture_py.reading.columns import Table
+from jetcapture_py.reading.plan import Bound, Listing, list_objects, within_buckets
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import ArchiveFiles, retried
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
 from spark_jobs.datasource.offsets import check_there
 from spark_jobs.datasource.session import Session
 
@@ -29,18 +37,29 @@ _MICROSECOND = timedelta(microseconds=1)
 _EVERYTHING = 1 << 62
 
 
+Link = tuple[int, int]
+"""When a stream was created, in microseconds, and the last sequence that it continued others with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMessages:
     """Chooses the messages of a stream's present incarnation, and those that it continues; no erased ones."""
 
-    incarnation: Incarnation | None
-    """None if the archive has no other one."""
+    oldest: int | None = None
+    """When the first of these incarnations was created, in microseconds; None if there is no other in the archive."""
+    links: tuple[Link, ...] = ()
+    """The incarnations that continue others: of what was stored before, only messages up to a sequence are theirs."""
     erased: Erased = field(default_factory=Erased)
 
     def __call__(self, seqs: Any, times: Any) -> Any:
         """Return a mask of messages: sequences, and timestamps in microseconds, as int64 arrays."""
-        own = np.ones(len(seqs), np.bool_) if self.incarnation is None else self.incarnation.includes(seqs, times)
+        own = np.ones(len(seqs), np.bool_) if self.oldest is None else times >= self.oldest
+        for since, restored in self.links:
+            own &= (times >= since) | (seqs <= restored)
         return own & ~self.erased.contains(seqs, times) if self.erased else own
+
+    def __bool__(self) -> bool:
+        return self.oldest is not None or bool(self.erased)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +70,11 @@ class Boundary:
     state: StreamState
     archived: int
     """Everything up to this sequence is in the archive."""
-    incarnation: Incarnation
-    alone: bool
-    """Whether the archive has no other incarnation."""
+    incarnations: tuple[tuple[str, int], ...]
+    """Creation times of the incarnation that the stream is and those that it continues, latest first, and the last
+    sequence of each that the next one continued."""
+    own: OwnMessages
+    """Chooses the stream's messages in the archive."""
     filters: tuple[tuple[int, tuple[str, ...]], ...]
     """After which sequence the capture selects which subjects, in order; none for all."""
 
@@ -62,11 +83,9 @@ class Boundary:
         """The sequence after the last message."""
         return max(self.archived, self.state.last) + 1
 
-    def own(self, erased: Erased) -> OwnMessages | None:
-        """Return what chooses the stream's messages in the archive; None if all are."""
-        if self.alone and not erased:
-            return None
-        return OwnMessages(incarnation=None if self.alone else self.incarnation, erased=erased)
+    def continues(self, created: str, seq: int) -> bool:
+        """Whether the stream has the messages before `seq` of the incarnation created at `created`."""
+        return any(created == known and seq - 1 <= last for known, last in self.incarnations)
 
     def first_live(self, first: int, *, watched: bool) -> int:
         """Return the first sequence from `first` on to read from the stream, which has everything after `archived`.
@@ -88,39 +107,112 @@ class Boundary:
             first = until
 
 
-def find_boundary(session: Session, files: ArchiveFiles, stream: str, subjects: tuple[str, ...] = ()) -> Boundary:
-    """Find the boundary of a stream as of now; `subjects` are the capture's, if the watermark does not say them.
+class BoundaryFinder:
+    """Finds the boundary of a stream, again and again; `subjects` are the capture's, if no watermark says them."""
 
-    Raises JetcaptureError, also for a stream whose acknowledged messages are gone: some that are stored already leave
-    it before the watermark says so.
-    """
-    mark = files.watermark(stream)  # before the stream's state, which is then beyond it
-    return session.run(_find(session.reads, files, stream, mark, subjects))
+    def __init__(self, files: ArchiveFiles, stream: str, subjects: tuple[str, ...] = ()) -> None:
+        self._files, self._stream, self._subjects = files, stream, subjects
+        self._known: tuple[Any, tuple[tuple[str, int], ...], OwnMessages] | None = None
 
+    def find(self, session: Session, *, erased: bool = True) -> Boundary:
+        """Find it as of now; without `erased`, tombstones that were found before are not looked for again.
 
-async def _find(
-    reads: ReadSession, files: ArchiveFiles, stream: str, mark: Watermark | None, subjects: tuple[str, ...]
-) -> Boundary:
-    state = await reads.state(stream)
-    if state.retention in GONE_ONCE_ACKED:
-        raise SourceError(
-            f"stream {stream} has retention {state.retention}: acknowledged messages are gone from it before the "
-            "watermark says that they are archived, so archive and stream cannot be read as one; read_archive has what "
-            "is archived"
+        Raises JetcaptureError, also for a stream whose acknowledged messages are gone: some that are stored already
+        leave it before the watermark says so.
+        """
+        files, stream = self._files, self._stream
+        mark = files.watermark(stream)  # before the stream's state, which is then beyond it
+        state: StreamState = session.run(session.reads.state(stream))
+        if state.retention in GONE_ONCE_ACKED:
+            raise SourceError(
+                f"stream {stream} has retention {state.retention}: acknowledged messages are gone from it before the "
+                "watermark says that they are archived, so archive and stream cannot be read as one; read_archive has "
+                "what is archived"
+            )
+        notes = [path for path in files.notes(stream_config.directory(stream)) if stream_config.is_path(path)]
+        basis = state.created, tuple(notes)
+        if self._known is None or self._known[0] != basis:
+            self._known = basis, *session.run(self._lineage(session.reads, state, notes))
+        _, incarnations, own = self._known
+        if erased:
+            own = OwnMessages(oldest=own.oldest, links=own.links, erased=files.erased(stream, own.erased))
+            self._known = basis, incarnations, own
+        same = mark is not None and _is_of(mark, state)
+        history = [] if mark is None or not same else [(entry.after, entry.subjects) for entry in mark.filters]
+        archived = 0
+        if mark is not None:
+            limit = _EVERYTHING if same else dict(incarnations).get(mark.created, 0)
+            archived = session.run(_archived(session.reads, mark, state, limit)) if limit else 0
+        return Boundary(
+            stream=stream,
+            state=state,
+            archived=archived,
+            incarnations=incarnations,
+            own=own,
+            filters=tuple(history or [(0, self._subjects)]),
         )
-    incarnation = await current_incarnation(reads, stream, state)
-    same = mark is not None and _is_of(mark, state)
-    history = [] if mark is None or not same else [(entry.after, entry.subjects) for entry in mark.filters]
-    notes = files.notes(stream_config.directory(stream))
-    own = stream_config.path(stream, state.created)
-    return Boundary(
-        stream=stream,
-        state=state,
-        archived=0 if mark is None else await _archived(reads, mark, state, incarnation, same=same),
-        incarnation=incarnation,
-        alone=state.mirror or (own in notes and all(path == own or not stream_config.is_path(path) for path in notes)),
-        filters=tuple(history or [(0, subjects)]),
+
+    async def _lineage(
+        self, reads: ReadSession, state: StreamState, notes: Sequence[str]
+    ) -> tuple[tuple[tuple[str, int], ...], OwnMessages]:
+        """Return the incarnations that the stream consists of, and what chooses their messages."""
+        known = self._configs(notes)
+        created = state.created
+        others = sorted((each for each in known if _micros(each) < _micros(created)), key=_micros, reverse=True)
+        if state.mirror or not (others or not known):
+            return ((created, _EVERYTHING),), OwnMessages()
+        restored = await restored_to(reads, self._stream, state)
+        continuing = restored > 0 or (created in known and known[created].continues)
+        incarnations: list[tuple[str, int]] = [(created, _EVERYTHING)]
+        links: list[Link] = []
+        lowest, listing = _EVERYTHING, None
+        while continuing:
+            if not restored:  # none of these messages is in the stream any more
+                listing = listing or list_objects(self._files, self._stream)
+                restored = (first_archived(self._files, listing, datetime.fromisoformat(created)) or 1) - 1
+            lowest = min(lowest, restored)
+            links.append((_micros(created), restored))
+            if not others or not lowest:
+                break
+            created, restored = others.pop(0), 0
+            incarnations.append((created, lowest))
+            continuing = known[created].continues
+        oldest = 0 if continuing else _micros(created)
+        return tuple(incarnations), OwnMessages(oldest=oldest, links=tuple(links))
+
+    def _configs(self, notes: Sequence[str]) -> Mapping[str, StreamConfig]:
+        """Read the notes of incarnations, by their creation times. Raises JetcaptureError."""
+        contents = zip(notes, self._files.each(self._files.read_note, notes), strict=True)
+        read = [stream_config.decode(data, self._stream, path) for path, data in contents if data is not None]
+        return {each.created: each for each in read}
+
+
+def first_archived(files: ArchiveFiles, listing: Listing, moment: datetime, until: int = _EVERYTHING) -> int | None:
+    """Return the first archived sequence up to `until` with a message from `moment` on; None without one.
+
+    Raises JetcaptureError.
+    """
+    selection = Selection(start=moment)
+    table = Table([pa.schema([(layout.SEQ, pa.int64())])], False, None, False)  # noqa: FBT003
+    reader = PlanReader(
+        files=files, table=table, columns=[layout.SEQ], bounds=[Bound((layout.TIMESTAMP,), moment, None)], keys=None
     )
+
+    def first() -> int:
+        best = until + 1
+        for name in sorted(within_buckets(listing.objects, selection), key=lambda name: name.first_seq):
+            if name.first_seq >= best:
+                break
+            for batch in reader.batches(listing.files[name], name):
+                best = min(best, int(batch.column(layout.SEQ).to_numpy().min()))
+        return best
+
+    found = retried(first)
+    return found if found <= until else None
+
+
+def _micros(created: str) -> int:
+    return microseconds_of(datetime.fromisoformat(created))
 
 
 def _is_of(mark: Watermark, state: StreamState) -> bool:
@@ -128,25 +220,16 @@ def _is_of(mark: Watermark, state: StreamState) -> bool:
     return mark.created == state.created or (not mark.created and mark.time >= datetime.fromisoformat(state.created))
 
 
-async def _archived(
-    reads: ReadSession, mark: Watermark, state: StreamState, incarnation: Incarnation, *, same: bool
-) -> int:
-    """Return the last sequence up to which the archive has everything; 0 if it has nothing of the stream."""
-    limit = _EVERYTHING
-    if not same:
-        limit = incarnation.restored
-        if not limit or not mark.created:
-            return 0
-        began = await reads.first_at(mark.stream, datetime.fromisoformat(mark.created))
-        if began > limit:  # it was restored from an earlier incarnation than the watermark's
-            return 0
-    return min(max(mark.seq, 0 if state.mirror else await _aged(reads, mark, state)), limit)
+async def _archived(reads: ReadSession, mark: Watermark, state: StreamState, limit: int) -> int:
+    """Return the last sequence, at most `limit`, up to which the archive has everything.
 
-
-async def _aged(reads: ReadSession, mark: Watermark, state: StreamState) -> int:
-    """Return a sequence up to which everything is archived by the watermark's time, which goes on where nothing more
-    matches the capture's filters; 0 if it is not known to include what is gone from the beginning of the stream."""
-    if state.last_time <= mark.time:
-        return state.last
-    later = await reads.first_at(mark.stream, mark.time + _MICROSECOND)
-    return later - 1 if later > state.first else 0
+    The position of a watermark stays where nothing more matches the capture's filters, and its time goes on: with it,
+    what is gone from the beginning of the stream is known to be archived, or not to be selected.
+    """
+    known = mark.seq
+    if state.first > known + 1 and not state.mirror:
+        if state.last_time <= mark.time:
+            known = max(known, state.last)
+        elif (later := await reads.first_at(mark.stream, mark.time + _MICROSECOND)) > state.first:
+            known = max(known, later - 1)
+    return min(known, limit)

@@ -157,7 +157,7 @@ def check_created(stream: str, expected: str, actual: str) -> None:
 def recreated(offset: Mapping[str, Any], state: StreamState, restored: int) -> SourceError:
     """Return the error of a query whose stream was recreated and does not continue the one of the offset."""
     read_to, stream = int(offset["seq"]) - 1, offset["stream"]
-    if state.first <= restored < read_to:
+    if 0 < restored < read_to:
         reason = f"it was restored up to {restored}, but the checkpoint reaches {read_to}"
     else:
         reason = f"it does not continue the stream that the checkpoint has up to {read_to}; unread messages are gone"

@@ -46,7 +46,7 @@ def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
-class _Options(Section):
+class CommonOptions(Section):
     """Options of both reading and writing."""
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -54,7 +54,7 @@ class _Options(Section):
     nats: NatsConfig
 
 
-class WriteOptions(_Options):
+class WriteOptions(CommonOptions):
     """Where rows go; `window` limits the unacknowledged messages of each task.
 
     `format` is that of payloads made of columns.
@@ -65,7 +65,7 @@ class WriteOptions(_Options):
     window: types.Count = WINDOW
 
 
-class ReadOptions(_Options):
+class ReadOptions(CommonOptions):
     """Stream, range and columns of a read; the end is exclusive. `timeout`: seconds that NATS may be unavailable."""
 
     stream: types.Name
@@ -139,7 +139,7 @@ _DECODING = (
     *("header", "null_text", "delimiter"),
 )
 """Options that are settings of a capture's section `decode`."""
-Kind = TypeVar("Kind", bound=_Options)
+Kind = TypeVar("Kind", bound=CommonOptions)
 
 
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:

@@ -25,6 +25,7 @@ BY_NAME = {
     "jetcapture_py.__main__": "python -m jetcapture_py",
     "jetcapture_py.transform.decode.msgpack": "`make_decoder` imports the module of a format by its name",
     "spark_jobs.pyspark_nats": "installed as the module `pyspark_nats`, by whose prefix Spark finds the format",
+    "spark_jobs.datasource.pyspark_jetcapture": "installed as a module, as `pyspark_nats`",
     "spark_jobs.report": "`jetcapture spark report` imports the job by its name",
 }
 """Short modules that no other imports, each with what runs it."""

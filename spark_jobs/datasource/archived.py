@@ -1,0 +1,152 @@
+"""Read ranges of sequences of an archive as a streaming query does: in order from batch to batch, each message once.
+
+A batch is read from the objects whose names reach into its range. Copies are told apart within each task, which has a
+part of the range. A task whose objects were compacted meanwhile plans the rest of its part again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.reading.arrow import PlanReader, read_planned
+from jetcapture_py.reading.columns import Table
+from jetcapture_py.reading.plan import Keep, Listing, ReadPlan, list_objects, plan
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import ArchiveFiles, retried
+
+_ROWS_PER_TASK = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedPartition(InputPartition):
+    """A part of a batch: what `plan` reads of its range of sequences."""
+
+    plan: ReadPlan
+
+
+@dataclass(slots=True, kw_only=True)
+class ArchivedMessages:
+    """Plans and reads ranges of a stream's archive with the columns of `table`; `columns` are those of the result."""
+
+    files: ArchiveFiles
+    stream: str
+    table: Table
+    columns: Sequence[str]
+    selection: Selection
+    listing: Listing | None = None
+    """The last list, which has everything up to `listed_to`."""
+    listed_to: int = 0
+
+    def partitions(self, first: int, last: int, keep: Keep | None, parts: int) -> list[ArchivedPartition]:
+        """Divide the messages from `first` to `last` among up to about `parts` tasks. Raises JetcaptureError."""
+        whole = self.planned(first, last, keep, self._listed(last))
+        return [ArchivedPartition(plan=_within(whole, *span)) for span in _spans(whole.names, first, last, parts)]
+
+    def planned(self, first: int, last: int, keep: Keep | None, listing: Listing | None = None) -> ReadPlan:
+        """Plan to read messages from `first` to `last`. Raises JetcaptureError."""
+        selection = self.selection._replace(seqs=(first, last))
+        made = plan(self.files, self.stream, selection, columns=self.columns, table=self.table, listed_before=listing)
+        return replace(made, keep=keep)
+
+    def read(self, first: int, last: int, keep: Keep | None, made: ReadPlan | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the messages from `first` to `last`; `made` is a plan of them. Raises JetcaptureError."""
+        plans = [] if made is None else [made]
+        yield from read_planned(lambda: plans.pop() if plans else self.planned(first, last, keep))
+
+    def end(self, first: int, last: int, messages: int | None, size: int | None) -> int:
+        """Return the end, exclusive, of a batch that begins at `first`, or after it if nothing is there, and ends at
+        `last` or before.
+
+        It has at most this many messages, and objects of about `size` bytes, as far as names and sizes tell. Raises
+        JetcaptureError.
+        """
+        if messages is None and size is None:
+            return last + 1
+        listing = self._listed(last)
+        names = [name for name in listing.objects if name.last_seq >= first and name.first_seq <= last]
+        if not names:
+            return last + 1
+        firsts = np.array([max(first, name.first_seq) for name in names], np.int64)
+        lasts = np.array([min(last, name.last_seq) for name in names], np.int64)
+        end = last + 1
+        if size is not None:
+            end = min(end, _reached(names, firsts, lasts, [listing.files[name].size for name in names], size))
+        if messages is not None:
+            sparse = _reached(names, firsts, lasts, [name.rows for name in names], messages)
+            end = min(end, max(sparse, int(firsts.min()) + messages))
+            if end - firsts.min() > messages:
+                end = retried(lambda: self._counted(first, end - 1, messages))
+        return max(end, int(firsts.min()) + 1)
+
+    def _counted(self, first: int, last: int, messages: int) -> int:
+        """Return the sequence after at most this many messages from `first` on, by their sequences."""
+        reader = PlanReader(
+            files=self.files, table=self.table, columns=[layout.SEQ], bounds=(), keys=None, seqs=(first, last)
+        )
+        listing = list_objects(self.files, self.stream, self.selection.keys)
+        found = [
+            batch.column(0).to_numpy()
+            for name in listing.objects
+            if name.last_seq >= first and name.first_seq <= last
+            for batch in reader.batches(listing.files[name], name)
+        ]
+        seqs = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+        return last + 1 if len(seqs) <= messages else int(seqs[messages])
+
+    def _listed(self, last: int) -> Listing:
+        """Return the objects; an earlier list as long as it has everything up to `last`."""
+        if self.listing is None or self.listed_to < last:
+            self.listing, self.listed_to = list_objects(self.files, self.stream, self.selection.keys), last
+        return self.listing
+
+
+def _reached(names: Sequence[ObjectName], firsts: Any, lasts: Any, weights: Sequence[int], limit: int) -> int:
+    """Return the sequence before which objects weigh `limit`, as if each one's weight were spread evenly."""
+    spans = np.array([name.last_seq + 1 - name.first_seq for name in names], np.int64)
+    places = np.unique(np.concatenate([firsts, lasts + 1]))
+    slopes = np.zeros(len(places))
+    rates = np.array(weights, np.float64) / spans
+    np.add.at(slopes, np.searchsorted(places, firsts), rates)
+    np.add.at(slopes, np.searchsorted(places, lasts + 1), -rates)
+    upto = np.concatenate([[0.0], np.cumsum(np.cumsum(slopes)[:-1] * np.diff(places))])
+    return int(places[-1]) if upto[-1] <= limit else int(np.interp(limit, upto, places))
+
+
+def _spans(names: Sequence[ObjectName], first: int, last: int, parts: int) -> list[tuple[int, int]]:
+    """Divide a range where no object reaches over, into parts with about as many rows each."""
+    rows = sum(name.rows for name in names)
+    target = max(_ROWS_PER_TASK, -(-rows // max(1, parts)))
+    spans, begin, end, count = [], first, first - 1, 0
+    for name in sorted(names, key=lambda name: name.first_seq):
+        if count >= target and name.first_seq > end:
+            spans.append((begin, name.first_seq - 1))
+            begin, count = name.first_seq, 0
+        count += name.rows
+        end = max(end, name.last_seq)
+    return [*spans, (begin, last)] if names else []
+
+
+def _within(made: ReadPlan, first: int, last: int) -> ReadPlan:
+    """Return the part of a plan that reads these sequences."""
+
+    def inside(name: ObjectName) -> bool:
+        return name.first_seq <= last and name.last_seq >= first
+
+    files = {name: made.listing.files[name] for name in made.names if inside(name)}
+    return replace(
+        made,
+        selection=made.selection._replace(seqs=(first, last)),
+        listing=replace(made.listing, objects=list(files), files=files),
+        schema_of=dict.fromkeys(files, 0),
+        whole=[name for name in made.whole if name in files],
+        parts={name: ranges for name, ranges in made.parts.items() if name in files},
+        shared=[name for name in made.shared if name in files],
+    )

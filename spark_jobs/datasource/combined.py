@@ -1,0 +1,421 @@
+"""The `jetcapture` data source: a stream from its archive, however long ago, and live after it, in pure Python.
+
+    spark.readStream.format("jetcapture").option("config", "config.yaml").load()
+
+A streaming query reads in the order of sequences from batch to batch. Its offset is the next sequence, and which
+incarnation of which stream and archive that is of. What is archived by the watermark is read from objects, and the rest
+from the stream; a batch is read from where its messages are when it is read, so that they may leave the stream between.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, cast
+
+import pyarrow as pa
+from pydantic import BeforeValidator
+from pyspark.sql import types as st
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config import values as types
+from jetcapture_py.config.model import Config, load
+from jetcapture_py.config.units import quoted
+from jetcapture_py.config.values import parse_option
+from jetcapture_py.config.yaml_text import read as read_yaml
+from jetcapture_py.errors import ConfigError, MissingStreamError, SourceError
+from jetcapture_py.reading.arrow import PlanReader
+from jetcapture_py.reading.columns import Table
+from jetcapture_py.reading.plan import list_objects, plan
+from jetcapture_py.reading.selection import Selection, check_stream
+from jetcapture_py.store.archive import open_archive
+from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
+from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived
+from spark_jobs.datasource.offsets import recreated
+from spark_jobs.datasource.options import CommonOptions, parse
+from spark_jobs.datasource.read import POLL, Offset, StreamReader
+from spark_jobs.datasource.routed import LivePartition, StreamRows, described, live_parts, live_rows, reading_options
+from spark_jobs.datasource.session import Session
+from spark_jobs.publishing import login
+from spark_jobs.reading.columns import spark_schema
+
+log = logging.getLogger("jetcapture.spark")
+_STORE = "store."
+_NONE = "none"
+
+
+def _starts(value: object) -> object:
+    text = str(value).lower()
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 63:
+        return int(text)
+    raise ValueError(f"expected earliest, latest or a sequence from 1, got {quoted(value)}")
+
+
+class CombinedOptions(CommonOptions):
+    """Where archive and stream are, and what to read of them.
+
+    `decode` is YAML; `keys` are separated by commas.
+    """
+
+    config: str | None = None
+    url: str | None = None
+    stream: str | None = None
+    decode: str | None = None
+    keys: str | None = None
+    start: str | None = None
+    end: str | None = None
+    starting_offsets: Annotated[int | str, BeforeValidator(_starts)] = "earliest"
+    starting_timestamp: types.StartTime | None = None
+    max_offsets_per_trigger: types.Count | None = None
+    max_bytes_per_trigger: types.Size | None = None
+    min_partitions: types.Count | None = None
+    fail_on_data_loss: bool = True
+    timeout: str = "60s"
+
+
+class CombinedSource:
+    """An archive and its stream, by options. Opened on the driver; it can be pickled. Raises JetcaptureError."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        store = [parse_option(f"{name[len(_STORE) :]}={given[name]}") for name in given if name.startswith(_STORE)]
+        plain = {name: value for name, value in given.items() if not name.startswith(_STORE)}
+        options = self.options = parse(CombinedOptions, plain)
+        self.config: Config | None = None
+        if options.config is not None:
+            logins = [name for name in plain if name.replace("_", "").lower() in _LOGINS]
+            for name in (*(each for each in ("url", "stream", "decode") if getattr(options, each)), *logins):
+                raise ConfigError(f"{name}: the option config says it")
+            self.config = load(options.config)
+            self.url, self.stream, self.nats = self.config.store.url, self.config.source.stream, self.config.nats
+            self.files = open_archive(self.url, self.config.store.options)
+        else:
+            if options.url is None or options.stream is None:
+                raise ConfigError("config, or url, stream and servers, is required")
+            self.stream, self.nats = options.stream, options.nats
+            self.files = open_archive(options.url, dict(store))
+        check_stream(self.stream)
+        keys = None if options.keys is None else [key.strip() or None for key in options.keys.split(",")]
+        self.selection = Selection.of(options.start, options.end, keys)
+        self.reading = reading_options(
+            self.nats, self.stream, watched=options.fail_on_data_loss, timeout=options.timeout
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint belongs to: the options that say which messages there are."""
+        chosen = {name: value for name in ("keys", "start", "end") if (value := getattr(self.options, name))}
+        return {"url": self.files.shown, "stream": self.stream, **chosen}
+
+    def schema(self) -> st.StructType:
+        """Return the columns that the archive has now."""
+        made = plan(self.files, self.stream, self.selection)
+        return spark_schema(made.table.schema)
+
+    def opened(self, schema: st.StructType) -> None:
+        """Prepare to read these columns."""
+        if self.config is None:
+            listing = list_objects(self.files, self.stream, self.selection.keys)
+            decode = None if self.options.decode is None else read_yaml(self.options.decode, {})
+            self.config = described(self.files, self.stream, listing, self.nats, cast("Any", decode))
+        stored = {
+            layout.STREAM: pa.string(),
+            layout.SEQ: pa.int64(),
+            layout.TIMESTAMP: pa.timestamp("us", "UTC"),
+        }
+        if self.config.decode.rows != "one" or ":" in self.config.decode.format:
+            stored[layout.ROW] = pa.int32()
+        stored |= {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in schema}
+        fields = [(name, type_) for name, type_ in stored.items() if name not in layout.PARTITIONS]
+        self.table = Table([pa.schema(fields)], False, None, True)  # noqa: FBT003
+        self.columns = schema.fieldNames()
+        self.types = pa.schema([(field.name, to_arrow_type(field.dataType, timezone="UTC")) for field in schema])
+        self.archived = ArchivedMessages(
+            files=self.files, stream=self.stream, table=self.table, columns=self.columns, selection=self.selection
+        )
+        self.finder = BoundaryFinder(self.files, self.stream, self.config.source.filter_subjects)
+
+    def partitions(self, boundary: Boundary, first: int, end: int) -> list[InputPartition]:
+        """Divide the messages from `first` to `end` (exclusive) among tasks."""
+        found: list[InputPartition] = []
+        until = min(end - 1, boundary.archived)
+        if first <= until:
+            self._tell_removed(boundary, first, until)
+            parts = self.options.min_partitions or 2 * (os.cpu_count() or 1)
+            found += self.archived.partitions(first, until, boundary.own or None, parts)
+        if end - 1 > boundary.archived:
+            live = boundary.first_live(first, watched=self.options.fail_on_data_loss)
+            found += live_parts(boundary, live, end, self.options.min_partitions)
+        return found
+
+    def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part. Raises JetcaptureError."""
+        if isinstance(part, ArchivedPartition):
+            first, last = part.plan.selection.seqs or (1, 0)
+            rows = self.archived.read(first, last, part.plan.keep, part.plan)
+        else:
+            rows = self._live(cast("LivePartition", part))
+        for batch in rows:
+            yield (
+                pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.types)
+                if batch.schema != self.types
+                else batch
+            )
+
+    def _live(self, part: LivePartition) -> Iterator[pa.RecordBatch]:
+        """Read a part of the stream, or of the archive what has left the stream since."""
+        assert self.config is not None  # noqa: S101 - `opened` has set it
+        erased = self.files.erased(self.stream)
+        reader = PlanReader(
+            files=self.files,
+            table=self.table,
+            columns=self.table.schema.names,
+            bounds=self.archived.planned(1, 0, None).bounds,
+            keys=self.selection.keys,
+            keep=OwnMessages(erased=erased) if erased else None,
+        )
+        rows, first = StreamRows(config=self.config, reader=reader), part.first
+        while first < part.end:
+            rest = LivePartition(first=first, end=part.end, created=part.created, subjects=part.subjects)
+            try:
+                for after, some in live_rows(rows, self.reading, rest):
+                    yield from some
+                    first = after
+                return
+            except SourceError:
+                with Session(self.reading, f"jetcapture spark {self.stream}") as session:
+                    boundary = self.finder.find(session)
+                last = min(part.end - 1, boundary.archived)
+                if last < first or not boundary.continues(part.created, last + 1):
+                    raise
+                yield from self.archived.read(first, last, boundary.own or None)
+                first = last + 1
+
+    def _tell_removed(self, boundary: Boundary, first: int, last: int) -> None:
+        """Log which of these messages are gone from the archive on purpose."""
+        expired = self.files.expired(self.stream)
+        created = [each for each, _ in boundary.incarnations]
+        for low, high in () if expired is None else expired.ranges(created):
+            if low <= last and high >= first:
+                log.warning("messages %d to %d of stream %s have expired, or some of them: skipped",
+                            max(low, first), min(high, last), self.stream)  # fmt: skip
+                break
+        if boundary.own.erased.near(first, last):
+            log.warning("some messages from %d to %d of stream %s are erased: skipped", first, last, self.stream)
+
+
+_LOGINS = {name.replace("_", "") for name in login.OPTIONS}
+
+
+class JetcaptureDataSource(DataSource):
+    """The entry point for Spark."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return "jetcapture"
+
+    def schema(self) -> st.StructType:
+        """Return the columns of a read without a schema: those that the archive has now."""
+        return CombinedSource(self.options).schema()
+
+    def reader(self, schema: st.StructType) -> DataSourceReader:
+        """For `spark.read`, and SQL."""
+        return CombinedBatchReader(CombinedSource(self.options), schema)
+
+    def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """For `spark.readStream`."""
+        return CombinedStreamReader(CombinedSource(self.options), schema)
+
+
+class CombinedBatchReader(DataSourceReader):
+    """Everything up to the last message that the stream has now."""
+
+    def __init__(self, source: CombinedSource, schema: st.StructType) -> None:
+        source.opened(schema)
+        self._source = source
+
+    def partitions(self) -> list[InputPartition]:
+        """Divide the messages among tasks."""
+        source = self._source
+        with Session(source.reading, f"jetcapture spark {source.stream}") as session:
+            boundary = source.finder.find(session)
+        boundary.first_live(1, watched=source.options.fail_on_data_loss)
+        nothing = LivePartition(first=1, end=1, created=boundary.state.created, subjects=())
+        return source.partitions(boundary, 1, boundary.end) or [nothing]  # Spark requires at least one
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition."""
+        return self._source.read(partition)
+
+
+class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read, first of the archive and then of the stream."""
+
+    def __init__(self, source: CombinedSource, schema: st.StructType) -> None:
+        source.opened(schema)
+        self._source = source
+        self._session: Session | None = None
+        self._live: StreamReader | None = None
+        self._boundary: Boundary | None = None
+        self._initial: Offset | None = None
+        self._latest: Offset | None = None
+        self._until: tuple[str, int] | None = None
+        self._asked = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_session": None, "_live": None, "_boundary": None}
+
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
+        """Return the start of a new query; the same on every call."""
+        if self._initial is None:
+            boundary = self._find()
+            self._initial = {**self._offset(boundary, self._start(boundary)), "initial": True}
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Return `maxOffsetsPerTrigger` or `maxBytesPerTrigger`; both are kept to."""
+        options = self._source.options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        size = options.max_bytes_per_trigger
+        return ReadAllAvailable() if size is None else ReadMaxBytes(int(size))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """Read only what there is now."""
+        boundary = self._find()
+        self._until = boundary.state.created, boundary.end
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+        """Return the end of the next batch; `start` itself when there is nothing new."""
+        self._check(start)
+        watched = self._source.options.fail_on_data_loss
+        try:
+            boundary = self._find()
+        except MissingStreamError:
+            if watched:
+                raise
+            return start  # until the stream is created again
+        created, first = boundary.state.created, int(start["seq"])
+        if not boundary.continues(start["created"], first):
+            if watched:
+                raise recreated(start, boundary.state, dict(boundary.incarnations).get(start["created"], 0))
+            first = 1
+        self._latest = self._offset(boundary, boundary.end)
+        until = self._until[1] if self._until is not None and self._until[0] == created else boundary.end
+        end = min(self._end(boundary, first, limit), until)
+        if end <= first:
+            return start
+        offset = self._offset(boundary, end)
+        if start["created"] != created:
+            offset["first"] = first
+        return {**offset, "began": start} if start.get("initial") else offset
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
+        """Return the stream's end, for Spark's progress reports."""
+        return self._latest
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Divide the batch among tasks."""
+        start = end.get("began", start)
+        self._check(start)
+        self._check(end)
+        boundary = self._find() if self._boundary is None else self._boundary
+        if boundary.state.created != end["created"] or boundary.archived < int(end["seq"]) - 1:
+            boundary = self._find()
+        first = int(start["seq"]) if start["created"] == end["created"] else int(end.get("first", 1))
+        if not boundary.continues(end["created"], int(end["seq"])):
+            if self._source.options.fail_on_data_loss:
+                raise recreated(end, boundary.state, dict(boundary.incarnations).get(end["created"], 0))
+            return []
+        return self._source.partitions(boundary, first, int(end["seq"]))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition."""
+        return self._source.read(partition)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        if session is not None:
+            session.close()
+
+    def _find(self) -> Boundary:
+        time.sleep(max(0.0, self._asked + POLL - time.monotonic()))
+        if self._session is None:
+            self._session = Session(self._source.reading, f"jetcapture spark {self._source.stream}")
+        before = self._boundary
+        boundary = self._source.finder.find(self._session)
+        if before is not None and before.filters[-1] != boundary.filters[-1] and self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._boundary, self._asked = boundary, time.monotonic()
+        return boundary
+
+    def _start(self, boundary: Boundary) -> int:
+        """Return where a new query begins."""
+        options = self._source.options
+        if (moment := options.starting_timestamp) is not None:
+            files, stream = self._source.files, self._source.stream
+            listing = list_objects(files, stream, self._source.selection.keys)
+            archived = first_archived(files, listing, moment, boundary.archived)
+            if archived is not None:
+                return archived
+            session = cast("Session", self._session)
+            return max(boundary.archived + 1, session.run(session.reads.first_at(stream, moment)))
+        if options.starting_offsets == "latest":
+            return boundary.end
+        return 1 if options.starting_offsets == "earliest" else int(options.starting_offsets)
+
+    def _end(self, boundary: Boundary, first: int, limit: ReadLimit) -> int:
+        """Return the end of a batch, of the archive or the stream."""
+        options = self._source.options
+        messages = size = None
+        if not isinstance(limit, ReadAllAvailable):
+            messages, size = options.max_offsets_per_trigger, options.max_bytes_per_trigger
+        if first <= boundary.archived:
+            return self._source.archived.end(first, boundary.archived, messages, None if size is None else int(size))
+        state = boundary.state
+        if size is not None and state.messages:
+            few = max(1, int(size) * state.messages // max(1, state.bytes))
+            messages = few if messages is None else min(messages, few)
+        if self._live is None:
+            reading = self._source.reading.model_copy(update={"subjects": boundary.filters[-1][1]})
+            self._live = StreamReader(reading, st.StructType([st.StructField(layout.SEQ, st.LongType())]))
+        start = {"stream": self._source.stream, "created": state.created, "seq": first}
+        found = self._live.latestOffset(start, ReadAllAvailable() if messages is None else ReadMaxRows(messages))
+        return int(found["seq"])
+
+    def _offset(self, boundary: Boundary, seq: int) -> Offset:
+        return {**self._source.identity, "created": boundary.state.created, "seq": seq}
+
+    def _check(self, offset: Offset) -> None:
+        """Raise SourceError for an offset of a query with other options."""
+        own = self._source.identity
+        for name in dict.fromkeys((*own, "keys", "start", "end")):
+            if offset.get(name) != own.get(name):
+                was, now = (each.get(name, _NONE) for each in (offset, own))
+                raise SourceError(
+                    f"the checkpoint is one of {name} {was}, not of {now}: give every query a checkpointLocation of "
+                    f"its own, or set the option {name} back"
+                )
