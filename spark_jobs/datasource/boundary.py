@@ -169,7 +169,8 @@ class BoundaryFinder:
         while continuing:
             if not restored:  # none of these messages is in the stream any more
                 listing = listing or list_objects(self._files, self._stream)
-                restored = (first_archived(self._files, listing, datetime.fromisoformat(created)) or 1) - 1
+                began = first_archived(self._files, listing, datetime.fromisoformat(created))
+                restored = lowest if began is None else began - 1
             lowest = min(lowest, restored)
             links.append((_micros(created), restored))
             if not others or not lowest:
