@@ -1,0 +1,144 @@
+"""An archive and its stream as one table, against the sum of its parts; and streaming from the archive.
+
+python -m benchmarks.read_stream [--rows 5000000] [--live 100000] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from nats.js.api import StreamConfig as NatsStream
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as st
+
+from benchmarks.read_archive import STREAM, archive
+from jetcapture_py.archive import layout, stream_config, watermark
+from jetcapture_py.config.model import Config, parse
+from spark_jobs.archive import read_archive, read_stream
+from spark_jobs.datasource.combined import JetcaptureDataSource
+from spark_jobs.job import session
+from tests.support.nats_server import NatsServer
+from tests.support.publishing import Publisher, connect
+
+DECODE = {
+    "format": "json",
+    "columns": {"region": "string", "amount": "int64", "quantity": "int64", "order_id": "string"},
+}
+RAW = (layout.STREAM, layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.DELIVERED, layout.PAYLOAD)
+DECODED = (layout.SEQ, layout.TIMESTAMP, "region", "amount", "quantity", "order_id")
+
+
+async def fill(url: str, root: Path, rows: int, live: int) -> None:
+    """Create a stream whose first message follows the archive's last one, and what the archive says about it."""
+    client = await connect(url)
+    await client.jetstream().add_stream(NatsStream(name=STREAM, subjects=["orders.>"], first_seq=rows + 1))
+    async with Publisher(client) as publisher:
+        for number in range(live):
+            text = (
+                f'{{"amount": {number}, "quantity": 3, "region": "eu", "order_id": "{number}", "note": "{"x" * 150}"}}'
+            )
+            await publisher.publish("orders.eu", text.encode())
+    answer = await client.request(f"$JS.API.STREAM.INFO.{STREAM}")
+    created = str(parse_created(answer.data))
+    await client.close()
+    mark = watermark.Watermark(
+        stream=STREAM, consumer="archive", created=created, seq=rows, time=datetime(2026, 5, 2, tzinfo=UTC)
+    )
+    note = stream_config.StreamConfig(stream=STREAM, created=created, config={})
+    for path, data in (
+        (watermark.path(STREAM), mark.encode()),
+        (stream_config.path(STREAM, created), note.encode()),
+    ):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+
+
+def parse_created(answer: bytes) -> str:
+    """When the stream was created, as the server writes it."""
+    return str(json.loads(answer)["created"])
+
+
+def seconds(rounds: int, action: Callable[[], object]) -> float:
+    """The median of some rounds, after one that compiles."""
+    action()
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def scan(frame: DataFrame) -> None:
+    """Read everything."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def stream(spark: SparkSession, path: Path, schema: st.StructType, rows: int) -> None:
+    """Read the archive's rows in batches of a quarter, as a streaming query."""
+    frame = spark.readStream.format("jetcapture").schema(schema).option("config", str(path))
+    frame = frame.option("maxOffsetsPerTrigger", rows // 4)
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = frame.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+
+def compare(spark: SparkSession, url: str, root: Path, path: Path, config: Config, rows: int, rounds: int) -> None:
+    """Print all figures."""
+    live = spark.read.format("nats").option("servers", url).option("stream", STREAM).option("format", "json")
+    live = live.option("columns", "region string, amount bigint, quantity bigint, order_id string")
+    alone = seconds(rounds, lambda: scan(read_archive(spark, str(root), STREAM)))
+    nats = seconds(rounds, lambda: scan(live.load()))
+    both = seconds(rounds, lambda: scan(read_stream(spark, config=config)))
+    print(
+        f"archive {alone:.2f} s, stream {nats:.2f} s, both {both:.2f} s: {both / (alone + nats):.2f} of the sum",
+        flush=True,
+    )
+    every = read_archive(spark, str(root), STREAM)
+    for name, columns in (("raw", RAW), ("decoded", DECODED)):
+        schema = every.select(*columns).schema
+        native = seconds(rounds, lambda columns=columns: scan(every.select(*columns)))  # type: ignore[misc]
+        took = seconds(rounds, lambda schema=schema: stream(spark, path, schema, rows))  # type: ignore[misc]
+        print(f"streaming, {name}: {rows / took:,.0f} rows/s, {native / took:.2f} of the native reader", flush=True)
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--live", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    base = Path(tempfile.mkdtemp(prefix="jetcapture-"))
+    root, path = base / "archive", base / "capture.yaml"
+    try:
+        archive(root, chosen.rows, 0.0)
+        with NatsServer(base / "nats") as server:
+            asyncio.run(fill(server.url, root, chosen.rows, chosen.live))
+            settings = {
+                "nats": {"servers": [server.url]},
+                "source": {"stream": STREAM, "consumer": "archive"},
+                "decode": DECODE,
+                "key": "{region}",
+                "store": {"url": str(root)},
+            }
+            path.write_text(yaml.safe_dump(settings))
+            spark = session("read_stream benchmark")
+            spark.dataSource.register(JetcaptureDataSource)
+            compare(spark, server.url, root, path, parse(settings), chosen.rows, chosen.rounds)
+    finally:
+        shutil.rmtree(base)
+
+
+if __name__ == "__main__":
+    main()
