@@ -12,10 +12,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from jetcapture_py import text
 from jetcapture_py.config.maintain import CompactConfig
@@ -77,7 +79,11 @@ def maintain(
 
     Raises ConfigError, and JetcaptureError for a request that cannot be met.
     """
-    signal.signal(signal.SIGINT, _interrupted)
+    with _handling(_interrupted, signal.SIGINT):
+        return _one_pass(files, request, dry_run=dry_run, as_json=as_json)
+
+
+def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
     code, passes = DONE, {}
     with text.progress_bars() as show:
         for name, config in _required(files, section=request is None).items():
@@ -157,6 +163,17 @@ def _tell(label: str, line: str) -> None:
     sys.stderr.write(f"jetcapture: {label}{one_line(line, LONGEST_LOGGED)}\n")
 
 
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals; afterwards, they are handled as before."""
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)
+
+
 def _interrupted(*_: object) -> None:
     sys.stderr.write("jetcapture: interrupted; another pass goes on from here\n")
     os._exit(INTERRUPTED)
@@ -173,9 +190,8 @@ def serve(files: ConfigFiles, every: float, server: HttpServer | None = None) ->
     """
     _required(files, section=True)
     service = _Service(files, every)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, service.end)
-    return service.run(server)
+    with _handling(service.end, signal.SIGTERM, signal.SIGINT):
+        return service.run(server)
 
 
 class _Service:

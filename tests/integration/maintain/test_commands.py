@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from jetcapture_py import read_archive
+from jetcapture_py.config.several import ConfigFiles
+from jetcapture_py.maintain import service
 from tests.support.archives import Archive
 from tests.support.running import objects
 from tests.support.several import of_stream, write
@@ -117,6 +120,14 @@ def test_a_stream_or_store_without_an_archive_is_an_error(tmp_path: Path) -> Non
     (archive.root / "_watermark").mkdir()
     (archive.root / "_watermark" / "ORDRS.json").write_text("{}")  # a capture has begun, and stored nothing yet
     assert "no archive" not in jetcapture("maintain", misspelled).stderr
+
+
+def test_the_command_leaves_the_handler_of_interrupts_as_it_was(tmp_path: Path) -> None:
+    archive, before = Archive(tmp_path / "archive"), signal.getsignal(signal.SIGINT)
+    archive.write(range(1, 3), "a")
+    path = capture(tmp_path, "ORDERS", archive.root)
+    assert service.maintain(ConfigFiles([path])) == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_bucket_waits_until_it_has_ended_long_enough(tmp_path: Path) -> None:
