@@ -318,7 +318,8 @@ def bucket_text(bucket: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _parse_bucket(text: str) -> int | None:
+def parse_bucket(text: str) -> int | None:
+    """Return the bucket that objects' names begin with, less the suffix; None if it is none."""
     try:
         return int(datetime.strptime(text, "%Y%m%dT%H%M%S").replace(tzinfo=UTC).timestamp())
     except ValueError:
@@ -336,7 +337,7 @@ def parse_path(path: str) -> ObjectName | None:
     bundle = None if quarantine else _BUNDLE.fullmatch(parts[1])
     if match is None or not (quarantine or bundle or parts[1].startswith("key=")):
         return None
-    bucket, suffix = _parse_bucket(match.group(1)), match.group(7)
+    bucket, suffix = parse_bucket(match.group(1)), match.group(7)
     if bucket is None or not (suffix == SUFFIX or (not quarantine and _is_other(suffix))):
         return None
     name = ObjectName(

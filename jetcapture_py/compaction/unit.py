@@ -65,10 +65,10 @@ class CompactionSpec:
 class Outcome:
     """Result for a unit, or for the objects of a unit with compatible schemas.
 
-    `written` has path and bytes of new objects; the path is empty in a dry run. `holders` together have all messages,
-    and the last of them was written at `since` (seconds since the epoch), so `removable` may be removed. `duplicates`
-    counts copied rows. `left` is the reason why not everything was compacted; `failed`: that is an error. `missing` are
-    the sources that the host `worker` did not find.
+    `written` has path and bytes of new objects; in a dry run the path is empty, and they have `rows` rows. `holders`
+    together have all messages, and the last of them was written at `since` (seconds since the epoch), so `removable`
+    may be removed. `duplicates` counts copied rows. `left` is the reason why not everything was compacted; `failed`:
+    that is an error. `missing` are the sources that the host `worker` did not find.
     """
 
     key: str | None
@@ -77,6 +77,7 @@ class Outcome:
     objects: int = 0
     size: int = 0
     written: list[tuple[str, int]] = field(default_factory=list)
+    rows: int = 0
     holders: list[str] = field(default_factory=list)
     removable: list[str] = field(default_factory=list)
     since: float = 0.0
@@ -249,6 +250,7 @@ class _Compaction:
                 count = max(1, round(self.size(span.first, span.end) / self._spec.target))
                 size = self._survey.weight(span.first, span.end) * self._compression()
                 done.written += [("", int(size / count))] * count
+                done.rows += self._survey.rows(span.first, span.end)
             else:
                 holders += self._write(span, done)
         done.duplicates = int(unit.counts.sum()) - survey_.rows(unit.first, unit.end)

@@ -25,10 +25,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -48,6 +48,14 @@ from jetcapture_py.text import plural
 _REMOVERS = 16
 _MIN_ROWS = 1 << 18
 """Rows that an object may always have."""
+
+
+class Paths(Protocol):
+    """A set of paths."""
+
+    def isdisjoint(self, other: Iterable[str], /) -> bool:
+        """Whether it has none of these paths."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +169,13 @@ class Compaction:
         self.outcomes += new
         self.waiting += [outcome for outcome in new if outcome.removable and not self.spec.dry_run]
 
-    def keep(self, paths: AbstractSet[str], dropped: Mapping[str, float]) -> None:
+    def keep(self, paths: Paths, dropped: Mapping[str, float]) -> None:
         """Remove no object that a table names, and those that it dropped, at the given times, only after the grace."""
         self.waiting = [outcome for outcome in self.waiting if paths.isdisjoint(outcome.removable)]
         for outcome in self.waiting:
             outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
 
-    def remove(self, *, wait: bool = True, named: Callable[[], AbstractSet[str]] = frozenset) -> None:
+    def remove(self, *, wait: bool = True, named: Callable[[], Paths] = frozenset) -> None:
         """Remove replaced objects after their grace period, if the objects that replace them still exist.
 
         Without `wait`, those whose grace period has not passed are left `waiting`; so are those of which a table, as

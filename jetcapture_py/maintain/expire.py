@@ -8,7 +8,7 @@ whole objects are removed, oldest bucket first, and only of buckets that the wat
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -132,13 +132,17 @@ class Expiry:
         """Paths of the objects that are recorded."""
         return frozenset(file.path for file in self.due)
 
-    def remove(self, in_tables: Collection[str] = (), held: Collection[str] = ()) -> None:
+    def remove(self, in_tables: Sequence[Container[str]] = (), held: Collection[str] = ()) -> None:
         """Remove what was recorded, oldest bucket first. Failures are in the summary.
 
-        The paths `in_tables`, which queries of a table may read, stay for a later pass, and so do all "messages" or the
-        "quarantine" if they are `held`.
+        The paths in any of `in_tables`, which queries of a table may read, stay for a later pass, and so do all
+        "messages" or the "quarantine" if they are `held`.
         """
-        due = [file for file in self.due if file.path not in in_tables and _part(file) not in held]
+
+        def in_table(file: File) -> bool:
+            return any(file.path in paths for paths in in_tables)
+
+        due = [file for file in self.due if not in_table(file) and _part(file) not in held]
         self._waiting = len(self.due) - len(due)
         if self.dry_run:
             self.removed = due

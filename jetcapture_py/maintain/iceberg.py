@@ -7,7 +7,7 @@ archive: what is deleted are manifests that no snapshot names any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,11 +21,7 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.manifest import (
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-)
+from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable, Table
@@ -121,6 +117,41 @@ def _has_no_tables(error: Exception) -> bool:
     return "iceberg_tables" in str(error) and any(each in str(error) for each in ("no such table", "not exist"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableChange:
+    """What one commit changes."""
+
+    content: str
+    """What the table is of."""
+    schema: Schema
+    """The columns, with their ids."""
+    name_mapping: str
+    """Which columns names stand for, as Iceberg writes it."""
+    partitions: Collection[Partitions]
+    """How the new files are divided."""
+    added: Iterable[TableFile]
+    """The new files, which are taken once."""
+    removed: Mapping[str, int]
+    """The places of files that leave the table, with the numbers of their manifests."""
+    summary: Mapping[str, str]
+    """Entries of the snapshot's summary."""
+    keep: datetime
+    """Snapshots that are older are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentFile:
+    """A file that the table has."""
+
+    place: str
+    """Its path or URL."""
+    size: int
+    """Bytes."""
+    rows: int
+    manifest: int
+    """The number of the manifest that names it, from 0."""
+
+
 @dataclass(slots=True)
 class IcebergTable:
     """A table, as it was when it was loaded."""
@@ -167,10 +198,18 @@ class IcebergTable:
         """What the table is of, as its first commit said; None for a new table, or one that was made otherwise."""
         return self._table.properties.get(_CONTENT) if self._table else None
 
-    def files(self) -> dict[str, int]:
-        """Return the paths of the current files, and their sizes. Raises JetcaptureError."""
+    def files(self) -> Iterator[CurrentFile]:
+        """Yield the current files. Raises JetcaptureError."""
         with self._explained("read"):
-            return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in self._entries()}
+            for number, manifest in enumerate(self._manifests()):
+                for entry in manifest.fetch_manifest_entry(self._loaded.io):
+                    file = entry.data_file
+                    yield CurrentFile(
+                        place=file.file_path,
+                        size=file.file_size_in_bytes,
+                        rows=file.record_count,
+                        manifest=number,
+                    )
 
     def dropped(self, since: float) -> dict[str, float]:
         """Return the paths of files that snapshots after `since` have removed, and when, in seconds since the epoch.
@@ -188,10 +227,6 @@ class IcebergTable:
                                     found[entry.data_file.file_path] = snapshot.timestamp_ms / 1000
         return found
 
-    def _entries(self) -> Iterator[ManifestEntry]:
-        for manifest in self._manifests():
-            yield from manifest.fetch_manifest_entry(self._loaded.io)
-
     def _manifests(self) -> list[ManifestFile]:
         current = self._table and self._table.current_snapshot()
         return list(current.manifests(self._loaded.io)) if current else []
@@ -201,74 +236,51 @@ class IcebergTable:
         assert self._table is not None  # noqa: S101  # every caller has one
         return self._table
 
-    def commit(
-        self,
-        content: str,
-        schema: Schema,
-        name_mapping: str,
-        added: Sequence[TableFile],
-        removed: Collection[str],
-        summary: Mapping[str, str],
-        *,
-        keep: datetime,
-    ) -> int:
-        """Make a snapshot without the files `removed` and with those `added`; return its id.
-
-        `content` says what the table is of, `schema` has the columns, with their ids, and `summary` becomes part of the
-        snapshot's. Snapshots older than `keep` are forgotten. Raises ConflictError if the table was changed since it
-        was loaded, and JetcaptureError.
-        """
+    def commit(self, change: TableChange) -> int:
+        """Make a snapshot, and return its id. Raises ConflictError if the table was changed since it was loaded, and
+        JetcaptureError."""
         with self._explained("commit to"):
-            return self._commit(content, schema, name_mapping, added, removed, summary, keep)
-
-    def _commit(
-        self,
-        content: str,
-        schema: Schema,
-        name_mapping: str,
-        added: Sequence[TableFile],
-        removed: Collection[str],
-        summary: Mapping[str, str],
-        keep: datetime,
-    ) -> int:
-        updates: list[TableUpdate] = []
-        if self._table is None:
-            self._stage()
-            updates += _creation(self._loaded.metadata)
-        table, metadata = self._loaded, self._loaded.metadata
-        if self._created or metadata.schema().fields != schema.fields:
-            number = 0 if self._created else 1 + max(each.schema_id for each in metadata.schemas)
-            schema = Schema(*schema.fields, schema_id=number)
-            updates += [AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)]
-        else:
-            schema = metadata.schema()
-        properties = {**_PROPERTIES, _CONTENT: content, _NAME_MAPPING: name_mapping}
-        if any(table.properties.get(name) != value for name, value in properties.items()):
-            updates.append(SetPropertiesUpdate(updates=properties))
-        specs, changes = _specs(metadata, {file.partitions for file in added}, new=self._created)
-        updates += changes
-        writer = SnapshotWriter(table, schema, metadata.specs() | {spec.spec_id: spec for spec in specs.values()})
-        snapshot = writer.write(self._manifests(), [(specs[file.partitions], file) for file in added], removed, summary)
-        updates += [
-            AddSnapshotUpdate(snapshot=snapshot),
-            SetSnapshotRefUpdate(snapshot_id=snapshot.snapshot_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH),
-        ]
-        expired = [] if self._created else _expired(metadata, keep)
-        if expired:
-            updates.append(RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in expired]))
-        requirements: tuple[TableRequirement, ...] = (AssertCreate(),)
-        if not self._created:
-            assertion = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=self.snapshot)
-            requirements = AssertTableUUID(uuid=metadata.table_uuid), assertion
-        try:
-            table._do_commit(tuple(updates), requirements)
-        except Exception as error:
-            if _is_refused(error):
-                writer.discard()
-            raise
-        self._created = False
-        _clean(table, expired)
-        return snapshot.snapshot_id
+            updates: list[TableUpdate] = []
+            if self._table is None:
+                self._stage()
+                updates += _creation(self._loaded.metadata)
+            table, metadata = self._loaded, self._loaded.metadata
+            if self._created or metadata.schema().fields != change.schema.fields:
+                number = 0 if self._created else 1 + max(each.schema_id for each in metadata.schemas)
+                schema = Schema(*change.schema.fields, schema_id=number)
+                updates += [AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)]
+            else:
+                schema = metadata.schema()
+            properties = {**_PROPERTIES, _CONTENT: change.content, _NAME_MAPPING: change.name_mapping}
+            if any(table.properties.get(name) != value for name, value in properties.items()):
+                updates.append(SetPropertiesUpdate(updates=properties))
+            specs, changes = _specs(metadata, change.partitions, new=self._created)
+            updates += changes
+            writer = SnapshotWriter(table, schema, metadata.specs() | {spec.spec_id: spec for spec in specs.values()})
+            added = ((specs[file.partitions], file) for file in change.added)
+            snapshot = writer.write(self._manifests(), added, change.removed, change.summary)
+            updates += [
+                AddSnapshotUpdate(snapshot=snapshot),
+                SetSnapshotRefUpdate(
+                    snapshot_id=snapshot.snapshot_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
+                ),
+            ]
+            expired = [] if self._created else _expired(metadata, change.keep)
+            if expired:
+                updates.append(RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in expired]))
+            requirements: tuple[TableRequirement, ...] = (AssertCreate(),)
+            if not self._created:
+                assertion = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=self.snapshot)
+                requirements = AssertTableUUID(uuid=metadata.table_uuid), assertion
+            try:
+                table._do_commit(tuple(updates), requirements)
+            except Exception as error:
+                if _is_refused(error):
+                    writer.discard()
+                raise
+            self._created = False
+            _clean(table, expired)
+            return snapshot.snapshot_id
 
     def forget(self, is_removed: Callable[[str], bool]) -> tuple[int, list[str]]:
         """Forget every snapshot that names a removed file, also as one that it deleted, and the manifests of it.
@@ -290,7 +302,7 @@ class IcebergTable:
             updates: list[TableUpdate] = []
             writer = SnapshotWriter(table, metadata.schema(), metadata.specs())
             if current in concerned:
-                snapshot = writer.write(self._manifests(), [], (), self._own_summary(), again=concerned[current])
+                snapshot = writer.write(self._manifests(), [], {}, self._own_summary(), again=concerned[current])
                 reference = SetSnapshotRefUpdate(
                     snapshot_id=snapshot.snapshot_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
                 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
 from jetcapture_py.maintain.expire import Expiry, ExpirySummary
+from jetcapture_py.maintain.inventory import PathSet
 from jetcapture_py.maintain.table import TableResult, commit, named_paths
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
 from jetcapture_py.verify.proof import user_writer
@@ -98,7 +99,7 @@ class Maintenance:
         self._tables: dict[str, TableResult] = {}
         self._table_errors: list[str] = []
         self._held: set[str] = set()
-        self._in_tables: set[str] = set()
+        self._in_tables: list[Container[str]] = []
         self._tell, self._progress = tell, progress
         self._compactions: Mapping[str, Compaction] = {}
         self._seconds = 0.0
@@ -119,7 +120,7 @@ class Maintenance:
                 compaction.remove(wait=False, named=partial(self._named, part))
         if self._expiry is not None:
             parts = self._tables if self._expiry.due else ()
-            self._expiry.remove(self._in_tables.union(*map(self._named, parts)), self._held)
+            self._expiry.remove([*self._in_tables, *(self._named(part) for part in parts)], self._held)
         self._seconds = time.monotonic() - started
         return self._result()
 
@@ -130,10 +131,10 @@ class Maintenance:
                 compaction.remove(named=partial(self._named, part))
         return self._result()
 
-    def _named(self, part: str) -> frozenset[str]:
+    def _named(self, part: str) -> PathSet:
         """Return the paths of the objects that a part's table names now: another pass may have changed it."""
         if self._dry_run or part not in self._tables:
-            return frozenset()
+            return PathSet()
         archive = open_archive(self.config.store.url, self.config.store.options)
         return named_paths(self.config, archive, quarantine=part == "quarantine")
 
@@ -163,7 +164,7 @@ class Maintenance:
 
     def _tabulate(self) -> None:
         """Bring the tables up to date, and keep the objects that they name, or queries of them may read."""
-        self._tables, self._table_errors, self._held, self._in_tables = {}, [], set(), set()
+        self._tables, self._table_errors, self._held, self._in_tables = {}, [], set(), []
         given = self.config.maintain.table if self.config.maintain else None
         if given is None:
             return
@@ -188,7 +189,7 @@ class Maintenance:
                 self._held.add(part)
                 continue
             self._tables[part] = table.result
-            self._in_tables |= {*table.paths, *table.dropped}
+            self._in_tables += [table.paths, table.dropped]
             if compaction is not None:
                 compaction.keep(table.paths, table.dropped)
 

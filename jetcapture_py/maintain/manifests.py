@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pyiceberg.manifest import (
     DataFile,
@@ -15,6 +15,7 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestWriter,
     write_manifest,
     write_manifest_list,
 )
@@ -128,18 +129,19 @@ class SnapshotWriter:
     def write(
         self,
         manifests: Sequence[ManifestFile],
-        added: Sequence[tuple[PartitionSpec, TableFile]],
-        removed: Collection[str],
+        added: Iterable[tuple[PartitionSpec, TableFile]],
+        removed: Mapping[str, int],
         summary: Mapping[str, str],
         *,
         again: Collection[str] = (),
     ) -> Snapshot:
         """Write the manifests of a snapshot with those of the current one, changed, and return it.
 
-        The manifests at the paths `again` are written again, without what they say of deleted files.
+        `removed` are the places of files, with the indexes of their manifests in `manifests`. The manifests at the
+        paths `again` are written again, without what they say of deleted files.
         """
         try:
-            return self._snapshot_with(manifests, added, frozenset(removed), summary, frozenset(again))
+            return self._snapshot_with(manifests, added, removed, summary, frozenset(again))
         except Exception:
             self.discard()
             raise
@@ -147,21 +149,21 @@ class SnapshotWriter:
     def _snapshot_with(
         self,
         manifests: Sequence[ManifestFile],
-        added: Sequence[tuple[PartitionSpec, TableFile]],
-        removed: frozenset[str],
+        added: Iterable[tuple[PartitionSpec, TableFile]],
+        removed: Mapping[str, int],
         summary: Mapping[str, str],
         again: frozenset[str],
     ) -> Snapshot:
         counts: defaultdict[str, int] = defaultdict(int)
-        kept = self._changed([each for each in manifests if _is_alive(each)], removed, counts, again)
-        by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
-        for spec, file in added:
-            entry = ManifestEntry.from_args(
-                status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot, data_file=_data_file(file, spec)
-            )
-            by_spec[spec.spec_id].append(entry)
-            _count(counts, "added", file.rows, file.size)
-        new = [part for number, entries in by_spec.items() for part in self._write(number, entries)]
+        kept = self._changed(manifests, removed, counts, again)
+        with _Parts(self) as parts:
+            for spec, file in added:
+                entry = ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot, data_file=_data_file(file, spec)
+                )
+                parts.add(spec.spec_id, entry)
+                _count(counts, "added", file.rows, file.size)
+        new = parts.written
         metadata = self._table.metadata
         current = metadata.current_snapshot()
         path = self._new_path(f"snap-{self._snapshot}-{self._name}.avro")
@@ -192,36 +194,28 @@ class SnapshotWriter:
     def _changed(
         self,
         manifests: Sequence[ManifestFile],
-        removed: Collection[str],
+        removed: Mapping[str, int],
         counts: dict[str, int],
         again: Collection[str],
     ) -> list[ManifestFile]:
         """Return the manifests without `removed` files, those of `again` as new ones, and many small ones merged."""
-        small: defaultdict[int, list[ManifestFile]] = defaultdict(list)
-        for manifest in manifests:
-            if _files_of(manifest) < _LARGE:
-                small[manifest.partition_spec_id].append(manifest)
-        merged = {each.manifest_path for some in small.values() if len(some) >= _MERGED for each in some}
-        merged |= set(again)
-        kept: list[ManifestFile] = []
-        rewritten: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
-        for manifest in manifests:
-            if not removed and manifest.manifest_path not in merged:
-                kept.append(manifest)
-                continue
-            entries = manifest.fetch_manifest_entry(self._table.io)
-            gone = {entry.data_file.file_path for entry in entries if entry.data_file.file_path in removed}
-            if not gone and manifest.manifest_path not in merged:
-                kept.append(manifest)
-                continue
-            for entry in entries:
-                file = entry.data_file
-                if file.file_path in gone:
-                    _count(counts, "deleted", file.record_count, file.file_size_in_bytes)
-                    rewritten[manifest.partition_spec_id].append(self._with(entry, ManifestEntryStatus.DELETED))
-                else:
-                    rewritten[manifest.partition_spec_id].append(self._with(entry, ManifestEntryStatus.EXISTING))
-        return kept + [part for number, entries in rewritten.items() for part in self._write(number, entries)]
+        small: defaultdict[int, list[int]] = defaultdict(list)
+        alive = [number for number, manifest in enumerate(manifests) if _is_alive(manifest)]
+        for number in alive:
+            if _files_of(manifests[number]) < _LARGE:
+                small[manifests[number].partition_spec_id].append(number)
+        rewritten = {number for some in small.values() if len(some) >= _MERGED for number in some}
+        rewritten.update(removed.values(), (number for number in alive if manifests[number].manifest_path in again))
+        kept = [manifests[number] for number in alive if number not in rewritten]
+        with _Parts(self) as parts:
+            for number in (number for number in alive if number in rewritten):
+                for entry in manifests[number].fetch_manifest_entry(self._table.io):
+                    file, status = entry.data_file, ManifestEntryStatus.EXISTING
+                    if file.file_path in removed:
+                        _count(counts, "deleted", file.record_count, file.file_size_in_bytes)
+                        status = ManifestEntryStatus.DELETED
+                    parts.add(manifests[number].partition_spec_id, self._with(entry, status))
+        return kept + parts.written
 
     def _with(self, entry: ManifestEntry, status: ManifestEntryStatus) -> ManifestEntry:
         return ManifestEntry.from_args(
@@ -232,21 +226,49 @@ class SnapshotWriter:
             data_file=entry.data_file,
         )
 
-    def _write(self, spec: int, entries: Sequence[ManifestEntry]) -> Iterator[ManifestFile]:
-        """Write manifests of these entries, in their order, so that readers can skip those of other times."""
-        for start in range(0, len(entries), _LARGE):
-            path = self._new_path(f"{self._name}-m{len(self._written)}.avro")
-            with write_manifest(
-                FORMAT, self._specs[spec], self._schema, self._table.io.new_output(path), self._snapshot, _CODEC
-            ) as writer:
-                for entry in entries[start : start + _LARGE]:
-                    writer.add_entry(entry)
-            yield writer.to_manifest_file()
+    def open(self, spec: int) -> ManifestWriter:
+        """Begin another manifest."""
+        path = self._new_path(f"{self._name}-m{len(self._written)}.avro")
+        output = self._table.io.new_output(path)
+        return write_manifest(FORMAT, self._specs[spec], self._schema, output, self._snapshot, _CODEC)
 
     def _new_path(self, name: str) -> str:
         path = self._location.new_metadata_location(name)
         self._written.append(path)
         return path
+
+
+class _Parts:
+    """Writes entries to manifests of limited size, in their order, so that readers can skip those of other times."""
+
+    def __init__(self, snapshot: SnapshotWriter) -> None:
+        self._snapshot = snapshot
+        self._open: dict[int, tuple[ManifestWriter, int]] = {}
+        self.written: list[ManifestFile] = []
+        """The manifests that are complete."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for spec in list(self._open):
+            self._end(spec)
+
+    def add(self, spec: int, entry: ManifestEntry) -> None:
+        """Write an entry."""
+        writer, count = self._open.get(spec, (None, 0))
+        if writer is None:
+            writer = self._snapshot.open(spec)
+            writer.__enter__()
+        writer.add_entry(entry)
+        self._open[spec] = writer, count + 1
+        if count + 1 == _LARGE:
+            self._end(spec)
+
+    def _end(self, spec: int) -> None:
+        writer, _ = self._open.pop(spec)
+        writer.__exit__(None, None, None)
+        self.written.append(writer.to_manifest_file())
 
 
 def _is_alive(manifest: ManifestFile) -> bool:

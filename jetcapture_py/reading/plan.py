@@ -384,15 +384,17 @@ def read_facts(
     timed: bool = False,
     broken: dict[ObjectName, str] | None = None,
     untimed: set[ObjectName] | None = None,
+    reader: footer.SchemaReader | None = None,
 ) -> ObjectFacts:
     """Read objects' footers, once; with `timed`, also the timestamps of objects with event time.
 
     `untimed` takes the objects with event time in which it may be null: some were stored without it, and merged later.
+    `reader` has the schemas of objects that were read before.
 
     Raises JetcaptureError, unless `broken` takes the objects that cannot be read, with the reason; and VanishedError if
     an object was removed or rewritten.
     """
-    reader = footer.SchemaReader()
+    reader = reader or footer.SchemaReader()
     schema_of: dict[ObjectName, int] = {}
     bundles: dict[ObjectName, int] = {}
     intervals: dict[ObjectName, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -652,7 +653,7 @@ def test_of_two_archives_with_one_table_the_second_is_refused(tmp_path: Path) ->
     assert by_pyiceberg(world.load()) == truth(world)
 
 
-def test_a_dry_run_makes_no_catalog_and_does_not_count_what_is_not_written(tmp_path: Path) -> None:
+def test_a_dry_run_makes_no_catalog_and_foretells_the_table_after_the_merges(tmp_path: Path) -> None:
     world = World(tmp_path)
     for seq in (1, 2):
         world.write([seq], hour=0)
@@ -665,8 +666,12 @@ def test_a_dry_run_makes_no_catalog_and_does_not_count_what_is_not_written(tmp_p
     assert not (tmp_path / "catalog.db").read_bytes()
     world.commit()
     world.write([2, 3], hour=0)
-    planned = Maintenance(world.config, dry_run=True).run()
-    assert planned.tables["messages"].rows == 2, "what it has stays until the copy is merged"
+    for seqs, columns in (([7], {"v": [1]}), ([8], {"v": [2]}), ([9], {"w": [2**60], "v": ["x"]})):
+        world.write(seqs, hour=1, **columns)
+    foretold = Maintenance(world.config, dry_run=True).run().tables["messages"]
+    result = world.commit()
+    assert (foretold.files, foretold.rows, foretold.added, foretold.removed) == (3, 6, 3, 1)
+    assert foretold == dataclasses.replace(result, snapshot=foretold.snapshot, complete_to=foretold.complete_to)
 
 
 def test_a_catalog_that_another_process_has_locked_is_asked_again(
