@@ -1,9 +1,11 @@
 """The Iceberg table of an archive with many objects: seconds and memory to plan it, to commit it, and for a later pass.
 
-    python -m benchmarks.table [--objects 10000 100000 1000000] [--keys 100] [--together 10] [--directory /tmp]
+    python -m benchmarks.table [--objects 10000 100000 1000000] [--keys 100] [--together 10] [--without-notes]
+                               [--directory /tmp]
 
 All objects are links to a few that hold one message, under names of their own: nothing here reads more of an object
-than its footer. Every step runs in a process of its own, whose largest resident memory is shown; the first only lists.
+than its footer. A capture's notes say what is in them; with --without-notes, all footers are read. Every step runs in a
+process of its own, whose largest resident memory is shown; the first only lists.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.object_notes import NoteWriter
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.model import Config, parse
@@ -67,11 +70,13 @@ def stored(root: Path, number: int) -> Path:
     return root / encoded.name.path
 
 
-def fill(root: Path, objects: int, keys: int, together: int) -> None:
-    """Make so many names, `together` for each key and hour."""
+def fill(root: Path, objects: int, keys: int, together: int, *, noted: bool) -> None:
+    """Make so many names, `together` for each key and hour, and notes of them."""
+    writer = NoteWriter(STREAM)
     own = root.parent / "own"
     own.mkdir()
     sources = [stored(own, number) for number in range(-(-objects // LINKS))]
+    data = [pa.py_buffer(source.read_bytes()) for source in sources]
     parsed = [name for file in ArchiveFiles(str(own), {}).files(STREAM) if (name := file.name) is not None]
     known: set[Path] = set()
     for index in range(objects):
@@ -84,19 +89,27 @@ def fill(root: Path, objects: int, keys: int, together: int) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             known.add(path.parent)
         os.link(sources[index // LINKS], path)
+        if noted:
+            writer.record(name, data[index // LINKS])
+    for path_, content, _ in writer.due():
+        note = root / path_
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_bytes(content)
 
 
 def step(name: str, root: Path) -> None:
     """Do one step in this process, and print what it took."""
     settings = config(root)
     archive = open_archive(settings.store.url, settings.store.options)
-    started, cpu = time.monotonic(), time.process_time()
+    started, cpu, opened = time.monotonic(), time.process_time(), 0
     if name == "list":
         count = listed(archive.below(STREAM)).files
     else:
-        count = commit(settings, archive, after=0, dry_run=name == "plan").result.files
+        result = commit(settings, archive, after=0, dry_run=name == "plan").result
+        count, opened = result.files, result.opened
     took = {
         "files": count,
+        "opened": opened,
         "seconds": time.monotonic() - started,
         "cpu": time.process_time() - cpu,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
@@ -110,6 +123,7 @@ def main() -> None:
     parser.add_argument("--objects", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--keys", type=int, default=100)
     parser.add_argument("--together", type=int, default=10)
+    parser.add_argument("--without-notes", action="store_true")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--step", nargs=2, metavar=("NAME", "ROOT"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -119,13 +133,13 @@ def main() -> None:
     for objects in chosen.objects:
         with tempfile.TemporaryDirectory(dir=chosen.directory) as directory:
             root = Path(directory, "archive")
-            fill(root, objects, chosen.keys, chosen.together)
+            fill(root, objects, chosen.keys, chosen.together, noted=not chosen.without_notes)
             for name in STEPS:
                 words = [sys.executable, "-m", "benchmarks.table", "--step", name, str(root)]
                 took = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
                 print(
                     f"{objects:>9,} objects  {name:9} {took['seconds']:>7.1f} s {took['cpu']:>7.1f} CPU s"
-                    f" {took['peak'] >> 20:>6,} MiB, {took['files']:,} files",
+                    f" {took['peak'] >> 20:>6,} MiB, {took['files']:,} files, {took['opened']:,} footers",
                     flush=True,
                 )
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from jetcapture_py.archive.object_notes import NoteWriter
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.capture import pressure
@@ -40,6 +41,7 @@ class CaptureState:
         block, source, memory = config.block, config.source, config.limits.memory
         self.config = config
         self.store, self.notes = store, notes_of(store, config.store.url)
+        self.object_notes = None if self.notes is None else NoteWriter(source.stream)
         self.stats = Stats()
         spool = config.limits.spool
         in_memory = whole_blocks or not spool

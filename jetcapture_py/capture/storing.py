@@ -83,6 +83,8 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock | None]) -
                     errors.append(outcome)
                 else:
                     storing.succeeded(seconds)
+                    if state.object_notes is not None:
+                        state.object_notes.record(encoded.name, encoded.data)
                     yield index, outcome
             if not failed:
                 if attempt > 1:

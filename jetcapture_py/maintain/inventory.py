@@ -6,16 +6,20 @@ never many of them as Python objects.
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import layout, object_notes
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.store.archive import File
+from jetcapture_py.archive.object_notes import ObjectKind, ObjectNote
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles, File
 
 _SEPARATOR = b"\0"
 _BUCKET = re.compile(r"/(\d{8}T\d{6})[ZE]-[^/]*\.parquet")
@@ -80,11 +84,12 @@ class Inventory:
 
 
 def listed(files: Iterable[File]) -> Inventory:
-    """Return the Parquet objects among files, with their sizes."""
-    found = Inventory(1)
+    """Return the Parquet objects among files, with their sizes, and when they were written, in seconds since the epoch,
+    rounded up; 0 where the store does not tell."""
+    found = Inventory(2)
     for file in files:
         if file.name is not None and file.name.parquet:
-            found.add(file.name.bucket, file.path, file.size)
+            found.add(file.name.bucket, file.path, file.size, math.ceil(file.modified or 0))
     return found
 
 
@@ -94,9 +99,9 @@ def bucket_in(path: str) -> int | None:
     return None if match is None else layout.parse_bucket(match[1])
 
 
-def names_of(files: Mapping[str, Any]) -> list[ObjectName]:
+def names_of(paths: Iterable[str]) -> list[ObjectName]:
     """Return the parsed paths of objects, ordered by sequence."""
-    names = [name for path in files if (name := layout.parse_path(path)) is not None]
+    names = [name for path in paths if (name := layout.parse_path(path)) is not None]
     return sorted(names, key=lambda name: (name.first_seq, name.path))
 
 
@@ -132,3 +137,55 @@ class PathSet:
         asked = np.fromiter(map(hash, paths), np.int64, len(paths))
         places = np.minimum(np.searchsorted(self._sorted, asked), len(self._sorted) - 1)
         return bool((self._sorted[places] == asked).any())
+
+
+class NotedObjects:
+    """What the notes of an archive say of objects. Notes are read when objects of their time are asked for."""
+
+    def __init__(self, archive: ArchiveFiles, stream: str) -> None:
+        self._archive, self._stream = archive, stream
+        found = ((path, object_notes.begun(path)) for path in archive.notes(object_notes.directory(stream)))
+        self._begun = {path: begun for path, begun in found if begun is not None}
+        self._notes: dict[str, ObjectNote | None] = {}
+        self._schemas: dict[bytes, pa.Schema] = {}
+
+    def kinds(self, files: Mapping[str, Sequence[int]]) -> dict[str, ObjectKind]:
+        """Return what notes say of objects, given by path, with size and time of modification.
+
+        Nothing of what they contradict one another about, and nothing if there are fewer objects than notes.
+        Raises StoreError.
+        """
+        paths = list(files)
+        sizes, modified = np.array(list(files.values()), np.int64).reshape(-1, 2).T
+        known = modified[modified > 0]
+        if not len(known):
+            return {}
+        first = known.min() - object_notes.MAX_AGE - object_notes.MARGIN
+        last = known.max() + object_notes.MARGIN
+        wanted = [path for path, begun in self._begun.items() if first <= begun <= last]
+        if len(wanted) > len(paths):
+            return {}
+        new = [path for path in wanted if path not in self._notes]
+        self._notes |= zip(new, self._archive.each(self._read, new), strict=True)
+        found: dict[str, ObjectKind] = {}
+        doubtful: set[str] = set()
+        asked = np.fromiter(map(object_notes.hash_of, paths), np.uint64, len(paths))
+        for note in filter(None, map(self._notes.get, wanted)):
+            for path, kind in zip(paths, note.kinds_of(asked, sizes, modified), strict=True):
+                if kind is not None and found.setdefault(path, kind) != kind:
+                    doubtful.add(path)
+        return {path: kind for path, kind in found.items() if path not in doubtful}
+
+    def schema(self, kind: ObjectKind) -> pa.Schema:
+        """Return the columns of objects of a kind."""
+        if kind.schema not in self._schemas:
+            self._schemas[kind.schema] = pa.ipc.read_schema(pa.BufferReader(kind.schema))
+        return self._schemas[kind.schema]
+
+    def _read(self, path: str) -> ObjectNote | None:
+        """Read a note; None for one that is gone or damaged, in place of which footers are read."""
+        data = self._archive.read_note(path)
+        try:
+            return None if data is None else object_notes.decode(data, self._stream, path)
+        except JetcaptureError:
+            return None

@@ -7,14 +7,16 @@ may be killed at any moment. What this module keeps between passes only saves wo
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from jetcapture_py.archive import layout, stream_config, watermark
+from jetcapture_py.archive import layout, object_notes, stream_config, watermark
 from jetcapture_py.archive.removed import expired_path
 from jetcapture_py.compaction.summary import Summary, report
 from jetcapture_py.config.maintain import CompactConfig
@@ -115,6 +117,7 @@ class Maintenance:
         self._compactions = self._compacted(stop)
         self._expiry = self._expired()
         self._tabulate()
+        self._tidy()
         for part, compaction in self._compactions.items():
             if part not in self._held:
                 compaction.remove(wait=False, named=partial(self._named, part))
@@ -192,6 +195,25 @@ class Maintenance:
             self._in_tables += [table.paths, table.dropped]
             if compaction is not None:
                 compaction.keep(table.paths, table.dropped)
+
+    def _tidy(self) -> None:
+        """Remove a note of objects none of which exists any more: of all notes, each pass looks at one."""
+        if self._dry_run or {*self._compactions} != {"messages", "quarantine"}:
+            return
+        archive = open_archive(self.config.store.url, self.config.store.options)
+        stream, settled = self.config.source.stream, time.time() - 2 * object_notes.MAX_AGE
+        paths = archive.notes(object_notes.directory(stream))
+        old = [path for path in paths if (object_notes.begun(path) or settled) < settled]
+        if not old:
+            return
+        path = random.choice(old)  # noqa: S311  # any of them
+        data = archive.read_note(path)
+        with suppress(JetcaptureError):  # a damaged note stays: it may be of a later version
+            if data is not None:
+                noted = set(object_notes.decode(data, stream, path).hashes.tolist())
+                listed = (source.name.path for each in self._compactions.values() for source in each.listed)
+                if not any(number in noted for number in map(object_notes.hash_of, listed)):
+                    archive.remove(archive.at(path, 0))
 
     def _compacted(self, stop: threading.Event | None) -> dict[str, Compaction]:
         """Compact the messages and the quarantine, which have parts of their own in what is returned."""

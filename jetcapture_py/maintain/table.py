@@ -82,6 +82,8 @@ class TableResult:
     """Columns whose names say their type, because a column of that name has another."""
     left_out: Mapping[str, str]
     """Columns that a table cannot have, and their types."""
+    opened: int
+    """Objects whose footers were read, because no note says what is in them."""
     problems: Sequence[str] = ()
     """Why objects wait, one line each for the first ones."""
 
@@ -399,5 +401,6 @@ def _result(plan: TablePlan, snapshot: int | None) -> TableResult:
         complete_to=datetime.fromtimestamp(upto, UTC) if files else None,
         renamed=plan.columns.drifted,
         left_out=plan.columns.left_out,
+        opened=plan.opened,
         problems=[f"{path}: {reason}" for path, reason in islice(plan.unsettled.items(), _LISTED)],
     )

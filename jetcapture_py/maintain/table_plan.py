@@ -1,7 +1,8 @@
 """Plan which files a table should have, bucket by bucket: from names, and from the objects' columns.
 
-Only buckets in which table and archive differ are looked at: the columns of their objects are read, some thousands of
-objects at a time. What is left of every other file is a few bytes.
+Only buckets in which table and archive differ are looked at. The columns of their objects are what captures have noted
+of them (see `object_notes`) or, without that, in their footers, which are read some thousands at a time. What is left
+of every other file is a few bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,12 @@ import numpy as np
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import SchemaReader
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName, clusters
+from jetcapture_py.archive.object_notes import ObjectKind
 from jetcapture_py.archive.overlaps import resolve
 from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.unit import Outcome
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.maintain.inventory import Inventory, PathSet, bucket_in, listed, names_of
+from jetcapture_py.maintain.inventory import Inventory, NotedObjects, PathSet, bucket_in, listed, names_of
 from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts, read_identities
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural, without_credentials
@@ -48,8 +50,8 @@ class _Bucket:
 
     names: Sequence[ObjectName]
     """The archive's objects, ordered by sequence."""
-    sizes: Mapping[str, int]
-    """Their bytes by path."""
+    files: Mapping[str, Sequence[int]]
+    """Their bytes, and when they were written, by path."""
     current: Mapping[str, Sequence[int]]
     """The table's files by path: bytes, rows and the number of the manifest."""
     stale: AbstractSet[str]
@@ -91,6 +93,10 @@ class TablePlan:
     """Paths of objects that wait, and why."""
     earliest: int | None = field(init=False, default=None)
     """The first bucket in which objects wait."""
+    opened: int = field(init=False, default=0)
+    """Objects whose footers were read."""
+    noted: NotedObjects = field(init=False)
+    """What captures have noted of their objects."""
     _added: Inventory = field(init=False)
     """The objects to add, with their sizes and the index of their kind."""
     _kinds: dict[tuple[Partitions, int], int] = field(init=False, default_factory=dict)
@@ -108,6 +114,7 @@ class TablePlan:
     def __post_init__(self) -> None:
         self._replaced = {path: outcome for outcome in self.outcomes for path in outcome.removable}
         self._added = Inventory(2)
+        self.noted = NotedObjects(self.archive, self.stream)
         self.expired = frozenset(self.expired)
 
     @property
@@ -140,9 +147,9 @@ class TablePlan:
         note = None if self.keep is None else self.archive.expired(self.stream)
         waiting: list[_Bucket] = []
         for bucket in sorted({*current.buckets, *present.buckets}):
-            sizes = {path: numbers[0] for path, numbers in present.take(bucket)}
-            names = self._lasting(bucket, sizes, note)
-            compared = self._compared(bucket, names, sizes, dict(current.take(bucket)))
+            files = dict(present.take(bucket))
+            names = self._lasting(bucket, files, note)
+            compared = self._compared(bucket, names, files, dict(current.take(bucket)))
             if compared is not None:
                 waiting.append(compared)
                 if sum(len(each.names) for each in waiting) >= _CHUNK:
@@ -206,27 +213,31 @@ class TablePlan:
     def _has_messages(self) -> bool:
         return any(file.name is not None and file.name.parquet for file in self.archive.below(self.stream))
 
-    def _lasting(self, bucket: int, sizes: Mapping[str, int], note: Expired | None) -> Iterable[str]:
+    def _lasting(self, bucket: int, files: Iterable[str], note: Expired | None) -> Iterable[str]:
         """Return the paths of a bucket without what has expired: any pass with `keep` may be removing it now."""
-        paths: Iterable[str] = sizes
+        paths = files
         if note is not None and bucket < min(note.until.timestamp(), time.time() - (self.keep or 0)):
-            names = names_of(sizes)
+            names = names_of(files)
             seqs = np.array([(name.first_seq, name.last_seq) for name in names], np.int64).reshape(-1, 2)
             gone = note.contains(seqs[:, 0]) & note.contains(seqs[:, 1])
             paths = [name.path for name, each in zip(names, gone, strict=True) if not each]
         return [path for path in paths if path not in self.expired]
 
     def _compared(
-        self, bucket: int, paths: Iterable[str], sizes: Mapping[str, int], current: Mapping[str, Sequence[int]]
+        self,
+        bucket: int,
+        paths: Iterable[str],
+        files: Mapping[str, Sequence[int]],
+        current: Mapping[str, Sequence[int]],
     ) -> _Bucket | None:
         """Return a bucket in which table and archive differ; keep the files of all others."""
         present = set(paths)
         there = present & current.keys()
-        stale = {path for path in there if current[path][0] != sizes[path]}
+        stale = {path for path in there if current[path][0] != files[path][0]}
         if not stale and (len(there) == len(present) or bucket >= self.closed):
             self.keep_files(current, there)
             return None
-        return _Bucket(names=names_of(dict.fromkeys(present)), sizes=sizes, current=current, stale=stale)
+        return _Bucket(names=names_of(present), files=files, current=current, stale=stale)
 
     def keep_files(self, current: Mapping[str, Sequence[int]], kept: AbstractSet[str]) -> None:
         """Keep these of a bucket's files, and have the others leave the table."""
@@ -240,17 +251,34 @@ class TablePlan:
     def _settle(self, buckets: Sequence[_Bucket]) -> None:
         """Read the columns of the objects in these buckets, and decide which of them the table has."""
         names = [name for bucket in buckets for name in bucket.names]
-        sizes = {path: size for bucket in buckets for path, size in bucket.sizes.items()}
-        files = {name: self.archive.at(name.path, sizes[name.path]) for name in names}
+        numbers = {path: each for bucket in buckets for path, each in bucket.files.items()}
+        files = {name: self.archive.at(name.path, numbers[name.path][0]) for name in names}
         listing = Listing(objects=names, others=[], files=files, directories=(), tops=())
         broken: dict[ObjectName, str] = {}
         untimed: set[ObjectName] = set()
         if len(self._reader.schemas) > _MAX_SCHEMAS:
             self._reader = SchemaReader()
             self._fitting.clear()
-        facts = read_facts(self.archive, names, listing, broken=broken, untimed=untimed, reader=self._reader)
+        kinds = self.noted.kinds({name.path: numbers[name.path] for name in names})
+        read = [name for name in names if name.path not in kinds]
+        facts = read_facts(self.archive, read, listing, broken=broken, untimed=untimed, reader=self._reader)
+        self.opened += len(read)
+        facts = self._with_noted(facts, {name: kinds[name.path] for name in names if name.path in kinds}, untimed)
         for bucket in buckets:
             _Settlement(self, bucket, listing, facts, broken, untimed).run()
+
+    def _with_noted(
+        self, facts: ObjectFacts, kinds: Mapping[ObjectName, ObjectKind], untimed: set[ObjectName]
+    ) -> ObjectFacts:
+        """Return facts together with what notes say."""
+        numbers = {kind: self._reader.add(self.noted.schema(kind)) for kind in set(kinds.values())}
+        untimed.update(name for name, kind in kinds.items() if kind.untimed)
+        return replace(
+            facts,
+            schema_of={**facts.schema_of, **{name: numbers[kind] for name, kind in kinds.items()}},
+            bundles={**facts.bundles, **{name: kind.bundles for name, kind in kinds.items() if kind.bundles}},
+            intervals={**facts.intervals, **{name: kind.interval for name, kind in kinds.items() if kind.interval}},
+        )
 
     def fits(self, schema: int) -> bool:
         """Whether the table can have objects of a schema of the reader, whose columns it then has."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import layout, object_notes
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.compaction.memory import MemoryBudget, rewriting, searching
@@ -476,6 +476,8 @@ class _Eraser:
             else:
                 self._archive.remove(file)
         self._archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
+        for path in self._archive.notes(object_notes.directory(stream)):  # they name the columns of erased messages
+            self._archive.remove(self._archive.at(path, 0))
 
     def _note(self) -> None:
         """Say what was not searched."""

@@ -147,16 +147,15 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, time
     raise AssertionError(f"after {timeout} s it is still not so that {what}")
 
 
+_NO_OBJECTS = tuple(f"_{name}/" for name in ("probe", "watermark", "streams", "objects", "erased", "expired", "table"))
+
+
 def objects(root: Path) -> list[layout.ObjectName]:
     """The names of all objects of an archive; a foreign file among them is an error, or a half one that stays."""
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
-        if (
-            path.is_file()
-            and not relative.startswith(("_probe/", "_watermark/", "_streams/", "_erased/", "_expired/", "_table/"))
-            and relative != layout.MARKER
-        ):
+        if path.is_file() and not relative.startswith(_NO_OBJECTS) and relative != layout.MARKER:
             name = layout.parse_path(relative)
             if name is None and path.name.endswith(".tmp"):  # a running capture may be writing it at this moment
                 assert _goes(path), f"{relative} was left behind half"

@@ -1,0 +1,210 @@
+"""Notes of what a capture stored: what the footers of its objects say, so that a table of many needs to open none.
+
+    {store.url}/_objects/{stream}/{begun}-{id}.json
+
+Each replica writes its own, a new one from time to time. A note only saves work: for an object that no note names,
+that has another size, or that was stored later than the note says, the footer is read. Objects are named by hashes of
+their paths, which tell no key.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import JetcaptureError
+
+DIRECTORY = "_objects"
+FORMAT = 1
+MAX_OBJECTS = 4096
+"""Objects of a note, at most."""
+MAX_AGE = 86_400
+"""Seconds after which a capture begins another note."""
+MARGIN = 60
+"""Seconds by which clocks of a store and of a capture may differ."""
+_MAX_KINDS = 256
+_MAX_SCHEMA = 256 << 10
+"""Bytes of a schema from which on objects are not noted."""
+_HASH_BYTES = 8
+_NAME = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{16}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """What the footers of several objects say."""
+
+    schema: bytes
+    """The columns as read from the footer, without metadata of their own, in Arrow's IPC format."""
+    interval: int
+    """Length of the bucket in seconds; 0 if the footer does not say it."""
+    bundles: int
+    """The number of bundles; 0 without them."""
+    untimed: bool
+    """Whether some messages may have no event time, in a bucket of event time."""
+
+
+def directory(stream: str) -> str:
+    """Return the directory of a stream's notes, relative to the archive's root."""
+    return f"{DIRECTORY}/{stream}"
+
+
+def begun(path: str) -> float | None:
+    """Return when a note was begun, in seconds since the epoch; None for a file that is none."""
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    if match is None:
+        return None
+    try:
+        return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def hash_of(path: str) -> int:
+    """Return the hash of a path, of 64 bits."""
+    data = path.encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(data, digest_size=_HASH_BYTES).digest(), "big")
+
+
+def kind_of(name: ObjectName, data: bytes, reader: footer.SchemaReader) -> ObjectKind:
+    """Return what the footer `data` of an object says. Raises pa.ArrowInvalid."""
+    schema = reader.schemas[reader.number(data)]
+    return ObjectKind(
+        schema=schema.serialize().to_pybytes(),
+        interval=footer.number_in(data, layout.INTERVAL) or 0,
+        bundles=(footer.number_in(data, layout.BUNDLES) or 0) if name.bundle else 0,
+        untimed=name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME),
+    )
+
+
+class NoteWriter:
+    """The notes of one replica: `record` what it stored; write what is `due`, and say so with `wrote`."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin another note, and write nothing more of what was recorded."""
+        self._reader = footer.SchemaReader()
+        self._full: dict[str, tuple[bytes, int]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begun = time.time()
+        at = f"{datetime.fromtimestamp(self._begun, UTC):%Y%m%dT%H%M%SZ}"
+        self._path = f"{directory(self._stream)}/{at}-{secrets.token_hex(8)}.json"
+        self._kinds: dict[ObjectKind, int] = {}
+        self._objects: list[tuple[str, int, int, int]] = []
+        self._written = 0
+
+    def record(self, name: ObjectName, data: pa.Buffer) -> None:
+        """Add an object that was stored just now. One that cannot be described is left out."""
+        if not name.parquet:
+            return
+        view = memoryview(data).cast("B")
+        try:
+            kind = kind_of(name, footer.find(lambda size: bytes(view[-size:])), self._reader)
+        except (pa.ArrowException, ValueError):
+            return
+        if len(self._reader.schemas) >= _MAX_KINDS:  # those of blocks that will not come again
+            self._reader = footer.SchemaReader()
+        if len(kind.schema) > _MAX_SCHEMA:
+            return
+        place = self._kinds.setdefault(kind, len(self._kinds))
+        self._objects.append((f"{hash_of(name.path):016x}", len(view), place, int(time.time())))
+        if len(self._objects) >= MAX_OBJECTS or len(self._kinds) >= _MAX_KINDS or time.time() - self._begun > MAX_AGE:
+            self._full[self._path] = self._content(), len(self._objects)
+            self._begin()
+
+    def due(self) -> list[tuple[str, bytes, int]]:
+        """Return the notes to write: where, what, and for how many objects."""
+        notes = [(path, content, objects) for path, (content, objects) in self._full.items()]
+        if len(self._objects) > self._written:
+            notes.append((self._path, self._content(), len(self._objects)))
+        return notes
+
+    def wrote(self, path: str, objects: int) -> None:
+        """Note that a note was written, for so many objects."""
+        if path in self._full and self._full[path][1] == objects:  # not of before it was full
+            del self._full[path]
+        elif path == self._path:
+            self._written = objects
+
+    def _content(self) -> bytes:
+        kinds = [
+            {
+                "schema": base64.b64encode(kind.schema).decode(),
+                "interval": kind.interval,
+                "bundles": kind.bundles,
+                "untimed": kind.untimed,
+            }
+            for kind in self._kinds
+        ]
+        fields = {"format": FORMAT, "stream": self._stream, "kinds": kinds, "objects": self._objects}
+        return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectNote:
+    """The content of a note: arrays with an entry for each object, ordered by `hashes`."""
+
+    kinds: Sequence[ObjectKind]
+    hashes: Any
+    """uint64."""
+    sizes: Any = field(repr=False)
+    """Bytes."""
+    numbers: Any = field(repr=False)
+    """Indexes in `kinds`."""
+    stored: Any = field(repr=False)
+    """When the object was stored, in seconds since the epoch."""
+
+    def kinds_of(self, hashes_: Any, sizes: Any, modified: Any) -> list[ObjectKind | None]:
+        """Return the kind of each object, given by hash, size and time of modification (0: unknown); None where the
+        note does not tell it."""
+        if not len(self.hashes):
+            return [None] * len(hashes_)
+        places = np.minimum(np.searchsorted(self.hashes, hashes_), len(self.hashes) - 1)
+        same = (self.hashes[places] == hashes_) & (self.sizes[places] == sizes)
+        same &= (modified > 0) & (modified <= self.stored[places] + MARGIN)
+        return [self.kinds[number] if each else None for number, each in zip(self.numbers[places], same, strict=True)]
+
+
+def decode(data: bytes, stream: str, path: str) -> ObjectNote:
+    """Read a note. Raises JetcaptureError if it is damaged, of another stream, or of a later format."""
+    try:
+        fields = json.loads(data)
+        if fields["format"] != FORMAT or fields["stream"] != stream:
+            raise ValueError(f"format {fields['format']} of stream {fields['stream']}")
+        kinds = [
+            ObjectKind(
+                schema=base64.b64decode(kind["schema"], validate=True),
+                interval=int(kind["interval"]),
+                bundles=int(kind["bundles"]),
+                untimed=bool(kind["untimed"]),
+            )
+            for kind in fields["kinds"]
+        ]
+        found = np.array([int(entry[0], 16) for entry in fields["objects"]], np.uint64)
+        rest = np.array([entry[1:4] for entry in fields["objects"]], np.int64).reshape(-1, 3)
+        order = np.argsort(found, kind="stable")
+        found, rest = found[order], rest[order]
+        if len(rest) and not 0 <= rest[:, 1].min() <= rest[:, 1].max() < len(kinds):
+            raise ValueError("an object of no kind")
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise JetcaptureError(f"{path}: not a note of objects: {error}") from error
+    last = np.ones(len(found), bool)  # of an object that was stored again, the last entry counts
+    last[:-1] = found[1:] != found[:-1]
+    return ObjectNote(kinds=kinds, hashes=found[last], sizes=rest[last, 0], numbers=rest[last, 1], stored=rest[last, 2])
