@@ -174,6 +174,9 @@ class ArchiveFiles:
         """Yield every file below directories, relative to the archive's root, unordered. Raises StoreError."""
         self._do(_fresh)
         tops = [(root, f"{root}/{directory}") for root in self._roots() for directory in directories]
+        if len(tops) == 1:  # need not be in memory as a whole
+            yield from (self._file(tops[0][0], path, info) for path, info in self._find(tops[0][1]))
+            return
         with ThreadPoolExecutor(self.threads, "list") as threads:
             listings = threads.map(lambda top: list(self._find(top[1])), tops)
             for (root, _), entries in zip(tops, listings, strict=True):

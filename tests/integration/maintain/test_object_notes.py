@@ -76,7 +76,7 @@ def test_a_table_of_captured_objects_needs_no_footer_that_a_note_tells(nats_serv
     by_seq = [("_nats_seq", "ascending")]
     assert rows.select(expected.schema.names).sort_by(by_seq).to_pylist() == expected.sort_by(by_seq).to_pylist()
     assert dead.num_rows == 12
-    assert len(result.tables["messages"].renamed) == 2, "the columns of every type are there"
+    assert "v" in orders.schema().column_names
 
 
 def test_a_note_of_objects_that_are_all_gone_is_removed(tmp_path: Path) -> None:
