@@ -88,6 +88,8 @@ def fill(root: Path, objects: int, keys: int, together: int, *, noted: bool) -> 
         if path.parent not in known:
             path.parent.mkdir(parents=True, exist_ok=True)
             known.add(path.parent)
+        if index % LINKS == 0:  # so that the links are as old as their entries in notes
+            os.utime(sources[index // LINKS])
         os.link(sources[index // LINKS], path)
         if noted:
             writer.record(name, data[index // LINKS])
