@@ -88,8 +88,10 @@ def assemble(
 def without_pins(blocks: pa.BinaryArray) -> pa.BinaryArray:
     """Return header blocks without the pin id that a server adds on delivery; "" where no other header is left."""
     edges, text = text_of(blocks)
-    if len(blocks) and (only := _ADDED_ONLY.fullmatch(blocks[0].as_py())) and _all_are(only[0], edges, text):
-        return pa.repeat(pa.scalar(b"", pa.binary()), len(blocks))
+    if len(blocks) and not blocks.null_count:
+        only = _ADDED_ONLY.fullmatch(blocks[0].as_py())
+        if only is not None and _all_are(only[0], edges, text):
+            return pa.repeat(pa.scalar(b"", pa.binary()), len(blocks))
     if _MAYBE_ADDED.search(memoryview(text)[edges[0] : edges[-1]]) is None:  # costs 1 % of reading the headers
         return blocks
     stored = pc.replace_substring_regex(blocks, _ADDED, "\r\n\r\n")

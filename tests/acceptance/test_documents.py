@@ -23,6 +23,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.model import load
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.manage.cases import run as run_cases
+from spark_jobs.datasource.combined import JetcaptureDataSource
 from tests.support.commands import check_jetcapture
 from tests.support.documents import ARCHIVE, PAGES, REPOSITORY, SERVER, Block, blocks, commands, every, read, section
 from tests.support.nats_server import NatsServer
@@ -37,7 +38,7 @@ PYTHON = {
     "docs/buckets.md": 2,
     "docs/query-from.md": 4,
     "docs/recipes.md": 5,
-    "docs/spark.md": 4,
+    "docs/spark.md": 5,
     "docs/table.md": 1,
     "docs/tutorial.md": 1,
 }
@@ -91,15 +92,17 @@ def test_duckdb_counts_the_messages_of_each_key(block: Block, archive: Path) -> 
 @pytest.mark.parametrize(
     "block", [block for block in every("sql") if not block.text.startswith("-- DuckDB\n")], ids=str
 )
-def test_spark_understands_its_sql(block: Block, server: NatsServer, spark: SparkSession) -> None:
+def test_spark_understands_its_sql(block: Block, server: NatsServer, archive: Path, spark: SparkSession) -> None:
     assert block.text.startswith("-- Spark\n")
+    spark.dataSource.register(JetcaptureDataSource)
     spark.sql("SELECT 'decode' AS stage, 'no JSON' AS error").createOrReplaceTempView("quarantine")
     try:
-        statements = [text for text in block.text.replace(SERVER, server.url).split(";") if text.strip()]
+        text = block.text.replace(SERVER, server.url).replace(ARCHIVE, str(archive))
+        statements = [statement for statement in text.split(";") if statement.strip()]
         results = [spark.sql(statement).collect() for statement in statements]
         assert results[-1] in ([("decode", "no JSON", 1)], [(30,)])
     finally:
-        for view in ("quarantine", "live"):
+        for view in ("quarantine", "live", "orders"):
             spark.catalog.dropTempView(view)
 
 
@@ -126,6 +129,23 @@ def test_the_page_on_spark_reads_archive_and_stream_as_one(
         exec(line, names)
         if line.startswith("orders ="):
             assert names["orders"].count() == 30
+    spark.dataSource.register(JetcaptureDataSource)
+    text = python("docs/spark.md", 2)
+    for shown, here in (
+        ("/etc/jetcapture/config.yaml", str(tmp_path / "config.yaml")),
+        ("2024-05-01", "2020-05-01"),
+        ("/var/lib/spark/orders", str(tmp_path / "checkpoint")),
+        ('"orders"', '"of_page"'),
+    ):
+        assert shown in text
+        text = text.replace(shown, here)
+    exec(text, names)
+    try:
+        names["query"].processAllAvailable()
+        assert spark.table("of_page").count() == 30
+    finally:
+        names["query"].stop()
+        spark.sql("DROP TABLE IF EXISTS of_page")
 
 
 @pytest.mark.spark
@@ -138,9 +158,9 @@ def test_the_page_on_spark_reads_and_writes_a_stream_live(
             await client.jetstream().add_stream(name="COPY", subjects=["copy.>"])
 
     asyncio.run(create())
-    snippet = python("docs/spark.md", 2).replace(SERVER, server.url)
+    snippet = python("docs/spark.md", 3).replace(SERVER, server.url)
     names: dict[str, Any] = {"spark": spark}
-    exec(python("docs/spark.md", 3), names)
+    exec(python("docs/spark.md", 4), names)
     exec(snippet.replace("/var/lib/spark/copy", str(tmp_path / "checkpoint")), names)
     try:
         assert names["live"].count() == 30
