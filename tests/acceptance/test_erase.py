@@ -37,7 +37,7 @@ from tests.support.running import STREAM, Command, Message, connection, publish,
 pytestmark = [pytest.mark.exhaustive, pytest.mark.spark, pytest.mark.timeout(0)]
 Start = Callable[..., NatsServer]
 
-COUNT = int(os.environ.get("JETCAPTURE_ERASE_MESSAGES", "50000")) // 3
+COUNT = int(os.environ.get("JETCAPTURE_ERASE_MESSAGES", "15000")) // 3
 CUSTOMERS, CUSTOMER = 1000, 77
 WHO = f"customer-{CUSTOMER:04}"
 LAYOUTS: dict[str, dict[str, Any]] = {
