@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,11 +19,11 @@ from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError
-from jetcapture_py.maintain.table import commit, open_table, root_url, table_path
-from jetcapture_py.rewriting.erase import Erasure, erase
+from jetcapture_py.maintain.inventory import root_url
+from jetcapture_py.maintain.table import commit, open_table, table_path
+from jetcapture_py.rewriting.erase import Erasure, erase, unfinished
 from jetcapture_py.rewriting.old_versions import delete_old_versions
 from jetcapture_py.rewriting.selectors import Selector, selector_of
-from jetcapture_py.store import ABANDONED
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.text import escaped, plural, without_credentials
 from jetcapture_py.transform.decode.avro_schema import Header
@@ -186,8 +185,8 @@ class _Tables:
         for file in archive.below(directory):
             if file.path in named or not concerns(archive, file):
                 continue
-            if file.modified is None or time.time() - file.modified <= ABANDONED:
-                problems.append(f"{file.path}: a process is writing it, or was killed: run it again in an hour")
+            if reason := unfinished(file):
+                problems.append(reason)
             else:
                 archive.remove(file)
         versions, kept = delete_old_versions(archive, [directory], lambda each: concerns(each.archive, each.file))

@@ -7,7 +7,7 @@ archive: what is deleted are manifests that no snapshot names any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -259,28 +259,28 @@ class IcebergTable:
             writer = SnapshotWriter(table, schema, metadata.specs() | {spec.spec_id: spec for spec in specs.values()})
             added = ((specs[file.partitions], file) for file in change.added)
             snapshot = writer.write(self._manifests(), added, change.removed, change.summary)
-            updates += [
-                AddSnapshotUpdate(snapshot=snapshot),
-                SetSnapshotRefUpdate(
-                    snapshot_id=snapshot.snapshot_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
-                ),
-            ]
+            updates += _current(snapshot)
             expired = [] if self._created else _expired(metadata, change.keep)
             if expired:
                 updates.append(RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in expired]))
-            requirements: tuple[TableRequirement, ...] = (AssertCreate(),)
-            if not self._created:
-                assertion = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=self.snapshot)
-                requirements = AssertTableUUID(uuid=metadata.table_uuid), assertion
-            try:
-                table._do_commit(tuple(updates), requirements)
-            except Exception as error:
-                if _is_refused(error):
-                    writer.discard()
-                raise
+            self._apply(updates, writer)
             self._created = False
             _clean(table, expired)
             return snapshot.snapshot_id
+
+    def _apply(self, updates: Sequence[TableUpdate], writer: SnapshotWriter) -> None:
+        """Change the table if it is as it was loaded; if that is refused, delete what was written for it, and raise."""
+        table = self._loaded
+        requirements: tuple[TableRequirement, ...] = (AssertCreate(),)
+        if not self._created:
+            assertion = AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=self.snapshot)
+            requirements = AssertTableUUID(uuid=table.metadata.table_uuid), assertion
+        try:
+            table._do_commit(tuple(updates), requirements)
+        except Exception as error:
+            if _is_refused(error):
+                writer.discard()
+            raise
 
     def forget(self, is_removed: Callable[[str], bool]) -> tuple[int, list[str]]:
         """Forget every snapshot that names a removed file, also as one that it deleted, and the manifests of it.
@@ -303,24 +303,12 @@ class IcebergTable:
             writer = SnapshotWriter(table, metadata.schema(), metadata.specs())
             if current in concerned:
                 snapshot = writer.write(self._manifests(), [], {}, self._own_summary(), again=concerned[current])
-                reference = SetSnapshotRefUpdate(
-                    snapshot_id=snapshot.snapshot_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
-                )
-                updates += [AddSnapshotUpdate(snapshot=snapshot), reference]
+                updates += _current(snapshot)
             if gone:
                 updates.append(RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in gone]))
             if not updates:
                 return 0, kept
-            requirements = (
-                AssertTableUUID(uuid=metadata.table_uuid),
-                AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=current),
-            )
-            try:
-                table._do_commit(tuple(updates), requirements)
-            except Exception as error:
-                if _is_refused(error):
-                    writer.discard()
-                raise
+            self._apply(updates, writer)
             return len(gone), [*kept, *(f"{path} cannot be deleted" for path in _clean(table, gone))]
 
     def _naming(self, is_removed: Callable[[str], bool]) -> dict[int, frozenset[str]]:
@@ -436,6 +424,14 @@ def _transforms(partitions: Partitions) -> Iterator[tuple[str, int, Transform[An
         unit = "day" if partitions.day else "hour"
         transform: Transform[Any, Any] = DayTransform() if partitions.day else HourTransform()
         yield f"{partitions.time}_{unit}", FIELD_IDS[partitions.time], transform
+
+
+def _current(snapshot: Snapshot) -> list[TableUpdate]:
+    """Return what makes a snapshot the current one."""
+    reference = SetSnapshotRefUpdate(
+        snapshot_id=snapshot.snapshot_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
+    )
+    return [AddSnapshotUpdate(snapshot=snapshot), reference]
 
 
 def _expired(metadata: TableMetadata, keep: datetime) -> list[Snapshot]:

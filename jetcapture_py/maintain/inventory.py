@@ -93,6 +93,11 @@ def listed(files: Iterable[File]) -> Inventory:
     return found
 
 
+def root_url(archive: ArchiveFiles) -> str:
+    """Return the URL before the paths of objects, as the table has it."""
+    return f"{archive.url.rstrip('/')}/"
+
+
 def bucket_in(path: str) -> int | None:
     """Return the bucket that the path of an object names; None if it cannot be that of an object."""
     match = _BUCKET.search(path)

@@ -32,7 +32,7 @@ from jetcapture_py.config.maintain import CompactConfig, TableConfig
 from jetcapture_py.config.model import Config, StoreConfig
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError, VanishedError
-from jetcapture_py.maintain.inventory import PathSet
+from jetcapture_py.maintain.inventory import PathSet, root_url
 from jetcapture_py.maintain.table_plan import TablePlan
 from jetcapture_py.reading.plan import list_objects, read_identities
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
@@ -206,11 +206,6 @@ def _relative(archive: ArchiveFiles, files: Mapping[str, T]) -> dict[str, T]:
 def table_path(archive: ArchiveFiles, path: str) -> str:
     """Return the path of an object as the table has it."""
     return f"{root_url(archive)}{path}"
-
-
-def root_url(archive: ArchiveFiles) -> str:
-    """Return the URL before the paths of objects, as the table has it."""
-    return f"{archive.url.rstrip('/')}/"
 
 
 @contextmanager

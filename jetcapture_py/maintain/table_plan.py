@@ -24,7 +24,7 @@ from jetcapture_py.archive.overlaps import resolve
 from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.unit import Outcome
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.maintain.inventory import Inventory, NotedObjects, PathSet, bucket_in, listed, names_of
+from jetcapture_py.maintain.inventory import Inventory, NotedObjects, PathSet, bucket_in, listed, names_of, root_url
 from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts, read_identities
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural, without_credentials
@@ -120,7 +120,7 @@ class TablePlan:
     @property
     def root(self) -> str:
         """The URL before the paths of objects, as the table has it."""
-        return f"{self.archive.url.rstrip('/')}/"
+        return root_url(self.archive)
 
     @property
     def new(self) -> int:

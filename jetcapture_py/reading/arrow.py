@@ -176,7 +176,7 @@ class PlanReader:
         if self.seqs is None or (self.seqs[0] <= name.first_seq and name.last_seq <= self.seqs[1]):
             return ranges
         low, high = self.seqs
-        within = ((max(first, low), min(last, high)) for first, last in ranges or [self.seqs])
+        within = ((max(first, low), min(last, high)) for first, last in ([self.seqs] if ranges is None else ranges))
         return [(first, last) for first, last in within if first <= last]
 
     def _sources(self, stored: Iterable[str], name: ObjectName) -> dict[str, str]:

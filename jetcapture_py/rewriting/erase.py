@@ -464,15 +464,15 @@ class _Eraser:
 
     def _tidy(self) -> None:
         """Remove what killed processes have left, and the directories of keys without objects."""
-        stream, now = self._config.source.stream, time.time()
+        stream = self._config.source.stream
         for file in self._archive.files(stream):
             name = file.path.rpartition("/")[2]
             if file.name is not None:
                 continue
             if not (name.startswith(".") and name.endswith(".tmp")):
                 self._unfinished.append(f"{file.path}: not searched: it is no object")
-            elif file.modified is None or now - file.modified <= ABANDONED:
-                self._unfinished.append(f"{file.path}: a process is writing it, or was killed: run it again in an hour")
+            elif reason := unfinished(file):
+                self._unfinished.append(reason)
             else:
                 self._archive.remove(file)
         self._archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
@@ -507,6 +507,13 @@ def _grouped(reasons: Mapping[str, str]) -> Iterator[str]:
     for reason, several in paths.items():
         more = f" and {plural(len(several) - 1, 'other')}" if several[1:] else ""
         yield f"{several[0]}{more}: {reason}"
+
+
+def unfinished(file: File) -> str:
+    """Return that a process may still write a file that belongs to nothing; "" if it was abandoned long ago."""
+    if file.modified is None or time.time() - file.modified <= ABANDONED:
+        return f"{file.path}: a process is writing it, or was killed: run it again in an hour"
+    return ""
 
 
 def _source(file: File) -> Source:

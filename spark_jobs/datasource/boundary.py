@@ -114,8 +114,8 @@ class BoundaryFinder:
         self._files, self._stream, self._subjects = files, stream, subjects
         self._known: tuple[Any, tuple[tuple[str, int], ...], OwnMessages] | None = None
 
-    def find(self, session: Session, *, erased: bool = True) -> Boundary:
-        """Find it as of now; without `erased`, tombstones that were found before are not looked for again.
+    def find(self, session: Session) -> Boundary:
+        """Find it as of now.
 
         Raises JetcaptureError, also for a stream whose acknowledged messages are gone: some that are stored already
         leave it before the watermark says so.
@@ -134,9 +134,8 @@ class BoundaryFinder:
         if self._known is None or self._known[0] != basis:
             self._known = basis, *session.run(self._lineage(session.reads, state, notes))
         _, incarnations, own = self._known
-        if erased:
-            own = OwnMessages(oldest=own.oldest, links=own.links, erased=files.erased(stream, own.erased))
-            self._known = basis, incarnations, own
+        own = OwnMessages(oldest=own.oldest, links=own.links, erased=files.erased(stream, own.erased))
+        self._known = basis, incarnations, own
         same = mark is not None and _is_of(mark, state)
         history = [] if mark is None or not same else [(entry.after, entry.subjects) for entry in mark.filters]
         archived = 0

@@ -161,14 +161,14 @@ def described(
     fields = [name for name in columns if name not in _OTHERS]
     if bucket != stream:
         fields = [name for name in fields if name not in ("key_name", "operation", "revision")]
-    if decode is None and (fields or rule != (template := _FIELDS_OF_KEY.sub("", rule))):
+    template = _FIELDS_OF_KEY.sub("", rule)
+    if decode is None and (fields or rule != template):
         shown = ", ".join(fields[:_MAX_SHOWN]) + (", …" if len(fields) > _MAX_SHOWN else "")
         what = f"decoded columns ({shown})" if fields else f"keys of decoded fields ({rule})"
         raise JetcaptureError(
             f"the archive of stream {stream} has {what}: give the capture's configuration (config), or its section "
             "decode"
         )
-    template = _FIELDS_OF_KEY.sub("", rule)
     time, unit, fallback = _TIME.fullmatch(own.get("time", layout.STREAM_TIME)).groups()  # type: ignore[union-attr]
     return parse(
         {
