@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.capture import storing
+from jetcapture_py.capture import side_tasks, storing
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.jetstream import acks
@@ -534,7 +534,11 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
 
 
 @on_both_receive_paths
-def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(nats_server: Start, tmp_path: Path) -> None:
+def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_tasks, "POLL", 600)  # the server says it first where nobody asks
+
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, plain(100))
