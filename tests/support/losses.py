@@ -211,7 +211,7 @@ HISTORIES: tuple[tuple[History, dict[str, Any]], ...] = (
     (_nothing, {"retention": "interest"}),
     (_purged, {"max_msgs_per_subject": 20, "deny_delete": True, "allow_rollup_hdrs": True}),
     (_rolled_up, {"max_msgs_per_subject": 3, "deny_delete": True, "allow_rollup_hdrs": True}),
-    (_nothing, {"max_age": 1 * SECOND}),
+    (_aged, {"max_age": 3600 * SECOND}),
 )
 """What happens to a stream, and its configuration, of which some are those of KV buckets."""
 
