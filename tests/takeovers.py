@@ -49,7 +49,6 @@ class Takeovers:
     def __init__(self, url: str, directory: Path, client: Client) -> None:
         self.archive, self.client = directory / "archive", client
         self.seconds: list[float] = []
-        self.published = 0
         sections = {"source": {"mode": "ordered"}, "block": {"max_age": "200ms"}}
         self._commands = [
             Command(directory, settings(url, self.archive, **sections), name=f"replica{number}") for number in range(3)
@@ -66,8 +65,7 @@ class Takeovers:
     async def publish(self) -> None:
         """Publish until canceled."""
         while True:
-            await self.client.jetstream().publish("orders.a", b"%d" % self.published, timeout=30)
-            self.published += 1
+            await self.client.jetstream().publish("orders.a", b"", timeout=30)
             await asyncio.sleep(0.005)
 
     async def round(self, number: signal.Signals, stopped: float) -> float:
@@ -106,8 +104,8 @@ class Takeovers:
                 return max(range(len(now)), key=lambda index: last[index])
             await asyncio.sleep(POLL)
 
-    async def end(self) -> set[int]:
-        """Drain all; return the sequences that are missing."""
+    async def end(self, published: int) -> set[int]:
+        """Drain all; return the sequences up to `published` that are missing."""
         await asyncio.sleep(3)
         for command in self._commands:
             command.process.send_signal(signal.SIGTERM)
@@ -115,8 +113,8 @@ class Takeovers:
             await asyncio.to_thread(command.wait)
         stored = sum(name.rows for name in objects(self.archive))
         seqs = {row[layout.SEQ] for row in rows(self.archive)}
-        print(f"{self.published} published, {len(seqs)} in the archive, {stored - len(seqs)} stored again", flush=True)
-        return set(range(1, self.published + 1)) - seqs
+        print(f"{published} published, {len(seqs)} in the archive, {stored - len(seqs)} stored again", flush=True)
+        return set(range(1, published + 1)) - seqs
 
     def kill(self) -> None:
         """Leave no process."""
@@ -139,8 +137,7 @@ async def run(count: int, number: signal.Signals, stopped: float) -> int:
                 publishing.cancel()
                 await asyncio.gather(publishing, return_exceptions=True)
                 info = await client.jetstream().stream_info(STREAM)
-                trial.published = info.state.last_seq
-                missing = await trial.end()
+                missing = await trial.end(info.state.last_seq)
             finally:
                 publishing.cancel()
                 trial.kill()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.replica import ChaosError
-from tests.chaos.trial import Outcome, Storm, at_once, every, trial
+from tests.chaos.trial import Outcome, Storm, at_once, every, together, trial
 from tests.chaos.world import Shape, World
 
 KILLS, SERVER_KILLS = 560, 56
@@ -100,6 +100,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="what the faults and messages follow from; default: random")
     parser.add_argument("--kills", type=int, help="no more faults after so many kills of daemons")
     parser.add_argument("--cluster", action="store_true", help="three servers, R3, the leader killed every 10 s")
+    parser.add_argument(
+        "--step-downs", type=float, metavar="SECONDS", help="with --cluster: leaders step down this often"
+    )
     parser.add_argument("--messages", type=int, help="publish so many; with --cluster 300,000")
     parser.add_argument(
         "--stall", action="store_true", help="only SIGSTOP one of three replicas for three times ack_wait"
@@ -141,7 +144,10 @@ def _plan(options: argparse.Namespace) -> tuple[Shape, Storm, float]:
         def through(world: World) -> bool:
             return world.publishing.done() and world.counts["leader kills"] >= LEADER_KILLS
 
-        return shape, every(LEADER_EVERY, "server.kill_leader", through, limit), limit + 900
+        storms = [every(LEADER_EVERY, "server.kill_leader", through, limit)]
+        if options.step_downs:
+            storms.append(every(options.step_downs, "server.step_down", through, limit))
+        return shape, together(storms), limit + 900
     shape = Shape(
         replicas=options.replicas,
         store=options.store,

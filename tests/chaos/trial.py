@@ -212,6 +212,17 @@ def every(seconds: float, name: str, enough: Callable[[World], bool], limit: flo
     return storm
 
 
+def together(storms: Sequence[Storm]) -> Storm:
+    """Several at the same time, until all have ended."""
+
+    async def storm(world: World) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for each in storms:
+                tasks.create_task(each(world))
+
+    return storm
+
+
 def each_once(names: Sequence[str]) -> Storm:
     """Every fault once: those of a group one after another, the groups at the same time."""
     groups: dict[str, list[str]] = {}
