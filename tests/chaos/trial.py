@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.replica import ChaosError
 from tests.chaos.world import Shape, World
 
-Storm = Callable[[World], Awaitable[None]]
+Storm = Callable[[World], Coroutine[Any, Any, None]]
 _SAMPLE = 0.25
 SETTLE = 90.0
 """Seconds after the last fault until everything must be captured."""
