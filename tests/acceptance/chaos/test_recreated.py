@@ -55,7 +55,13 @@ def test_what_is_held_of_a_stream_that_is_gone_is_stored_and_not_acknowledged_to
                 proxy.refusing = True
                 proxy.cut()
             stream = client.jetstream()
+
+            async def waits() -> bool:
+                return bool((await stream.consumer_info(STREAM, CONSUMER)).num_waiting)
+
             same = (await stream.consumer_info(STREAM, CONSUMER)).config
+            if not cut_off:
+                await until(waits, "the server has a pull to answer")
             await stream.delete_stream(STREAM)
             await publish(server.url, ((f"orders.{number}", b"new", None) for number in range(COUNT)))
             await stream.add_consumer(STREAM, same)

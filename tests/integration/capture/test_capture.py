@@ -547,6 +547,11 @@ def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(
             async with running(config(server.url, tmp_path / "archive", drain_timeout="20s")) as capture:
                 await until(lambda: capture.blocks.rows == 100, "all are held")
                 async with connection(server.url) as client:
+
+                    async def waits() -> bool:
+                        return bool((await client.jetstream().consumer_info(STREAM, CONSUMER)).num_waiting)
+
+                    await until(waits, "the server has a pull to answer")
                     await client.jetstream().delete_consumer(STREAM, CONSUMER)
                 await until(lambda: capture.source.failure is not None, "the deletion is noticed")
 
