@@ -136,7 +136,7 @@ def test_spark_reads_each_message_once_in_every_layout_and_every_type(tmp_path: 
         assert [tuple(row) for row in spark.ask(sql)] == amounts
 
 
-def test_every_engine_reads_as_the_archives_own_reader_while_two_keep_the_table_and_are_killed_at_every_step(
+def test_every_engine_reads_what_we_read_while_two_keep_the_table_and_are_killed_at_every_step(
     tmp_path: Path, duckdb: DuckdbIceberg
 ) -> None:
     world = World(tmp_path, compact={"after": "0s", "grace": "60s", "target": "1MiB"})
@@ -181,7 +181,7 @@ def test_every_engine_reads_as_the_archives_own_reader_while_two_keep_the_table_
             thread.start()
         seen: set[int] = set()
         snapshots: set[int | None] = set()
-        read: Counter[str] = Counter()
+        read = 0
         try:
             start, moments = time.monotonic(), sorted(chance.uniform(0, SPACING * MOMENTS) for _ in range(MOMENTS))
             while moments or len(snapshots) < 5:
@@ -198,13 +198,13 @@ def test_every_engine_reads_as_the_archives_own_reader_while_two_keep_the_table_
                 assert seen <= now <= stored
                 seen = now
                 snapshots.add(table.metadata.current_snapshot_id)
-                read.update(engines)
+                read += 1
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
         injected = Counter(kills.read_text().splitlines())
-        print(f"{dict(read)} moments, {len(snapshots)} snapshots, {len(seen)} messages, kills: {dict(injected)}")
+        print(f"{read} moments, {len(snapshots)} snapshots, {len(seen)} messages, kills: {dict(injected)}")
         world.passes = Maintenance(world.config)
         assert world.passes.run().tables["messages"].unsettled == 0
         table = world.load()
