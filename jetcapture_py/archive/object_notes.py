@@ -13,6 +13,7 @@ import base64
 import json
 import re
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,10 @@ MARGIN = 60
 _MAX_KINDS = 256
 _MAX_SCHEMA = 256 << 10
 """Bytes of a schema from which on objects are not noted."""
+_MAX_SCHEMAS = 4 << 20
+"""Bytes of all schemas of a note, about."""
+_MAX_UNWRITTEN = 16
+"""Full notes that wait for a store that takes objects but no notes; the oldest are dropped."""
 _HASH_BYTES = 8
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{16}\.json")
 
@@ -78,70 +83,95 @@ def hash_of(path: str) -> int:
     return int.from_bytes(blake2b(data, digest_size=_HASH_BYTES).digest(), "big")
 
 
-def kind_of(name: ObjectName, data: bytes, reader: footer.SchemaReader) -> ObjectKind:
-    """Return what the footer `data` of an object says. Raises pa.ArrowInvalid."""
-    schema = reader.schemas[reader.number(data)]
-    return ObjectKind(
-        schema=schema.serialize().to_pybytes(),
-        interval=footer.number_in(data, layout.INTERVAL) or 0,
-        bundles=(footer.number_in(data, layout.BUNDLES) or 0) if name.bundle else 0,
-        untimed=name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME),
-    )
-
-
 class NoteWriter:
-    """The notes of one replica: `record` what it stored; write what is `due`, and say so with `wrote`."""
+    """The notes of one replica: `record` what it stored; write what is `due`, and say so with `wrote`. Thread-safe.
+
+    Both take too long for an event loop.
+    """
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
+        self._lock = threading.Lock()
         self.forget()
 
     def forget(self) -> None:
         """Begin another note, and write nothing more of what was recorded."""
-        self._reader = footer.SchemaReader()
-        self._full: dict[str, tuple[bytes, int]] = {}
-        self._begin()
+        with self._lock:
+            self._reader = footer.SchemaReader()
+            self._full: dict[str, tuple[bytes, int]] = {}
+            self._begin()
 
     def _begin(self) -> None:
         self._begun = time.time()
         at = f"{datetime.fromtimestamp(self._begun, UTC):%Y%m%dT%H%M%SZ}"
         self._path = f"{directory(self._stream)}/{at}-{secrets.token_hex(8)}.json"
         self._kinds: dict[ObjectKind, int] = {}
+        self._places: dict[tuple[int, int, int, bool], int | None] = {}
         self._objects: list[tuple[str, int, int, int]] = []
         self._written = 0
+
+    def _end(self) -> None:
+        """Keep the note until it is written, and begin another one."""
+        if self._objects:
+            self._full[self._path] = self._content(), len(self._objects)
+        while len(self._full) > _MAX_UNWRITTEN:
+            del self._full[next(iter(self._full))]
+        self._begin()
 
     def record(self, name: ObjectName, data: pa.Buffer) -> None:
         """Add an object that was stored just now. One that cannot be described is left out."""
         if not name.parquet:
             return
         view = memoryview(data).cast("B")
-        try:
-            kind = kind_of(name, footer.find(lambda size: bytes(view[-size:])), self._reader)
-        except (pa.ArrowException, ValueError):
-            return
+        with self._lock:
+            if time.time() - self._begun > MAX_AGE:  # its name tells of which objects it may be
+                self._end()
+            try:
+                place = self._place(name, footer.find(lambda size: bytes(view[-size:])))
+            except (pa.ArrowException, ValueError):
+                return
+            if place is None:
+                return
+            self._objects.append((f"{hash_of(name.path):016x}", len(view), place, int(time.time())))
+            full = len(self._objects) >= MAX_OBJECTS or len(self._kinds) >= _MAX_KINDS
+            if full or sum(len(kind.schema) for kind in self._kinds) > _MAX_SCHEMAS:
+                self._end()
+
+    def _place(self, name: ObjectName, data: bytes) -> int | None:
+        """Return the index of the kind that the footer `data` tells; None if it is too large to note.
+
+        Raises pa.ArrowInvalid.
+        """
         if len(self._reader.schemas) >= _MAX_KINDS:  # those of blocks that will not come again
             self._reader = footer.SchemaReader()
-        if len(kind.schema) > _MAX_SCHEMA:
-            return
-        place = self._kinds.setdefault(kind, len(self._kinds))
-        self._objects.append((f"{hash_of(name.path):016x}", len(view), place, int(time.time())))
-        if len(self._objects) >= MAX_OBJECTS or len(self._kinds) >= _MAX_KINDS or time.time() - self._begun > MAX_AGE:
-            self._full[self._path] = self._content(), len(self._objects)
-            self._begin()
+            self._places.clear()
+        number = self._reader.number(data)
+        interval = footer.number_in(data, layout.INTERVAL) or 0
+        bundles = (footer.number_in(data, layout.BUNDLES) or 0) if name.bundle else 0
+        untimed = name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME)
+        told = number, interval, bundles, untimed
+        if told not in self._places:
+            schema = self._reader.schemas[number].serialize().to_pybytes()
+            kind = ObjectKind(schema=schema, interval=interval, bundles=bundles, untimed=untimed)
+            fits = len(schema) <= _MAX_SCHEMA
+            self._places[told] = self._kinds.setdefault(kind, len(self._kinds)) if fits else None
+        return self._places[told]
 
     def due(self) -> list[tuple[str, bytes, int]]:
         """Return the notes to write: where, what, and for how many objects."""
-        notes = [(path, content, objects) for path, (content, objects) in self._full.items()]
-        if len(self._objects) > self._written:
-            notes.append((self._path, self._content(), len(self._objects)))
-        return notes
+        with self._lock:
+            notes = [(path, content, objects) for path, (content, objects) in self._full.items()]
+            if len(self._objects) > self._written:
+                notes.append((self._path, self._content(), len(self._objects)))
+            return notes
 
     def wrote(self, path: str, objects: int) -> None:
         """Note that a note was written, for so many objects."""
-        if path in self._full and self._full[path][1] == objects:  # not of before it was full
-            del self._full[path]
-        elif path == self._path:
-            self._written = objects
+        with self._lock:
+            if path in self._full and self._full[path][1] == objects:  # not of before it was full
+                del self._full[path]
+            elif path == self._path:
+                self._written = objects
 
     def _content(self) -> bytes:
         kinds = [

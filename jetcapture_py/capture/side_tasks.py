@@ -217,7 +217,7 @@ async def _note_objects(state: CaptureState) -> None:
             notes.write_note(path, content)
 
     try:
-        for path, content, objects in writer.due():
+        for path, content, objects in await state.in_thread(state.store_threads, writer.due):
             await state.in_thread(state.store_threads, write, path, content)
             writer.wrote(path, objects)
     except StoreError as error:

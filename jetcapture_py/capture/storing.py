@@ -74,7 +74,7 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock | None]) -
         for attempt, delay in enumerate(delays(FIRST_RETRY, LONGEST_RETRY), 1):
             storing.began(turn, loop.time())
             objects_left = [each for _, each in pending]
-            outcomes = await state.in_thread(state.store_threads, _put_each, state.store, objects_left)
+            outcomes = await state.in_thread(state.store_threads, _put_each, state, objects_left)
             failed: list[tuple[int, EncodedBlock]] = []
             errors: list[Exception] = []
             for (index, encoded), (outcome, seconds) in zip(pending, outcomes, strict=True):
@@ -83,8 +83,6 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock | None]) -
                     errors.append(outcome)
                 else:
                     storing.succeeded(seconds)
-                    if state.object_notes is not None:
-                        state.object_notes.record(encoded.name, encoded.data)
                     yield index, outcome
             if not failed:
                 if attempt > 1:
@@ -141,7 +139,7 @@ async def check_drained(state: CaptureState, *, pulls_ended: bool) -> None:
         raise DrainError(f"drain: {reason}; unconfirmed messages are redelivered after ack_wait")
 
 
-def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str | Exception, float]]:
+def _put_each(state: CaptureState, objects: Sequence[EncodedBlock]) -> list[tuple[str | Exception, float]]:
     """Return each object's location or error, and the seconds taken. Runs in a worker thread."""
     outcomes: list[tuple[str | Exception, float]] = []
     first, failure = time.perf_counter(), None
@@ -150,10 +148,12 @@ def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str |
         if failure is not None and began - first > LONGEST_TURN:
             outcomes.append((failure, 0.0))
             continue
-        outcome = _put(store, encoded)
+        outcome = _put(state.store, encoded)
+        outcomes.append((outcome, time.perf_counter() - began))
         if isinstance(outcome, Exception):
             failure = outcome
-        outcomes.append((outcome, time.perf_counter() - began))
+        elif state.object_notes is not None:
+            state.object_notes.record(encoded.name, encoded.data)
     return outcomes
 
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.unit import Outcome
 from jetcapture_py.text import escaped, plural
 
@@ -46,17 +45,19 @@ class Summary:
 
 
 def summarize(
-    chosen: Sequence[Source],
+    objects: int,
+    size: int,
     outcomes: Sequence[Outcome],
     removed: Collection[str],
     errors: Sequence[str],
     dry_run: bool,
 ) -> Summary:
-    """Summarize the outcomes for the `chosen` objects; `removed` are paths, `errors` are failures to remove."""
-    sizes = {source.name.path: source.size for source in chosen}
+    """Summarize the outcomes for so many chosen objects of `size` bytes together; `removed` are paths, `errors` are
+    failures to remove."""
     changes = []
     for outcome in outcomes:
-        gone = [sizes[path] for path in outcome.removable if path in sizes and (dry_run or path in removed)]
+        pairs = zip(outcome.removable, outcome.sizes, strict=True)
+        gone = [each for path, each in pairs if dry_run or path in removed]
         if gone or outcome.written:
             change = Change(
                 key=outcome.key,
@@ -70,13 +71,12 @@ def summarize(
             )
             changes.append(change)
     changes.sort(key=lambda change: (change.key or "", change.bundle, change.bucket))
-    total = sum(sizes.values())
     return Summary(
         dry_run=dry_run,
-        objects_before=len(chosen),
-        objects_after=len(chosen) + sum(change.objects_after - change.objects_before for change in changes),
-        bytes_before=total,
-        bytes_after=total + sum(change.bytes_after - change.bytes_before for change in changes),
+        objects_before=objects,
+        objects_after=objects + sum(change.objects_after - change.objects_before for change in changes),
+        bytes_before=size,
+        bytes_after=size + sum(change.bytes_after - change.bytes_before for change in changes),
         duplicates=sum(change.duplicates for change in changes),
         changes=tuple(changes),
         left=dict(Counter(outcome.left for outcome in outcomes if outcome.left and not outcome.failed)),

@@ -67,8 +67,8 @@ class Outcome:
 
     `written` has path and bytes of new objects; in a dry run the path is empty, and they have `rows` rows. `holders`
     together have all messages, and the last of them was written at `since` (seconds since the epoch), so `removable`
-    may be removed. `duplicates` counts copied rows. `left` is the reason why not everything was compacted; `failed`:
-    that is an error. `missing` are the sources that the host `worker` did not find.
+    may be removed, of which `sizes` are the bytes. `duplicates` counts copied rows. `left` is the reason why not
+    everything was compacted; `failed`: that is an error. `missing` are the sources that the host `worker` did not find.
     """
 
     key: str | None
@@ -80,6 +80,7 @@ class Outcome:
     rows: int = 0
     holders: list[str] = field(default_factory=list)
     removable: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     since: float = 0.0
     duplicates: int = 0
     left: str = ""
@@ -256,11 +257,12 @@ class _Compaction:
         done.duplicates = int(unit.counts.sum()) - survey_.rows(unit.first, unit.end)
         if self._spec.dry_run:
             kept = {name.path for name in holders}
-            done.removable = [each.name.path for each in unit.sources if each.name.path not in kept]
-            return done
-        done.holders = [name.path for name in holders]
-        done.removable = [unit.sources[index].name.path for index in removable(unit, holders)]
-        if done.removable:
+            gone = [each for each in unit.sources if each.name.path not in kept]
+        else:
+            done.holders = [name.path for name in holders]
+            gone = [unit.sources[index] for index in removable(unit, holders)]
+        done.removable, done.sizes = [each.name.path for each in gone], [each.size for each in gone]
+        if done.holders and done.removable:
             now = time.time()  # a store's clock may be ahead
             done.since = now if done.written else min(now, max(map(self._files.modified, done.holders)))
         return done

@@ -24,8 +24,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -41,11 +41,14 @@ from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, comp
 from jetcapture_py.config.block import MAX_BUNDLES
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import SHARE, ArchiveFiles
 from jetcapture_py.text import plural
 
 _REMOVERS = 16
+_AHEAD = 8
+"""Units for each core that are ready to be compacted."""
 _MIN_ROWS = 1 << 18
 """Rows that an object may always have."""
 
@@ -107,21 +110,29 @@ class Compaction:
         waiting: Iterable[Outcome] = (),
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._files = Files(archive)
+        self._archive, self._files = archive, Files(archive)
         self._settings = settings
         self._tell = tell
         start, end, keys, *_ = settings.selection
         self._directories = [f"{layout.QUARANTINE}/{stream}" if settings.quarantine else stream]
         if keys is not None:
             self._directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
-        found = self._files.find(self._directories)
-        self.listed = [source for source in found if source.name.parquet]
-        """All Parquet objects, also those of buckets that are not selected or not complete."""
-        self.others = len(found) - len(self.listed)
+        self._listed = Inventory(1)
+        self.others = 0
         """Objects in other formats, which are left alone."""
+        self._objects, self._size = 0, 0
+        for file in archive.below(*self._directories):
+            name = file.name
+            if name is None:
+                continue
+            if not name.parquet:
+                self.others += 1
+                continue
+            self._listed.add(name.bucket, file.path, file.size)
+            if _begins_within(name.bucket, start, end):
+                self._objects, self._size = self._objects + 1, self._size + file.size
         if self.others:
             tell(f"left alone, because only Parquet is compacted: {plural(self.others, 'other object')}")
-        self._chosen = [source for source in self.listed if _begins_within(source.name.bucket, start, end)]
         closed = time.time() - settings.after
         mark = None if settings.incomplete else archive.watermark(stream)
         if mark is not None and mark.time.timestamp() < closed:
@@ -133,33 +144,61 @@ class Compaction:
             dry_run=settings.dry_run,
             bundles=settings.bundles,
         )
-        present = {source.name.path for source in self.listed}
+        known = list(waiting)
+        present = PathSet(self.paths() if known else ())
         self.outcomes = [
             replace(each, objects=each.objects + len(each.written), written=[])
-            for each in waiting
-            if present.intersection(each.removable)
+            for each in known
+            if not present.isdisjoint(each.removable)
         ]
         """What was done, for a unit, or for the objects of a unit with compatible schemas."""
         self.waiting = list(self.outcomes)
         """Those of them whose replaced objects are still there."""
+        self._done = PathSet(path for each in self.outcomes for path in (*each.removable, *each.holders))
         self._removed: set[str] = set()
         self._errors: list[str] = []
 
-    def work(self) -> list[Sequence[Source]]:
-        """Return the objects to compact, by unit."""
-        closed = [source for source in self._chosen if source.name.bucket < self.spec.closed]
+    @property
+    def listed(self) -> int:
+        """How many Parquet objects there are, also in buckets that are not selected or not complete."""
+        return self._listed.files
+
+    def paths(self) -> Iterator[str]:
+        """Yield the paths of the Parquet objects, until `forget`."""
+        return (path for path, _ in self._listed)
+
+    def forget(self) -> None:
+        """Give back the memory of the listing, after all work."""
+        self._listed = Inventory(1)
+
+    def work(self) -> Iterator[Sequence[Source]]:
+        """Yield the objects to compact, by unit."""
+        return (sources for bucket in self.buckets() for sources in self.work_in(bucket))
+
+    def buckets(self) -> list[int]:
+        """Return the buckets that may be compacted."""
+        start, end, *_ = self._settings.selection
+        return sorted(
+            bucket
+            for bucket in self._listed.buckets
+            if bucket < self.spec.closed and _begins_within(bucket, start, end)
+        )
+
+    def work_in(self, bucket: int) -> list[Sequence[Source]]:
+        """Return the objects of a bucket to compact, by unit."""
+        named = ((layout.parse_path(path), size) for path, (size,) in self._listed.of(bucket))
+        sources = [Source(name, size) for name, size in named if name is not None]
         target, row_bytes = self.spec.target, self.spec.row_bytes
-        found: Iterable[Sequence[Source]] = (unit.sources for unit in units(closed, target, row_bytes))
+        found: Iterable[Sequence[Source]] = (unit.sources for unit in units(sources, target, row_bytes))
         if self.spec.bundles:
-            found = moves(closed, self.spec.bundles, target, row_bytes)
-        done = {path for each in self.outcomes for path in (*each.removable, *each.holders)}
-        return [sources for sources in found if not any(source.name.path in done for source in sources)]
+            found = moves(sources, self.spec.bundles, target, row_bytes)
+        return [each for each in found if self._done.isdisjoint(source.name.path for source in each)]
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add the outcomes of the work. That a worker does not see objects which are all still there is a failure."""
         new = list(outcomes)
         missing = [outcome for outcome in new if outcome.missing]
-        present = {source.name.path for source in self._files.find(self._directories)} if missing else set()
+        present = self._present() if missing else PathSet()
         for outcome in missing:
             if present.issuperset(outcome.missing):
                 count = plural(len(outcome.missing), "object")
@@ -195,13 +234,13 @@ class Compaction:
             self._tell(f"waiting {format_duration(round(seconds))} for readers before removing {count}")
             time.sleep(seconds)
         in_table = named()
-        present = {source.name.path for source in self._files.find(self._directories)}
+        present = self._present()
         paths: list[str] = []
         for outcome in due:
             if not in_table.isdisjoint(outcome.removable):
                 self.waiting.append(outcome)
             elif present.issuperset(outcome.holders):
-                paths += [path for path in outcome.removable if path in present]
+                paths += present.among(outcome.removable)
             else:
                 outcome.left = CHANGED
         with ThreadPoolExecutor(_REMOVERS) as threads:
@@ -216,7 +255,11 @@ class Compaction:
 
     def summary(self) -> Summary:
         """Summarize what was done, or would be."""
-        return summarize(self._chosen, self.outcomes, self._removed, self._errors, self.spec.dry_run)
+        return summarize(self._objects, self._size, self.outcomes, self._removed, self._errors, self.spec.dry_run)
+
+    def _present(self) -> PathSet:
+        """Return the paths of the objects that there are now."""
+        return PathSet(file.path for file in self._archive.below(*self._directories))
 
 
 def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:
@@ -238,25 +281,44 @@ def compact_in_threads(
     budget = MemoryBudget(memory)
     row_bytes = compaction.spec.target / max(_MIN_ROWS, budget.rows)
     compaction.spec = replace(compaction.spec, row_bytes=row_bytes)
-    work = compaction.work()
-    sizes = [sum(source.size for source in sources) for sources in work]
-    left, left_bytes = sum(map(len, work)), sum(sizes)
+    left, left_bytes = 0, 0
+    buckets = []
+    for bucket in compaction.buckets():
+        if work := compaction.work_in(bucket):
+            buckets.append(bucket)
+            left += sum(map(len, work))
+            left_bytes += sum(map(_size_of, work))
 
-    def compact(sources: Sequence[Source], size: int) -> list[Outcome]:
-        with budget.taken(merging(sources, size, compaction.spec, local=archive.local)):
+    def compact(sources: Sequence[Source]) -> list[Outcome]:
+        with budget.taken(merging(sources, _size_of(sources), compaction.spec, local=archive.local)):
             if stop is not None and stop.is_set():
                 return []
             return compact_unit(Files(archive), compaction.spec, sources)
 
+    running: dict[Future[list[Outcome]], Sequence[Source]] = {}
+
+    def take(least: int) -> None:
+        """Take what is done, until so many are running."""
+        nonlocal left, left_bytes
+        while len(running) > least:
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                compaction.add(done.result())
+                sources = running.pop(done)
+                left, left_bytes = left - len(sources), left_bytes - _size_of(sources)
+                progress(left, left_bytes)
+
     progress(left, left_bytes)
     with ThreadPoolExecutor(_cores(), "compact") as threads:
-        running = {threads.submit(compact, *each): each for each in zip(work, sizes, strict=True)}
-        for done in as_completed(running):
-            compaction.add(done.result())
-            sources, size = running[done]
-            left, left_bytes = left - len(sources), left_bytes - size
-            progress(left, left_bytes)
+        for bucket in buckets:
+            for sources in compaction.work_in(bucket):
+                running[threads.submit(compact, sources)] = sources
+                take(_AHEAD * _cores())
+        take(0)
     pa.default_memory_pool().release_unused()
+
+
+def _size_of(sources: Sequence[Source]) -> int:
+    return sum(source.size for source in sources)
 
 
 def _cores() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -111,7 +112,8 @@ class Expiry:
         mark = self.archive.watermark(self.stream)
         closed = time.time() - self.keep
         closed = closed if mark is None else min(closed, mark.time.timestamp())
-        named = [(file, file.name) for file in self.archive.files(self.stream) if file.name is not None]
+        parts = map(self.archive.below, (self.stream, f"{layout.QUARANTINE}/{self.stream}"))  # never all at once
+        named = ((file, file.name) for file in chain.from_iterable(parts) if file.name is not None)
         older = [(file, name) for file, name in named if name.bucket < closed]
         if self.writer is not None and not self.writer.reads:
             count = sum(name.suffix == self.writer.suffix for _, name in older)

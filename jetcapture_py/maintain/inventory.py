@@ -73,6 +73,10 @@ class Inventory:
         """The buckets of the files that were not taken."""
         return self._buckets.keys()
 
+    def of(self, bucket: int) -> BucketFiles:
+        """Return the files of a bucket."""
+        return self._buckets.get(bucket) or BucketFiles(self._width)
+
     def take(self, bucket: int) -> BucketFiles:
         """Remove and return the files of a bucket."""
         return self._buckets.pop(bucket, None) or BucketFiles(self._width)
@@ -128,20 +132,29 @@ class PathSet:
         return len(self._hashes)
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and self._has([path])
+        return isinstance(path, str) and bool(self._has([path])[0])
 
     def isdisjoint(self, paths: Iterable[str]) -> bool:
         """Whether it has none of these paths."""
-        return not self._has(list(paths))
+        return not self._has(list(paths)).any()
 
-    def _has(self, paths: Sequence[str]) -> bool:
+    def issuperset(self, paths: Iterable[str]) -> bool:
+        """Whether it has all of these paths."""
+        return bool(self._has(list(paths)).all())
+
+    def among(self, paths: Sequence[str]) -> list[str]:
+        """Return those of the paths that it has."""
+        return [path for path, has in zip(paths, self._has(paths), strict=True) if has]
+
+    def _has(self, paths: Sequence[str]) -> Any:
+        """Return a mask of the paths that it has."""
         if not paths or not self._hashes:
-            return False
+            return np.zeros(len(paths), bool)
         if self._sorted is None:
             self._sorted = np.sort(np.frombuffer(self._hashes, np.int64))  # a copy: the array can still grow
         asked = np.fromiter(map(hash, paths), np.int64, len(paths))
         places = np.minimum(np.searchsorted(self._sorted, asked), len(self._sorted) - 1)
-        return bool((self._sorted[places] == asked).any())
+        return self._sorted[places] == asked
 
 
 class NotedObjects:

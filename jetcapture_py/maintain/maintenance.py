@@ -115,9 +115,11 @@ class Maintenance:
         started = time.monotonic()
         _refuse_nothing(open_archive(self.config.store.url, self.config.store.options), self.config.source.stream)
         self._compactions = self._compacted(stop)
+        self._tidy()
+        for compaction in self._compactions.values():
+            compaction.forget()  # not another listing beside it
         self._expiry = self._expired()
         self._tabulate()
-        self._tidy()
         for part, compaction in self._compactions.items():
             if part not in self._held:
                 compaction.remove(wait=False, named=partial(self._named, part))
@@ -207,11 +209,11 @@ class Maintenance:
         if not old:
             return
         path = random.choice(old)  # noqa: S311  # any of them
-        data = archive.read_note(path)
         with suppress(JetcaptureError):  # a damaged note stays: it may be of a later version
+            data = archive.read_note(path)
             if data is not None:
                 noted = set(object_notes.decode(data, stream, path).hashes.tolist())
-                listed = (source.name.path for each in self._compactions.values() for source in each.listed)
+                listed = (path for compaction in self._compactions.values() for path in compaction.paths())
                 if not any(number in noted for number in map(object_notes.hash_of, listed)):
                     archive.remove(archive.at(path, 0))
 

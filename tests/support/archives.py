@@ -149,11 +149,12 @@ def lay_out(
 
 
 def put(root: Path, block: EncodedBlock) -> Path:
-    """Store an object in the archive at `root`; where it lies."""
+    """Store an object in the archive at `root`, where it appears as a whole; where it lies."""
     path = root / block.name.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(block.data)
-    return path
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(block.data)
+    return unfinished.replace(path)
 
 
 def merge(root: Path, names: Sequence[ObjectName], *, keep: bool = False) -> Path:

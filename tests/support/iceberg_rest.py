@@ -1,6 +1,6 @@
 """Iceberg's own REST catalog, from the tests of its Java library, with the libraries that PySpark brings.
 
-Maven gets its jars, once for a virtual environment, and `IcebergRest.java` answers HTTP with them.
+`IcebergRest.java` answers HTTP with it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.support.maven import jars
 
 VERSION = "1.10.0"
 _JARS = [
@@ -28,33 +28,6 @@ _JARS = [
     ("org.apache.httpcomponents.client5", "httpclient5", "5.5"),
     ("org.apache.httpcomponents.core5", "httpcore5", "5.3.4"),
 ]
-_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-
-
-def _project() -> str:
-    """A Maven project that depends on the jars."""
-    names, dependencies = ("groupId", "artifactId", "version", "classifier"), ""
-    for jar in _JARS:
-        fields = "".join(f"<{name}>{value}</{name}>" for name, value in zip(names, jar, strict=False))
-        dependencies += f"<dependency>{fields}</dependency>"
-    own = "<modelVersion>4.0.0</modelVersion><groupId>tests</groupId><artifactId>tests</artifactId><version>1</version>"
-    return f"<project>{own}<dependencies>{dependencies}</dependencies></project>"
-
-
-def _jars() -> Path:
-    """The directory with the jars; the test is skipped where they cannot be had."""
-    home = Path(sys.prefix) / f"iceberg-rest-{VERSION}"
-    if not home.exists():
-        if shutil.which("mvn") is None:
-            pytest.skip("needs Maven")
-        with tempfile.TemporaryDirectory(dir=home.parent) as directory:
-            (Path(directory) / "pom.xml").write_text(_project())
-            words = ["mvn", "--batch-mode", _COPY, "-DexcludeTransitive", "-DoutputDirectory=jars"]
-            done = subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False, timeout=600)
-            if done.returncode:
-                pytest.skip(f"Maven cannot get Iceberg's catalog: {done.stdout[-500:]}")
-            (Path(directory) / "jars").rename(home)
-    return home
 
 
 @contextlib.contextmanager
@@ -63,7 +36,9 @@ def serve(directory: Path) -> Iterator[str]:
     spark = find_spec("pyspark")
     if spark is None or spark.origin is None or shutil.which("javac") is None:
         pytest.skip("needs PySpark and a JDK")
-    classes = os.pathsep.join([f"{_jars()}/*", f"{Path(spark.origin).parent}/jars/*", str(directory)])
+    classes = os.pathsep.join(
+        [f"{jars(f'iceberg-rest-{VERSION}', _JARS)}/*", f"{Path(spark.origin).parent}/jars/*", str(directory)]
+    )
     source = Path(__file__).with_name("IcebergRest.java")
     subprocess.run(["javac", "-nowarn", "-cp", classes, "-d", directory, source], check=True, capture_output=True)
     command = ["java", "-cp", classes, "org.apache.iceberg.rest.IcebergRest"]

@@ -16,6 +16,7 @@ from pyiceberg.catalog import load_catalog
 
 from jetcapture_py import read_archive
 from jetcapture_py.archive import object_notes
+from jetcapture_py.archive.object_notes import NoteWriter
 from jetcapture_py.config.model import Config
 from jetcapture_py.maintain.maintenance import Maintenance
 from jetcapture_py.rewriting.erase import erase
@@ -52,9 +53,19 @@ def notes(root: Path) -> list[Path]:
     return sorted((root / "archive" / "_objects").rglob("*.json"))
 
 
-def test_a_table_of_captured_objects_needs_no_footer_that_a_note_tells(nats_server: Start, tmp_path: Path) -> None:
+def test_a_table_of_captured_objects_needs_no_footer_that_a_note_tells(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
     table = {"name": "nats.orders", "catalog": catalog, "quarantine": "nats.dead"}
+    record = NoteWriter.record
+
+    def beside_the_loop(*arguments: Any) -> None:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        record(*arguments)
+
+    monkeypatch.setattr(NoteWriter, "record", beside_the_loop)
     settings = captured(nats_server().url, tmp_path, table=table)
     archive = tmp_path / "archive"
     next((archive / "_watermark").iterdir()).unlink()  # or the last bucket is not complete

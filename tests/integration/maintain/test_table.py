@@ -6,19 +6,14 @@ import asyncio
 import dataclasses
 import json
 import os
-import random
 import re
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import partial
-from itertools import count
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import polars as pl
@@ -51,7 +46,7 @@ from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
 from tests.support.archives import HOUR, put
 from tests.support.documents import blocks
-from tests.support.duckdb_iceberg import DuckdbIceberg
+from tests.support.iceberg_engines import DuckdbIceberg
 from tests.support.s3 import CREDENTIALS, names, serve, upload
 
 pytestmark = pytest.mark.usefixtures("without_plugin")
@@ -184,8 +179,7 @@ def by_duckdb(duckdb: DuckdbIceberg, table: Table, condition: str = "true") -> C
     return {(key, int(hour)): (count, int(total)) for key, hour, count, total in rows}
 
 
-def test_every_engine_reads_each_message_once_in_every_layout(tmp_path: Path, duckdb: DuckdbIceberg) -> None:
-    world = World(tmp_path)
+def write_every_layout(world: World) -> None:
     for number, key in enumerate(KEYS):
         for hour in (0, 1):
             first = 1000 * number + 100 * hour
@@ -195,6 +189,11 @@ def test_every_engine_reads_each_message_once_in_every_layout(tmp_path: Path, du
         world.write([5000 + number], key, hour=2, bundles=16)
         world.write([6000 + number], key, hour=24, bundles=4, interval=86400)
     world.write([7000], "long", hour=48, interval=2700)
+
+
+def test_every_engine_reads_each_message_once_in_every_layout(tmp_path: Path, duckdb: DuckdbIceberg) -> None:
+    world = World(tmp_path)
+    write_every_layout(world)
     expected = truth(world)
     result = world.commit()
     assert (result.unsettled, result.rows) == (0, sum(count for count, _ in expected.values()))
@@ -816,100 +815,6 @@ def test_a_table_in_s3_is_kept_with_the_stores_own_options(tmp_path: Path) -> No
         kept = [name for name in names(endpoint, url) if "_table" not in name]
         assert len(kept) == len(KEYS), "sources are removed"
         assert all(name.startswith("nats/_table/nats.orders/metadata/") for name in names(endpoint, f"{url}/_table"))
-
-
-KILLED_AGAIN_AND_AGAIN = """
-import os, random, select, signal, sys
-from pathlib import Path
-from jetcapture_py.config.model import load
-from jetcapture_py.maintain import iceberg, manifests, table_columns
-from jetcapture_py.maintain.maintenance import Maintenance
-longest = 1.0
-while not select.select([sys.stdin], [], [], 0)[0]:
-    longest += 1  # so that in the end a pass ends on any machine
-    if child := os.fork():
-        os.waitpid(child, 0)
-        continue
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.2, longest))  # which kills it, as nothing handles the signal
-    maintenance = Maintenance(load(Path(sys.argv[1])))
-    while True:
-        maintenance.run()
-"""
-
-
-@pytest.mark.exhaustive
-def test_readers_see_each_message_once_while_two_maintain_it_and_are_killed(
-    tmp_path: Path, duckdb: DuckdbIceberg
-) -> None:
-    world = World(tmp_path, compact={"after": "0s", "grace": "60s", "target": "1MiB"})
-    config = tmp_path / "orders.yaml"
-    table = {"name": "nats.orders", "catalog": world.catalog}
-    config.write_text(
-        json.dumps(
-            {
-                "store": world.store,
-                "source": {"stream": "ORDERS", "consumer": "archive"},
-                "maintain": {"compact": world.compact, "table": table},
-            }
-        )
-    )
-    log = tmp_path / "log"
-    chance, stored, stop = random.Random(7), set(range(1, 3)), Event()
-    world.write([1, 2], hour=0)
-    world.commit()
-
-    def capture() -> None:
-        seq = 10
-        while not stop.wait(0.5) and seq < 400:
-            seqs = list(range(seq, seq + chance.randint(2, 5)))
-            seq = seqs[-1] + 1
-            key, hour, value = chance.choice(KEYS), chance.randint(0, 5), chance.choice(([1], ["x"], [1.5]))
-            world.write(seqs, key, hour=hour, v=value * len(seqs))
-            stored.update(seqs)
-            if chance.random() < 0.3:  # some of them come again, with others
-                again = [*seqs[-2:], seq]
-                seq += 1
-                world.write(again, key, hour=hour, v=value * len(again))
-                stored.update(again)
-
-    def maintain() -> None:
-        command = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, str(config)]
-        with log.open("ab") as errors, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors) as process:
-            stop.wait()
-            process.communicate()
-
-    threads = [Thread(target=target) for target in (capture, maintain, maintain)]
-    for thread in threads:
-        thread.start()
-    seen: set[int] = set()
-    try:
-        snapshots: set[int | None] = set()
-        for moment in count():
-            loaded = world.load()
-            engine = (by_pyiceberg, by_polars, partial(by_duckdb, duckdb))[moment % 3]
-            counts = engine(loaded)
-            found = loaded.scan(selected_fields=(layout.SEQ,)).to_arrow()[layout.SEQ].to_pylist()
-            assert len(found) == len(set(found)) == sum(count for count, _ in counts.values())
-            assert sum(found) == sum(total for _, total in counts.values())
-            assert seen <= set(found) <= stored
-            seen = set(found)
-            snapshots.add(loaded.metadata.current_snapshot_id)
-            if moment >= 15 and len(snapshots) >= 5:
-                break
-            time.sleep(random.uniform(0, 1))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    world.passes = Maintenance(world.config)
-    world.passes.run()
-    table_ = world.load()
-    result = world.passes._result().tables["messages"]
-    settled = truth(world)
-    assert result.unsettled == 0
-    assert by_pyiceberg(table_) == by_polars(table_) == by_duckdb(duckdb, table_) == settled
-    assert sum(count for count, _ in settled.values()) == len(stored), log.read_text()
-    assert not [finding for finding in compare_tables(world.config) if finding.severity is Severity.FAILURE]
 
 
 @pytest.mark.exhaustive

@@ -120,6 +120,19 @@ def test_a_note_is_written_again_until_it_is_full(tmp_path: Path, monkeypatch: p
     assert writer.due() == []
 
 
+def test_a_note_is_as_old_as_its_name_and_only_some_wait_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, each = 1_700_000_000.0, encoded(10)
+    monkeypatch.setattr(object_notes.time, "time", lambda: now)
+    monkeypatch.setattr(object_notes, "_MAX_UNWRITTEN", 2)
+    writer = NoteWriter("ORDERS")
+    for _ in range(4):
+        now += 3 * object_notes.MAX_AGE  # nothing was stored
+        writer.record(each.name, each.data)
+    due = [(object_notes.begun(path), decode(content, "ORDERS", path)) for path, content, _ in writer.due()]
+    expected = [now - 6 * object_notes.MAX_AGE, now - 3 * object_notes.MAX_AGE, now]
+    assert [(begun, note.stored.tolist()) for begun, note in due] == [(at, [at]) for at in expected]
+
+
 def test_what_is_no_note_of_the_stream_is_refused() -> None:
     writer = NoteWriter("ORDERS")
     each = encoded(10)
