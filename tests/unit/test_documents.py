@@ -185,8 +185,10 @@ def test_every_alert_has_a_runbook_and_no_other() -> None:
         r"^### (\w+)\n\n\*(\w+)\.\* .+?- \*\*See:\*\* .+?- \*\*Do:\*\* ", text, re.DOTALL | re.MULTILINE
     )
     assert dict(runbooks) == severities
-    named = {rule["alert"]: rule["annotations"]["runbook"] for group in groups for rule in group["rules"]}
-    assert named == {name: f"docs/monitoring.md#{name.lower()}" for name in severities}
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    page = f"{project['urls']['Source']}/blob/main/docs/monitoring.md"
+    named = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
+    assert named == {name: f"{page}#{name.lower()}" for name in severities}
 
 
 def test_every_message_that_troubleshooting_explains_is_one_of_the_code() -> None:
