@@ -20,13 +20,15 @@ RUN = $(VENV)/bin/python -m
 INSTALL = $(RUN) pip install --quiet --disable-pip-version-check --editable
 FOR_DEMO = $(VENV)/installed-demo
 FOR_DEV = $(VENV)/installed-dev
+SITE_ENV = .venv-site
+FOR_SITE = $(SITE_ENV)/installed
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-exhaustive test-all test-lowest lint bench chaos clean dist docs screenshots java
+.PHONY: help demo test test-exhaustive test-all test-lowest lint bench chaos clean dist docs site screenshots java
 
 help:
-	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
+	@echo 'make demo    orders from a NATS server of its own to Parquet, SQL and back; ARGS="--messages 5000"'
 	@echo 'make test    what a change must pass, WORKERS=6 tests at a time; ARGS="-k name"'
 	@echo 'make test-exhaustive   what make test leaves out: every combination, older servers, many more examples'
 	@echo 'make test-all   both'
@@ -34,12 +36,13 @@ help:
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
-	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md and kubernetes.md, and docs/modules.md'
+	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md, kubernetes.md and modules.md, and the dashboard'
+	@echo 'make site    the documents as a site, in build/site; fails for a link that leads nowhere; ARGS=serve shows it'
 	@echo 'make screenshots   take the pictures of docs/images, in 17 minutes, with Chromium; ARGS="--minutes 5"'
 	@echo 'make dist    what a release consists of, in dist: sdist, wheel, chart (with helm), SBOM, checksums'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
 
-demo: $(FOR_DEMO) java
+demo: $(FOR_DEMO)
 	@$(RUN) jetcapture_py demo $(ARGS)
 
 # more workers than cores, because tests often wait
@@ -81,6 +84,11 @@ chaos: $(FOR_DEV) java
 docs: $(FOR_DEV)
 	@$(VENV)/bin/python docs/generate.py
 
+# an environment of its own: it needs nothing of the product, whose sources it only reads
+site: $(FOR_SITE)
+	@NO_MKDOCS_2_WARNING=1 $(SITE_ENV)/bin/python -m mkdocs $(or $(ARGS),build --quiet) --strict
+	@echo 'build/site/index.html'
+
 screenshots: $(FOR_DEV) java
 	@$(VENV)/bin/python docs/screenshots.py $(ARGS)
 
@@ -97,7 +105,7 @@ dist: $(FOR_DEV)
 	rm -rf $(DIST_ENV)
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(DIST_ENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) $(LOWEST) $(DIST_ENV) $(SITE_ENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
 	find jetcapture_py spark_jobs tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(FOR_DEMO): pyproject.toml
@@ -115,6 +123,13 @@ $(FOR_DEMO): pyproject.toml
 	echo 'Installing jetcapture and what it needs into $(VENV) …'; \
 	$(INSTALL) '.[demo]'; \
 	touch '$@'
+
+$(FOR_SITE): pyproject.toml
+	@set -e; for python in $(PYTHON); do if "$$python" -c '$(USABLE)' 2>/dev/null; then break; fi; done; \
+	"$$python" -m venv --clear $(SITE_ENV); \
+	requirements=$$("$$python" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])'); \
+	$(SITE_ENV)/bin/python -m pip install --quiet --disable-pip-version-check $$requirements
+	@touch '$@'
 
 # after the demonstration's, and not beside it: two installations at once would spoil each other
 $(FOR_DEV): $(FOR_DEMO)

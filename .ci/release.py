@@ -1,10 +1,12 @@
 """Print the changelog's section of a release, for its notes: .ci/release.py v0.1.0
 
-Fails unless the tag is the version of pyproject.toml, of the chart and of the manifests, and the changelog has it.
+Fails unless the tag is the version of pyproject.toml, of the chart and of the manifests, and the changelog has it. In a
+workflow, the address of the repository must be that of pyproject.toml.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -15,7 +17,11 @@ ROOT = Path(__file__).parent.parent
 
 def notes(tag: str) -> str:
     """The section of the changelog; ends the program with the reason where something does not fit."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version, source = project["version"], project["urls"]["Source"]
+    repository = os.environ.get("GITHUB_REPOSITORY", "")
+    if not source.endswith(repository):
+        raise SystemExit(f'pyproject.toml has {source}, but this is {repository}: see "Release" in CONTRIBUTING.md')
     if tag != f"v{version}":
         raise SystemExit(f"the tag is {tag}, but pyproject.toml has version {version}")
     chart = (ROOT / "examples/kubernetes/chart/Chart.yaml").read_text()

@@ -484,9 +484,12 @@ def demo(
         Path | None, typer.Option("--dir", help="Directory for the archive; by default a new one.")
     ] = None,
     messages: Annotated[int, typer.Option(min=1000, help="How many orders to publish.")] = 200_000,
+    with_spark: Annotated[
+        bool, typer.Option("--spark", help="Query with Spark, which needs the extra spark and Java 17.")
+    ] = False,
 ) -> None:
-    """Start a NATS server; publish, capture, query and replay orders, showing each step."""
-    raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages))
+    """Start a NATS server; publish, capture and query orders, and publish the result, showing each step."""
+    raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages, spark=with_spark))
 
 
 app.add_typer(commands.app)

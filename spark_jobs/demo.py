@@ -1,7 +1,8 @@
-"""`jetcapture demo`: orders from a NATS server to Parquet, Spark SQL and back, step by step.
+"""`jetcapture demo`: orders from a NATS server to Parquet, SQL and back, step by step.
 
-It needs the extra `demo` and Java 17 and touches nothing outside its directory. Everything runs in its own process
-group, on ports that the system chose; the group is killed when the demo ends, however it ends.
+It needs the extra `demo`, with `--spark` also `spark` and Java 17, and touches nothing outside its directory.
+Everything runs in its own process group, on ports that the system chose; the group is killed when the demo ends,
+however it ends.
 """
 
 from __future__ import annotations
@@ -59,22 +60,27 @@ FROM archive GROUP BY region, currency ORDER BY orders DESC"""
 REASONS = """SELECT stage, left(regexp_replace(error, '[0-9]+', 'N'), 60) AS reason, count(*) AS messages,
        left(decode(first(_nats_payload), 'ISO-8859-1'), 48) AS example
 FROM quarantine GROUP BY stage, reason ORDER BY messages DESC, reason LIMIT 8"""
-COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive), (SELECT count(*) FROM archive),
-       (SELECT count(DISTINCT _nats_seq) FROM quarantine)"""
+DUCKDB_SQL = SQL.replace("size(items)", "len(items)")
+DUCKDB_REASONS = """SELECT stage, left(regexp_replace(error, '[0-9]+', 'N', 'g'), 60) AS reason, count(*) AS messages,
+       left(replace(CAST(first(_nats_payload) AS VARCHAR), '\\x22', '"'), 48) AS example
+FROM quarantine GROUP BY ALL ORDER BY messages DESC, reason LIMIT 8"""
+COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive) AS messages,
+       (SELECT count(*) FROM archive) AS stored_rows,
+       (SELECT count(DISTINCT _nats_seq) FROM quarantine) AS quarantined"""
 _SERVER_START, _STALLED = 15.0, 120.0
 
 
-def run(directory: Path | None, messages: int) -> int:
+def run(directory: Path | None, messages: int, *, spark: bool = False) -> int:
     """Run the demo in its own process group; return 0 if every order is accounted for."""
     try:
-        _check_prerequisites()
+        _check_prerequisites(spark=spark)
         home = _new_home(directory)
     except JetcaptureError as error:
         return _failed(error)
     signals: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {number: signal.signal(number, lambda number, _: signals.append(number)) for number in numbers}
-    command = [sys.executable, "-m", "spark_jobs.demo", str(home), str(messages)]
+    command = [sys.executable, "-m", "spark_jobs.demo", str(home), str(messages), *(["spark"] if spark else [])]
     try:
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as group:
             while group.poll() is None and not signals:
@@ -93,7 +99,7 @@ def run(directory: Path | None, messages: int) -> int:
     return group.returncode
 
 
-def main(home: str, messages: str) -> int:
+def main(home: str, messages: str, engine: str = "duckdb") -> int:
     """Run the demo in this process group; kill the group when standard input closes because the parent is gone."""
 
     def end_with_parent() -> None:
@@ -103,7 +109,8 @@ def main(home: str, messages: str) -> int:
     threading.Thread(target=end_with_parent, daemon=True).start()
     width = None if sys.stdout.isatty() else 140
     try:
-        _Demo(Console(highlight=False, soft_wrap=True, emoji=False, width=width), Path(home), int(messages)).run()
+        console = Console(highlight=False, soft_wrap=True, emoji=False, width=width)
+        _Demo(console, Path(home), int(messages), spark=engine == "spark").run()
     except JetcaptureError as error:
         return _failed(error)
     return 0
@@ -114,10 +121,14 @@ def _failed(error: JetcaptureError) -> int:
     return 1
 
 
-def _check_prerequisites() -> None:
+def _check_prerequisites(*, spark: bool) -> None:
     _server_binary()
+    if importlib.util.find_spec("duckdb") is None:
+        raise JetcaptureError("duckdb is missing: pip install 'jetcapture[demo]'")
+    if not spark:
+        return
     if importlib.util.find_spec("pyspark") is None:
-        raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo]'")
+        raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo,spark]'")
     from spark_jobs.job import require_java
 
     require_java()
@@ -170,8 +181,8 @@ def orders(number_of: int) -> Iterator[tuple[str, bytes]]:
 class _Demo:
     """The steps, in order."""
 
-    def __init__(self, console: Console, home: Path, messages: int) -> None:
-        self.console, self.home, self.messages = console, home, messages
+    def __init__(self, console: Console, home: Path, messages: int, *, spark: bool) -> None:
+        self.console, self.home, self.messages, self.spark = console, home, messages, spark
         self.archive, self.logs = home / "archive", home / "logs"
         self.began = time.monotonic()
 
@@ -184,10 +195,42 @@ class _Demo:
         self._timed("messages stored and acknowledged", lambda: asyncio.run(self._capture(url)))
         self._step("3. The archive")
         self._show_archive()
-        with self._spark_errors():
-            self._query(url)
+        if self.spark:
+            with self._spark_errors():
+                self._query_with_spark(url)
+        else:
+            self._query_with_duckdb(url)
 
-    def _query(self, url: str) -> None:
+    def _query_with_duckdb(self, url: str) -> None:
+        self._step("4. The quarantine: messages that could not be decoded, with the reason and the raw bytes")
+        self._table(*_columns_and_rows(self._queried(DUCKDB_REASONS)))
+        self._step("5. `jetcapture query`: SQL over the archive, each message once")
+        self.console.print(DUCKDB_SQL, style="dim", markup=False)
+        result = self._queried(DUCKDB_SQL)
+        self._table(*_columns_and_rows(result))
+        self._step(f"6. Publish the result to the subjects results.* and read it back from the stream {RESULTS}")
+        asyncio.run(_publish_rows(url, result))
+        self._read_back(url, len(result))
+        (counts,) = self._queried(COUNTS)
+        self._finish(*counts.values())
+
+    def _queried(self, sql: str) -> list[dict[str, Any]]:
+        """Return the rows that `jetcapture query` prints."""
+        words = [sys.executable, "-m", "jetcapture_py", "query", str(self.archive), STREAM, sql, "--format", "json"]
+        with self.console.status("Querying …"):
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise JetcaptureError(f"the query failed: {done.stderr.strip()}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def _read_back(self, url: str, published: int) -> None:
+        read = asyncio.run(_read_back(url, published))
+        for subject, payload in read:
+            self.console.print(Text.assemble("  ", (f"{subject:<15}", "green"), payload))
+        if len(read) != published:
+            raise JetcaptureError(f"{published} results were published, but {len(read)} were read back")
+
+    def _query_with_spark(self, url: str) -> None:
         from spark_jobs.archive import archive_view
         from spark_jobs.job import session
         from spark_jobs.replay import replay
@@ -206,12 +249,7 @@ class _Demo:
         result = spark.sql(SQL)
         self._table(result.columns, result.collect())
         self._step(f"6. Publish the result to the subjects results.* and read it back from the stream {RESULTS}")
-        published = replay(result, url, "results.{region}").published
-        read = asyncio.run(_read_back(url, published))
-        for subject, payload in read:
-            self.console.print(Text.assemble("  ", (f"{subject:<15}", "green"), payload))
-        if len(read) != published:
-            raise JetcaptureError(f"{published} results were replayed, but {len(read)} were read back")
+        self._read_back(url, replay(result, url, "results.{region}").published)
         spark.stop()
         self._finish(*counts)
 
@@ -343,9 +381,10 @@ class _Demo:
         objects = f"{glob.escape(str(self.archive / STREAM))}/**/*.parquet".replace("'", "''")
         query = "SELECT key, count(*) FROM {} GROUP BY key"
         self.console.print("\n[bold]The archive is kept. Query it with[/]")
+        ours = ("python", "-m", "spark_jobs.query") if self.spark else ("jetcapture", "query")
         for words in (
+            (*ours, str(self.archive), STREAM, query.format("archive")),
             ("duckdb", "-c", query.format(f"read_parquet('{objects}', hive_partitioning=true)")),
-            ("python", "-m", "spark_jobs.query", str(self.archive), STREAM, query.format("archive")),
         ):
             self.console.print("  " + " ".join(map(_shell_quoted, words)), markup=False)
         self.console.print(f"  Logs and the replicas' configuration are in {self.home}.", markup=False)
@@ -362,6 +401,18 @@ class _Demo:
 
 async def _quiet(_: Exception) -> None:
     """Ignore asynchronous errors: an interruption may stop the server first."""
+
+
+def _columns_and_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    return list(rows[0]) if rows else ["nothing"], [list(row.values()) for row in rows]
+
+
+async def _publish_rows(url: str, rows: Sequence[dict[str, Any]]) -> None:
+    client = await connect(NatsConfig(servers=(url,)), "jetcapture demo", timeout=5)
+    async with Publisher(client, window=100, ack_timeout=30) as publisher:
+        subjects = pa.array([f"results.{row['region']}" for row in rows])
+        await publisher.publish_batch(subjects, pa.array([msgspec.json.encode(row) for row in rows]))
+    await client.close()
 
 
 async def _read_back(url: str, expected: int) -> list[tuple[str, str]]:

@@ -33,6 +33,8 @@ SUMMARY_EVERY = 60.0
 MAX_LOGGED_REASONS = 5
 MAX_OBJECTS = 10
 MAX_REASONS = 20
+MAX_STAGES = 20
+"""Maximum stages that are counted by their name; your own decoder may name any. The rest counts as other."""
 _NEW_REASONS = 5
 """Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
 
@@ -142,6 +144,8 @@ class Quarantine:
     """The last reasons for the quarantine, and its log: when it begins, then a summary a minute while it goes on."""
 
     def __init__(self) -> None:
+        self.stages: Counter[str] = Counter()
+        """Messages by the stage that failed, such as decode or key."""
         self._reasons: dict[tuple[str, str], QuarantineReason] = {}  # least recently seen first
         self._messages = 0  # not logged yet
         self._logged: Counter[str] = Counter()
@@ -162,6 +166,9 @@ class Quarantine:
             self._first = {"first_seq": row[layout.SEQ]}
             self._first |= {"first_stage": row[layout.STAGE], "first_error": row[layout.ERROR]}
         self._messages += rows.num_rows
+        for stage in pc.value_counts(rows.column(layout.STAGE)).to_pylist():
+            known = stage["values"] in self.stages or len(self.stages) < MAX_STAGES
+            self.stages[stage["values"] if known else "other"] += stage["counts"]
         self._logged.update(self._counted(rows))
         if len(self._logged) > MAX_REASONS * _NEW_REASONS:  # texts with a value in them
             self._logged = Counter(dict(self._logged.most_common(MAX_REASONS)))

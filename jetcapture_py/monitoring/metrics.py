@@ -66,6 +66,8 @@ class Metrics(_Metrics):
         yield _counter("messages_stored", "Messages stored, including those in quarantine", stats.stored_messages)
         yield _counter("messages_acked", "Messages acknowledged after storing", stats.acked)
         yield _counter("messages_quarantined", "Messages quarantined", stats.quarantined)
+        stages = dict(stats.quarantine.stages)
+        yield _counters("messages_quarantined_by_stage", "Messages quarantined, by what failed", "stage", stages)
         text = "Messages delivered again after they were erased: acknowledged and not stored"
         yield _counter("messages_erased", text, stats.erased)
         yield _counter("stray_frames", "Received frames that are not messages of the consumer", stats.strays)

@@ -26,12 +26,8 @@ MESSAGES = 5000
 BROKEN = 5
 
 
-def command(directory: Path) -> list[str]:
-    return [sys.executable, "-m", "jetcapture_py", *arguments(directory)]
-
-
-def arguments(directory: Path) -> list[str]:
-    return ["demo", "--messages", str(MESSAGES), "--dir", str(directory)]
+def command(directory: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "jetcapture_py", "demo", "--messages", str(MESSAGES), "--dir", str(directory), *more]
 
 
 def marked(mark: str) -> Iterator[list[str]]:
@@ -82,24 +78,25 @@ class Run:
         return shlex.split(line)
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(scope="module", params=["", pytest.param("--spark", marks=pytest.mark.spark)])
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """In a directory whose name means something to URLs, globs, YAML, SQL, shells or terminals, wherever it can."""
     parent, mark = tmp_path_factory.mktemp("demo"), uuid.uuid4().hex
     directory = parent / """all 'my' "orders": 50%20 #1 é [bold] *? $HOME :smile: & co"""
+    more = [request.param] if request.param else []
+    java = {} if more else {"JAVA_HOME": str(parent)}  # it needs none
     done = subprocess.run(
-        command(directory),
+        command(directory, *more),
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, MARK: mark},
+        env={**os.environ, **java, MARK: mark},
         cwd=parent,
         check=False,
     )
     return Run(directory, done.returncode, done.stdout, done.stderr, left_over(mark))
 
 
-@pytest.mark.spark
 def test_the_demonstration_ends_well_and_says_where_everything_is(demo: Run) -> None:
     assert demo.code == 0, demo.output + demo.errors
     assert demo.errors == ""
@@ -109,27 +106,23 @@ def test_the_demonstration_ends_well_and_says_where_everything_is(demo: Run) -> 
     assert list(demo.directory.parent.iterdir()) == [demo.directory]
 
 
-@pytest.mark.spark
 def test_every_order_is_in_the_archive_or_the_quarantine(demo: Run) -> None:
     counts = re.search(r"([\d,]+) orders published, ([\d,]+) in the archive, ([\d,]+) in the quarantine", demo.output)
     assert counts, demo.output
     assert [int(count.replace(",", "")) for count in counts.groups()] == [MESSAGES, MESSAGES - BROKEN, BROKEN]
 
 
-@pytest.mark.spark
 def test_the_result_comes_back_from_nats(demo: Run) -> None:
     replayed = re.findall(r"^  results\.(\w+) +\{.*\"orders\":(\d+)", demo.output, re.MULTILINE)
     assert {region for region, _ in replayed} == {"eu", "us", "apac", "latam"}
     assert sum(int(orders) for _, orders in replayed) == MESSAGES - BROKEN
 
 
-@pytest.mark.spark
 def test_no_process_is_left_and_the_server_is_gone(demo: Run) -> None:
     assert demo.left == []
     assert not accepts(server_port(demo.output))
 
 
-@pytest.mark.spark
 def test_the_printed_duckdb_command_reads_the_archive(demo: Run) -> None:
     program, option, sql = demo.printed("duckdb ")
     assert (program, option) == ("duckdb", "-c")
@@ -139,11 +132,14 @@ def test_the_printed_duckdb_command_reads_the_archive(demo: Run) -> None:
     assert sum(counts.values()) == MESSAGES - BROKEN
 
 
-@pytest.mark.spark
 @pytest.mark.exhaustive
-def test_the_printed_spark_command_reads_the_archive(demo: Run) -> None:
-    program, *arguments = demo.printed("python ")
-    assert program == "python"
+def test_the_printed_command_of_ours_reads_the_archive(demo: Run) -> None:
+    if "Spark" in demo.output:
+        program, *arguments = demo.printed("python ")
+        assert program == "python"
+    else:
+        program, *arguments = demo.printed("jetcapture ")
+        arguments = ["-m", "jetcapture_py", *arguments]
     done = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
@@ -241,9 +237,9 @@ def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path, step: in
         run.result()
 
 
-def refused(directory: Path, environment: Mapping[str, str], python: str = sys.executable) -> str:
+def refused(directory: Path, environment: Mapping[str, str], *more: str, python: str = sys.executable) -> str:
     """What a demonstration that cannot start says: one line, and it leaves nothing."""
-    words = [python, *command(directory)[1:]]
+    words = [python, *command(directory, *more)[1:]]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert (done.returncode, done.stdout) == (1, ""), done
     assert not directory.exists()
@@ -256,10 +252,10 @@ def test_without_a_server_it_says_in_one_line_what_to_install(tmp_path: Path) ->
     python = tmp_path / "bin" / "python"  # with no nats-server beside it
     python.symlink_to(Path(sys.executable).resolve())
     environment = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    line = refused(tmp_path / "demo", environment, str(python))
+    line = refused(tmp_path / "demo", environment, python=str(python))
     assert line == "jetcapture demo: nats-server is missing: pip install 'jetcapture[demo]'"
 
 
 def test_without_java_it_says_in_one_line_what_to_install(tmp_path: Path) -> None:
-    line = refused(tmp_path / "demo", {**os.environ, "JAVA_HOME": str(tmp_path)})
+    line = refused(tmp_path / "demo", {**os.environ, "JAVA_HOME": str(tmp_path)}, "--spark")
     assert line == "jetcapture demo: Spark needs Java: install Java 17 (openjdk-17-jre-headless)"

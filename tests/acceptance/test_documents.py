@@ -43,7 +43,20 @@ PYTHON = {
     "docs/tutorial.md": 1,
 }
 """Blocks of Python by page; a test below, or in test_tutorial.py or maintain/test_table.py, runs each of them."""
-OTHERS = {".", "chromium", "docker", "find", "helm", "kubectl", "nats-server", "promtool", "python", "python3"}
+OTHERS = {
+    ".",
+    "cd",
+    "chromium",
+    "docker",
+    "find",
+    "git",
+    "helm",
+    "kubectl",
+    "nats-server",
+    "promtool",
+    "python",
+    "python3",
+}
 """Programs of others that commands may call."""
 
 

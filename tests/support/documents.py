@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
@@ -68,3 +70,13 @@ def commands(block: Block) -> list[str]:
     """Return the commands of a block for a shell, without comments, continued lines as one."""
     text = block.text.replace("\\\n", " ")
     return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def generator() -> ModuleType:
+    """Return what `make docs` runs."""
+    specification = importlib.util.spec_from_file_location("generate", REPOSITORY / "docs" / "generate.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module

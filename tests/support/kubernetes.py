@@ -20,7 +20,7 @@ VERSIONS = ("1.27", "1.32", "1.37")
 """Versions of Kubernetes whose schemas are checked; the first is the oldest that the chart supports."""
 KUBE_VERSION = ("--kube-version", VERSIONS[0])
 """What helm assumes of the cluster: a helm that `go install` built has an old version for a default."""
-CUSTOM = {"ServiceMonitor", "ScaledObject"}
+CUSTOM = {"PrometheusRule", "ScaledObject", "ServiceMonitor"}
 """Kinds that Kubernetes itself does not know."""
 
 Object = dict[str, Any]
@@ -32,6 +32,10 @@ class RefusedError(Exception):
 
 def render(*values: Path | Mapping[str, Any], release: str = "orders", namespace: str = "archive") -> list[Object]:
     """Return the objects of a release with these values, later ones over earlier ones; raises RefusedError."""
+    return [each for each in yaml.safe_load_all(_rendered(values, release, namespace)) if each]
+
+
+def _rendered(values: Sequence[Path | Mapping[str, Any]], release: str, namespace: str) -> str:
     words: list[str] = ["template", release, str(CHART), "--namespace", namespace, *KUBE_VERSION]
     with tempfile.TemporaryDirectory() as directory:
         for index, each in enumerate(values):
@@ -40,7 +44,7 @@ def render(*values: Path | Mapping[str, Any], release: str = "orders", namespace
                 path = Path(directory) / f"{index}.yaml"
                 path.write_text(yaml.safe_dump(dict(each)))
             words += ["--values", str(path)]
-        return [each for each in yaml.safe_load_all(helm(*words)) if each]
+        return helm(*words)
 
 
 def helm(*words: str) -> str:

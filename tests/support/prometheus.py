@@ -22,16 +22,20 @@ START_TIMEOUT = 120.0
 
 
 class Prometheus:
-    """A Prometheus with its data in `home`, which scrapes `targets` each second and evaluates the alert rules."""
+    """A Prometheus with its data in `home`, which scrapes each second and evaluates the alert rules.
 
-    def __init__(self, home: Path, targets: Sequence[str], labels: Mapping[str, str]) -> None:
+    `targets` are the labels of each address; `rules` are evaluated besides those of examples/monitoring.
+    """
+
+    def __init__(self, home: Path, targets: Mapping[str, Mapping[str, str]], rules: Sequence[Path] = ()) -> None:
         self._binary = tool(PROMETHEUS)
         self._home = home
         home.mkdir()
-        scrape = {"job_name": "jetcapture", "static_configs": [{"targets": list(targets), "labels": dict(labels)}]}
+        static = [{"targets": [address], "labels": dict(labels)} for address, labels in targets.items()]
+        scrape = {"job_name": "jetcapture", "static_configs": static}
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(RULES)],
+            "rule_files": [str(RULES), *map(str, rules)],
             "scrape_configs": [scrape],
         }
         (home / "prometheus.yml").write_text(yaml.safe_dump(config))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
@@ -25,7 +23,7 @@ from jetcapture_py.verify.findings import Kind, Severity
 from jetcapture_py.verify.repair import Repair
 from spark_jobs.datasource.options import ReadOptions, WriteOptions
 from spark_jobs.publishing import login
-from tests.support.documents import PAGES, REPOSITORY, Block, blocks, every, first_cells, read, section
+from tests.support.documents import PAGES, REPOSITORY, Block, blocks, every, first_cells, generator, read, section
 from tests.support.running import settings
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, metadata, write
 from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
@@ -52,10 +50,15 @@ def refusal(block: Block, directory: Path) -> str | None:
         if isinstance(given, list):
             (directory / "cases.yaml").write_text(block.text)
             return None if load_cases(directory / "cases.yaml") else "no cases"
-        given = given.get("config", given)  # of the values of a chart
-        if not {"source", "store"} <= given.keys():
-            given = settings("nats://127.0.0.1:4222", "/archive", **given)
-        return "; ".join(map(str, model.loads(yaml.safe_dump(given), ENVIRONMENT).warnings())) or None
+        warnings: list[str] = []
+        for own in given.get("captures", {"": {}}).values():  # of the values of a chart
+            one = given.get("config", given)
+            for name, value in own.items():
+                one = {**one, name: {**one.get(name, {}), **value} if isinstance(value, dict) else value}
+            if not {"source", "store"} <= one.keys():
+                one = settings("nats://127.0.0.1:4222", "/archive", **one)
+            warnings += map(str, model.loads(yaml.safe_dump(one), ENVIRONMENT).warnings())
+        return "; ".join(warnings) or None
     except ConfigError as error:
         return str(error)
 
@@ -95,15 +98,6 @@ def test_every_page_is_linked_from_the_readme_or_the_list_of_decisions() -> None
     linked = set(re.findall(r"\]\(([\w/.-]+\.md)\)", read("README.md")))
     linked |= {f"docs/decisions/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", read("docs/decisions/README.md"))}
     assert set(PAGES) - {"README.md"} == linked
-
-
-def generator() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("generate", REPOSITORY / "docs" / "generate.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 def test_the_tables_of_settings_are_those_of_the_model() -> None:
@@ -185,8 +179,10 @@ def test_every_alert_has_a_runbook_and_no_other() -> None:
         r"^### (\w+)\n\n\*(\w+)\.\* .+?- \*\*See:\*\* .+?- \*\*Do:\*\* ", text, re.DOTALL | re.MULTILINE
     )
     assert dict(runbooks) == severities
-    named = {rule["alert"]: rule["annotations"]["runbook"] for group in groups for rule in group["rules"]}
-    assert named == {name: f"docs/monitoring.md#{name.lower()}" for name in severities}
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    page = f"{project['urls']['Source']}/blob/main/docs/monitoring.md"
+    named = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
+    assert named == {name: f"{page}#{name.lower()}" for name in severities}
 
 
 def test_every_message_that_troubleshooting_explains_is_one_of_the_code() -> None:

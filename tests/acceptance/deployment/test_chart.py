@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +20,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import parse_duration, parse_size
 from jetcapture_py.monitoring.http import TIMEOUT
 from tests.support.commands import check_jetcapture, check_job
-from tests.support.documents import REPOSITORY, blocks
+from tests.support.documents import REPOSITORY, blocks, generator
 from tests.support.kubernetes import (
     CHART,
     KUBE_VERSION,
@@ -32,6 +34,7 @@ from tests.support.kubernetes import (
     pod,
     render,
 )
+from tests.support.tools import PROMTOOL, tool
 
 CASES = sorted(MANIFESTS.glob("values/*.yaml"))
 CAPTURE: dict[str, Any] = {
@@ -46,22 +49,49 @@ CAPTURE: dict[str, Any] = {
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
 
 
+SEVERAL = MANIFESTS / "values" / "several.yaml"
+
+
+@cache
+def case_text(case: Path) -> str:
+    """The objects of a set of values, as text: each test gets its own."""
+    return json.dumps(render(case))
+
+
+def of_case(case: Path) -> list[Object]:
+    objects: list[Object] = json.loads(case_text(case))
+    return objects
+
+
 def deployment(*values: Any) -> Object:
     return by_kind(render(*values))["Deployment"]
 
 
-def loaded(objects: list[Object]) -> Config:
-    """The release's configuration, as its pods load it."""
-    found = by_kind(objects)
-    (container,) = pod(found["Deployment"])["containers"]
+def files(objects: list[Object]) -> dict[str, str]:
+    """The configuration files of a release."""
+    (found,) = (each for each in objects if each["kind"] == "ConfigMap" and "jetcapture.json" not in each["data"])
+    data: dict[str, str] = found["data"]
+    return data
+
+
+def capture_of(objects: list[Object]) -> Object:
+    """The Deployment of the captures."""
+    (found,) = (
+        each for each in objects if each["kind"] == "Deployment" and not each["metadata"]["name"].endswith("-maintain")
+    )
+    return found
+
+
+def loaded(objects: list[Object]) -> list[Config]:
+    """The release's configurations, as its pods load them."""
+    (container,) = pod(capture_of(objects))["containers"]
     environment = {each["name"]: each.get("value", "secret") for each in container.get("env", ())}
-    ((_, text),) = found["ConfigMap"]["data"].items()
-    return model.loads(text, environment)
+    return [model.loads(text, environment) for text in files(objects).values()]
 
 
 @each_case
 def test_kubernetes_accepts_every_object(case: Path) -> None:
-    objects = render(case)
+    objects = of_case(case)
     check_schemas(objects)
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(set(names)) == len(names)
@@ -69,48 +99,57 @@ def test_kubernetes_accepts_every_object(case: Path) -> None:
 
 
 def test_helm_finds_no_fault() -> None:
-    assert len(CASES) == 6
+    assert len(CASES) == 12
     for case in CASES:
         assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), "--values", str(case), *KUBE_VERSION)
 
 
 @each_case
 def test_a_release_has_the_configuration_of_its_values(case: Path) -> None:
-    wanted = yaml.safe_load(case.read_text())["config"]
-    objects = render(case)
-    config = loaded(objects)
-    assert config.warnings() == ()
-    ((_, text),) = by_kind(objects)["ConfigMap"]["data"].items()
-    found = yaml.safe_load(text)
-    assert {**found, **wanted} == found  # with the chart's defaults beside it
+    values = yaml.safe_load(case.read_text())
+    objects = of_case(case)
+    assert all(config.warnings() == () for config in loaded(objects))
+    captures = values.get("captures", {"jetcapture": {}})
+    assert files(objects).keys() == {f"{name}.yaml" for name in captures}
+    for name, own in captures.items():
+        found = yaml.safe_load(files(objects)[f"{name}.yaml"])
+        for section, wanted in {**values["config"], **own}.items():
+            common = values["config"].get(section) if name != "jetcapture" else None
+            assert found[section] == ({**common, **wanted} if isinstance(common, dict) else wanted)
 
 
 @each_case
 def test_every_file_of_the_configuration_is_mounted(case: Path) -> None:
-    objects = render(case)
-    workloads = [each for each in objects if each["kind"] in ("Deployment", "CronJob")]
-    for workload in workloads:
+    objects = of_case(case)
+    configs = loaded(objects)
+    for workload in (each for each in objects if each["kind"] in ("Deployment", "CronJob")):
         spec = pod(workload)
         (container,) = spec["containers"]
-        mounts = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
-        assert mounts.keys() == {volume["name"] for volume in spec["volumes"]}
-        assert mounts["tmp"] == PurePosixPath("/tmp")
+        mounts = {PurePosixPath(mount["mountPath"]): mount["name"] for mount in container["volumeMounts"]}
+        assert set(mounts.values()) == {volume["name"] for volume in spec["volumes"]}
+        assert mounts[PurePosixPath("/tmp")] == "tmp"
         words = " ".join(container["args"]).replace("=", " ").split()
-        assert "/etc/jetcapture/jetcapture.yaml" in words
-        config = loaded(objects)
-        files = [config.nats.creds, config.nats.token_file, config.nats.password_file]
-        files += [config.nats.tls.ca] if config.nats.tls else []
-        for file in filter(None, files):
-            assert any(PurePosixPath(file).is_relative_to(mount) for mount in mounts.values()), file
-        if str(config.store.url).startswith("file:"):
-            assert mounts["archive"] == PurePosixPath("/var/lib/jetcapture")
-        if config.limits.spool and workload["kind"] == "Deployment":
-            assert mounts["spool"] == PurePosixPath(str(config.limits.spool.path))
+        mentioned = {word for word in words if word.startswith("/etc/jetcapture/")}
+        assert {word.removeprefix("/etc/jetcapture/") for word in mentioned} <= files(objects).keys()
+        assert mentioned
+        for config in configs:
+            paths = [config.nats.creds, config.nats.token_file, config.nats.password_file]
+            paths += [config.nats.tls.ca, config.nats.tls.cert] if config.nats.tls else []
+            if str(config.store.url).startswith("file:"):
+                paths.append(PurePosixPath(str(config.store.url).removeprefix("file://")))
+                assert mounts[PurePosixPath("/var/lib/jetcapture")] == "archive"
+            for file in filter(None, paths):
+                assert any(PurePosixPath(file).is_relative_to(mount) for mount in mounts), file
+            if config.limits.spool and workload is capture_of(objects):
+                assert mounts[PurePosixPath(str(config.limits.spool.path))] == "spool"
+    (container,) = pod(capture_of(objects))["containers"]
+    ran = [word for word in container["args"] if word.endswith(".yaml")]
+    assert ran == [f"/etc/jetcapture/{name}" for name in files(objects)]
 
 
 @each_case
 def test_no_pod_may_do_more_than_it_needs(case: Path) -> None:
-    objects = render(case)
+    objects = of_case(case)
     for workload in (each for each in objects if each["kind"] in ("Deployment", "CronJob")):
         spec = pod(workload)
         assert spec["securityContext"]["runAsNonRoot"]
@@ -118,54 +157,59 @@ def test_no_pod_may_do_more_than_it_needs(case: Path) -> None:
         assert f"\nUSER {user}\n" in (REPOSITORY / "Dockerfile").read_text()
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] is False
-        (container,) = spec["containers"]
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        for container in (*spec["containers"], *spec.get("initContainers", ())):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
 
 
 @each_case
 def test_probes_and_metrics_are_where_the_process_serves_them(case: Path) -> None:
-    objects = render(case)
-    config, found = loaded(objects), by_kind(objects)
-    (container,) = pod(found["Deployment"])["containers"]
+    objects = of_case(case)
+    (container,) = pod(capture_of(objects))["containers"]
     (port,) = container["ports"]
-    assert config.http is not None
-    assert config.http.listen.rpartition(":")[2] == str(port["containerPort"])
+    for config in loaded(objects):
+        assert config.http is not None
+        assert config.http.listen.rpartition(":")[2] == str(port["containerPort"])
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
         assert container[probe]["timeoutSeconds"] > TIMEOUT
-    (service,) = found["Service"]["spec"]["ports"]
-    assert service == {"name": "http", "port": port["containerPort"], "targetPort": port["name"]}
-    annotations = found["Deployment"]["spec"]["template"]["metadata"]["annotations"]
-    if "ServiceMonitor" in found:
-        (endpoint,) = found["ServiceMonitor"]["spec"]["endpoints"]
+    services = [each for each in objects if each["kind"] == "Service"]
+    for service in services:
+        (found,) = service["spec"]["ports"]
+        assert found == {"name": "http", "port": port["containerPort"], "targetPort": port["name"]}
+    annotations = capture_of(objects)["spec"]["template"]["metadata"]["annotations"]
+    if monitors := [each for each in objects if each["kind"] == "ServiceMonitor"]:
+        (endpoint,) = monitors[0]["spec"]["endpoints"]
         assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
         assert "prometheus.io/scrape" not in annotations
-        selected = found["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
-        assert selected.items() <= found["Service"]["metadata"]["labels"].items()
+        selected = monitors[0]["spec"]["selector"]["matchLabels"]
+        assert all(selected.items() <= service["metadata"]["labels"].items() for service in services)
     else:
         assert annotations["prometheus.io/port"] == str(port["containerPort"])
 
 
 @each_case
 def test_selectors_select_the_pods(case: Path) -> None:
-    found = by_kind(render(case))
-    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
-    selectors = [found["Deployment"]["spec"]["selector"]["matchLabels"], found["Service"]["spec"]["selector"]]
-    if "PodDisruptionBudget" in found:
-        selectors.append(found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"])
-    if "NetworkPolicy" in found:
-        selectors.append(found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"])
-    spread = pod(found["Deployment"]).get("topologySpreadConstraints", ())
-    selectors += [constraint["labelSelector"]["matchLabels"] for constraint in spread]
-    assert all(selector.items() <= labels.items() for selector in selectors)
-    for name, each in found.items():
-        if name.startswith("CronJob"):  # a job's pod is no replica
+    objects = of_case(case)
+    capture = capture_of(objects)
+    labels = capture["spec"]["template"]["metadata"]["labels"]
+    selectors = [capture["spec"]["selector"]["matchLabels"]]
+    for each in objects:
+        if each["kind"] == "Service" and not each["metadata"]["name"].endswith("-maintain"):
+            selectors.append(each["spec"]["selector"])
+        elif each["kind"] == "PodDisruptionBudget":
+            selectors.append(each["spec"]["selector"]["matchLabels"])
+        elif each["kind"] == "NetworkPolicy":
+            selectors.append(each["spec"]["podSelector"]["matchLabels"])
+        elif each["kind"] == "CronJob":  # a job's pod is no replica
             of_job = each["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
             assert not selectors[0].items() <= of_job.items()
+    spread = pod(capture).get("topologySpreadConstraints", ())
+    selectors += [constraint["labelSelector"]["matchLabels"] for constraint in spread]
+    assert all(selector.items() <= labels.items() for selector in selectors)
 
 
 @pytest.mark.parametrize("drain", ["60s", "1h30m", "500ms", "1.5h", "2m30s", "90", 90, "1d", 45.5])
@@ -201,7 +245,7 @@ def test_a_full_spool_does_not_evict_its_pod() -> None:
 
 def test_large_numbers_stay_numbers() -> None:
     numbers = {"block": {"max_messages": 123_456_789}, "source": {"start_sequence": 9_007_199_254_740_991}}
-    text = by_kind(render(CAPTURE, {"config": numbers}))["ConfigMap"]["data"]["jetcapture.yaml"]
+    text = files(render(CAPTURE, {"config": numbers}))["jetcapture.yaml"]
     found = yaml.safe_load(text)
     assert found["block"]["max_messages"] == 123_456_789
     assert found["source"]["start_sequence"] == 9_007_199_254_740_991
@@ -245,12 +289,41 @@ def test_keda_scales_on_lag_beyond_that_of_a_waiting_block() -> None:
         ({"config": {"nats": {"user_seed": "SUAB"}}}, "user_seed"),
         ({"config": {"source": {"stream": None}}}, "stream"),
         ({"config": {"http": {"listen": "127.0.0.1:8080"}}}, "listen"),
-        ({"config": {"drain_timeout": "soon"}}, "expected a duration such as 90s or 15m, got soon"),
-        ({"config": {"limits": {"memory": "1G"}}}, "expected a size such as 512MiB or 1GiB, got 1G"),
+        ({"config": {"drain_timeout": "soon"}}, "at '/config/drain_timeout': 'soon' does not match pattern '^([0-9]"),
+        ({"config": {"limits": {"memory": "1G"}}}, "at '/config/limits/memory': '1G' does not match pattern '^[0-9]"),
+        (
+            {"config": {"source": {"ack_waitt": "30s"}}},
+            "at '/config/source': additional properties 'ack_waitt' not all",
+        ),
+        (
+            {"config": {"source": {"mode": "other"}}},
+            "at '/config/source/mode': value must be one of 'shared', 'ordered'",
+        ),
+        ({"config": {"source": {"consumer": ""}}}, "config.source.consumer: required, but not set"),
+        ({"config": {"source": {"consumer": None}}}, "at '/config/source/consumer': got null, want string"),
+        ({"config": {"source": {"stream": ""}}}, "config.source: expected stream, bucket or object_store, found none"),
+        (
+            {"config": {"store": {"url": "file:///data"}}},
+            "config.store.url: /data is in no volume; set claim or persis",
+        ),
+        ({"captures": {"a": {"log": {"level": "debug"}}}}, "captures.a.log: one process has one, so it belongs into"),
+        ({"captures": {"a": {}, "b": {}}}, "captures.b.source: the same consumer of the same stream as in captures.a"),
+        ({"captures": {"metrics": {}}}, "captures.metrics: the replicas serve this name themselves"),
+        ({"claim": "a", "persistence": {"enabled": True}}, "persistence.enabled: claim names an existing claim"),
+        ({"persistence": {"enabled": True}}, "persistence.accessModes: 2 replicas need ReadWriteMany"),
+        ({"spool": {"perPod": True}}, "spool: no capture has config.limits.spool"),
+        (
+            {"prometheusRule": {"enabled": True, "disabled": ["Gone"]}},
+            "no alert is named Gone; expected one of Jetcapture",
+        ),
         ({"secrets": [{"name": "nats", "mountPath": "etc"}]}, "mountPath"),
         ({"autoscaling": {"enabled": True, "lagSeconds": 900}}, "must be above config.block.max_age (900 s)"),
         ({"autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 3}}, "must not be below minReplicas"),
         ({"jobs": {"report": {"enabled": True}}}, "jobs.report.claim: a report needs an existing claim"),
+        (
+            {"captures": {"a": {}, "b": {"source": {"consumer": "b"}}}, "jobs": {"compact": {"enabled": True}}},
+            "jobs.compact.capture: required with several captures; expected one of a, b",
+        ),
         ({"jobs": {"Compact": {"enabled": True, "schedule": "30 1 * * *", "args": ["compact"]}}}, "Compact"),
     ],
     ids=str,
@@ -301,6 +374,70 @@ def test_maintenance_is_one_pod_with_the_configuration_of_the_captures(monkeypat
         render(CAPTURE, {"maintain": {"enabled": True}})
 
 
+def test_several_captures_share_a_process_and_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = of_case(SEVERAL)
+    spec = pod(capture_of(objects))
+    (container,) = spec["containers"]
+    check_jetcapture(container["args"], monkeypatch)
+    assert container["args"][-1] == "--keep-going"
+    assert parse_size(f"{container['resources']['limits']['memory']}B") == (400 + 2 * (512 + 128 + 128)) << 20
+    assert spec["terminationGracePeriodSeconds"] == 120 + 30
+    names = {each["metadata"]["name"]: each for each in objects}
+    (maintained,) = pod(names["orders-jetcapture-maintain"])["containers"]
+    check_jetcapture(maintained["args"], monkeypatch)
+    assert maintained["args"][1:-1] == container["args"][1:-1]
+    (job,) = pod(names["orders-jetcapture-compact"])["containers"]
+    assert "--config=/etc/jetcapture/orders.yaml" in job["args"]
+    shared = pod(capture_of(of_case(MANIFESTS / "values" / "shared.yaml")))
+    assert "--keep-going" not in shared["containers"][0]["args"]
+    assert [mount.get("subPath") for mount in shared["containers"][0]["volumeMounts"] if mount["name"] == "spool"] == [
+        "0",
+        "1",
+    ]
+
+
+def test_volumes_of_a_release_are_as_large_as_asked_and_an_archive_outlives_it() -> None:
+    objects = of_case(MANIFESTS / "values" / "volumes.yaml")
+    (claim,) = (each for each in objects if each["kind"] == "PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    volumes = {each["name"]: each for each in pod(capture_of(objects))["volumes"]}
+    assert volumes["archive"]["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    asked = volumes["spool"]["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"]
+    assert parse_size(f"{asked}B") >= parse_size("8GiB") + MAX_FILES * 4096
+    assert capture_of(objects)["spec"]["strategy"]["type"] == "Recreate"
+
+
+def test_alerts_of_a_release_are_about_its_own_pods_and_can_be_chosen(tmp_path: Path) -> None:
+    def rules(case: str) -> dict[str, dict[str, Any]]:
+        (found,) = (each for each in of_case(MANIFESTS / "values" / case) if each["kind"] == "PrometheusRule")
+        (tmp_path / case).write_text(yaml.safe_dump(found["spec"]))
+        done = subprocess.run(
+            [tool(PROMTOOL), "check", "rules", str(tmp_path / case)], capture_output=True, text=True, check=False
+        )
+        assert "SUCCESS" in done.stdout, done.stderr
+        return {rule["alert"]: rule for group in found["spec"]["groups"] for rule in group["rules"]}
+
+    alerts = yaml.safe_load((MANIFESTS.parent / "monitoring" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    own = rules("several.yaml")
+    assert own.keys() == {rule["alert"] for rule in alerts} - {"JetcaptureSmallObjects"}
+    for rule in own.values():
+        assert rule["expr"].count("jetcapture_") == rule["expr"].count('{namespace="archive",pod=~"orders-jetcapture-')
+        assert rule["annotations"]["runbook_url"].endswith(f"/docs/monitoring.md#{rule['alert'].lower()}")
+    others = rules("azure.yaml")
+    assert others["JetcaptureGone"]["expr"] == 'absent(jetcapture_info{job="archive"})'
+    assert (
+        others["JetcaptureGone"]["annotations"]["runbook_url"] == "https://wiki.example.com/jetcapture#jetcapturegone"
+    )
+
+
+def test_the_chart_has_the_settings_of_the_model_and_the_files_for_monitoring() -> None:
+    generate = generator()
+    assert generate.chart_schema() == (CHART / "values.schema.json").read_text(), "run `make docs`"
+    assert generate.dashboard() == (generate.MONITORING / "grafana.json").read_text(), "run `make docs`"
+    for name in generate.COPIED:
+        assert (generate.MONITORING / name).read_text() == (CHART / "files" / name).read_text(), "run `make docs`"
+
+
 def test_the_chart_is_of_the_packages_version_and_its_oldest_kubernetes_is_checked() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == version("jetcapture")
@@ -337,11 +474,14 @@ def test_every_value_has_a_default_and_a_description() -> None:
     assert set(defaults["jobs"]["report"]) <= SCHEMA["properties"]["jobs"]["additionalProperties"]["properties"].keys()
 
 
-def test_the_values_of_the_page_give_a_release() -> None:
-    (release, maintenance) = (yaml.safe_load(shown.text) for shown in blocks("docs/kubernetes.md", "yaml"))
-    objects = render(release)
-    check_schemas(objects)
-    assert loaded(objects).nats.creds is not None
+def test_the_values_of_the_page_give_releases() -> None:
+    (release, several, code, maintenance) = (
+        yaml.safe_load(shown.text) for shown in blocks("docs/kubernetes.md", "yaml")
+    )
+    for values in (release, several, code):
+        objects = render(values)
+        check_schemas(objects)
+        assert len(loaded(objects)) == len(values.get("captures", "1"))
     objects = render(release, maintenance)
     check_schemas(objects)
     assert sum(each["kind"] == "Deployment" for each in objects) == 2, "the captures, and maintenance"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
-def notes(tag: str) -> subprocess.CompletedProcess[str]:
+def notes(tag: str, repository: str = "") -> subprocess.CompletedProcess[str]:
     words = [sys.executable, str(REPOSITORY / ".ci" / "release.py"), tag]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "GITHUB_REPOSITORY": repository}
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_the_version_is_the_same_everywhere_and_the_changelog_describes_it() -> None:
@@ -36,6 +39,34 @@ def test_a_tag_of_another_version_is_refused() -> None:
     found = notes("v99.0.0")
     assert found.returncode == 1
     assert found.stderr.startswith("the tag is v99.0.0, but pyproject.toml has version ")
+
+
+def test_a_release_of_another_repository_than_its_links_name_is_refused() -> None:
+    tag = f"v{PROJECT['version']}"
+    assert notes(tag, PROJECT["urls"]["Source"].removeprefix("https://github.com/")).returncode == 0
+    found = notes(tag, "somebody/else")
+    assert found.returncode == 1
+    assert "but this is somebody/else" in found.stderr
+
+
+def test_all_links_to_the_repository_lead_to_the_same_one() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", ".", ":!tests", ":!benchmarks"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a clone")
+    source = PROJECT["urls"]["Source"].removeprefix("https://github.com/")
+    linked = defaultdict[str, set[str]](set)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (path := REPOSITORY / name).suffix in (".md", ".yaml", ".yml", ".toml"):
+            page = r"https://github\.com/([\w.-]+/[\w.-]+)/(?:blob|tree|security|discussions)\b"
+            for repository in re.findall(page, path.read_text()):
+                linked[repository].add(name)
+    assert linked.keys() == {source}, linked
+    assert {"examples/monitoring/alerts.yaml", "examples/kubernetes/chart/Chart.yaml"} <= linked[source]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -68,8 +99,10 @@ def test_only_what_was_tested_is_published_and_only_that_job_may_publish() -> No
     assert found["release.test"] == {"uses": "./.github/workflows/ci.yml"}
     for name in ("release.publish", "release.image"):
         assert {"test", "wheel"} <= set(found[name]["needs"])
+    assert "image" in found["release.chart"]["needs"]
+    assert set(found["release.announce"]["needs"]) == {"publish", "image", "chart"}
     allowed = {name for name, job in found.items() if job.get("permissions", {}).get("id-token") == "write"}
-    assert allowed == {"release.dist", "release.image", "release.publish"}
+    assert allowed == {"release.dist", "release.image", "release.chart", "release.publish", "site.publish"}
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
 

@@ -27,9 +27,91 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The configuration file. */}}
-{{- define "jetcapture.config" -}}
-{{ toYaml .Values.config }}
+{{/* The configurations by the name of their capture, which is that of the file: `config` alone, or below each capture. */}}
+{{- define "jetcapture.captures" -}}
+{{- if .Values.captures -}}
+{{- range $name, $capture := .Values.captures }}
+{{ $name }}: {{ mergeOverwrite (deepCopy $.Values.config) (deepCopy ($capture | default dict)) | toYaml | nindent 2 }}
+{{- end }}
+{{- else -}}
+jetcapture: {{ .Values.config | toYaml | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* What the schema cannot say: settings that a capture has only after `config` and its own were put together. */}}
+{{- define "jetcapture.check" -}}
+{{- range $name, $capture := .Values.captures -}}
+{{- if has $name (list "livez" "metrics" "readyz" "snapshot") -}}
+{{- fail (printf "captures.%s: the replicas serve this name themselves; expected another one" $name) -}}
+{{- end -}}
+{{- range $section := list "http" "log" -}}
+{{- if hasKey ($capture | default dict) $section -}}
+{{- fail (printf "captures.%s.%s: one process has one, so it belongs into config.%s" $name $section $section) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $seen := dict -}}
+{{- range $name, $config := include "jetcapture.captures" . | fromYaml -}}
+{{- $where := ternary (printf "captures.%s" $name) "config" (not (empty $.Values.captures)) -}}
+{{- range $section := list "nats" "source" "store" -}}
+{{- if not (get $config $section) -}}
+{{- fail (printf "%s.%s: required, but not set" $where $section) -}}
+{{- end -}}
+{{- end -}}
+{{- $source := $config.source -}}
+{{- if not $source.consumer -}}
+{{- fail (printf "%s.source.consumer: required, but not set" $where) -}}
+{{- end -}}
+{{- $of := list -}}
+{{- range list "stream" "streams" "bucket" "buckets" "object_store" -}}
+{{- if get $source . }}{{ $of = append $of . }}{{ end -}}
+{{- end -}}
+{{- if not $of -}}
+{{- fail (printf "%s.source: expected stream, bucket or object_store, found none of them" $where) -}}
+{{- end -}}
+{{- if not $config.store.url -}}
+{{- fail (printf "%s.store.url: required, but not set" $where) -}}
+{{- end -}}
+{{- $same := toJson (list $config.nats $source.consumer (pick $source "stream" "streams" "bucket" "buckets" "object_store")) -}}
+{{- with get $seen $same -}}
+{{- fail (printf "%s.source: the same consumer of the same stream as in %s; give one of them another consumer" $where .) -}}
+{{- end -}}
+{{- $_ := set $seen $same $where -}}
+{{- if hasPrefix "file:" $config.store.url -}}
+{{- include "jetcapture.checkPlace" (list $ (printf "%s.store.url" $where) (regexReplaceAll "^file:(//)?" $config.store.url "")) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.claim .Values.persistence.enabled -}}
+{{- fail "persistence.enabled: claim names an existing claim already; set one of them" -}}
+{{- end -}}
+{{- if and .Values.persistence.enabled (gt (int .Values.replicas) 1) (not (has "ReadWriteMany" .Values.persistence.accessModes)) -}}
+{{- fail (printf "persistence.accessModes: %d replicas need ReadWriteMany; set it, or replicas: 1" (int .Values.replicas)) -}}
+{{- end -}}
+{{- if and (or .Values.spool.claim .Values.spool.perPod) (not (include "jetcapture.spools" . | fromYaml)) -}}
+{{- fail "spool: no capture has config.limits.spool, which says where it is and how large" -}}
+{{- end -}}
+{{- if and .Values.spool.claim .Values.spool.perPod -}}
+{{- fail "spool.perPod: spool.claim names an existing claim already; set one of them" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fail unless a directory, given with the setting that names it, lies in a volume. */}}
+{{- define "jetcapture.checkPlace" -}}
+{{- $root := index . 0 -}}
+{{- $path := printf "%s/" (trimSuffix "/" (index . 2)) -}}
+{{- $places := list -}}
+{{- if or $root.Values.claim $root.Values.persistence.enabled }}{{ $places = append $places "/var/lib/jetcapture/" }}{{ end -}}
+{{- range $root.Values.volumeMounts }}{{ $places = append $places (printf "%s/" (trimSuffix "/" .mountPath)) }}{{ end -}}
+{{- $found := false -}}
+{{- range $places }}{{ if hasPrefix . $path }}{{ $found = true }}{{ end }}{{ end -}}
+{{- if not (or $found (contains "${" $path)) -}}
+{{- fail (printf "%s: %s is in no volume; set claim or persistence for /var/lib/jetcapture, or volumes and volumeMounts" (index . 1) (trimSuffix "/" $path)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Changes with every configuration. */}}
+{{- define "jetcapture.checksum" -}}
+{{- include "jetcapture.captures" . | sha256sum -}}
 {{- end -}}
 
 {{/* Port of config.http.listen. */}}
@@ -67,10 +149,44 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* MiB of messages that all captures of a process may hold. */}}
+{{- define "jetcapture.memory" -}}
+{{- $sum := 0 -}}
+{{- range $config := include "jetcapture.captures" . | fromYaml -}}
+{{- $limits := $config.limits | default dict -}}
+{{- $sum = add $sum (include "jetcapture.mebibytes" ($limits.memory | default "1GiB")) -}}
+{{- end -}}
+{{- $sum -}}
+{{- end -}}
+
+{{/* Longest time, in seconds, that a process needs to drain. */}}
+{{- define "jetcapture.drain" -}}
+{{- $longest := 0 -}}
+{{- range $config := include "jetcapture.captures" . | fromYaml -}}
+{{- $longest = max $longest (include "jetcapture.seconds" ($config.drain_timeout | default "60s")) -}}
+{{- end -}}
+{{- $longest -}}
+{{- end -}}
+
 {{/* Longest time, in seconds, that a message waits in its block. */}}
 {{- define "jetcapture.maxAge" -}}
-{{- $block := .Values.config.block | default dict -}}
-{{- include "jetcapture.seconds" ($block.max_age | default $block.interval | default "15m") -}}
+{{- $longest := 0 -}}
+{{- range $config := include "jetcapture.captures" . | fromYaml -}}
+{{- $block := $config.block | default dict -}}
+{{- $longest = max $longest (include "jetcapture.seconds" ($block.max_age | default $block.interval | default "15m")) -}}
+{{- end -}}
+{{- $longest -}}
+{{- end -}}
+
+{{/* MiB of spool by directory, for all captures that use it. */}}
+{{- define "jetcapture.spools" -}}
+{{- $sizes := dict -}}
+{{- range $config := include "jetcapture.captures" . | fromYaml -}}
+{{- with ($config.limits | default dict).spool -}}
+{{- $_ := set $sizes .path (add (get $sizes .path | default 100) (include "jetcapture.mebibytes" .size)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $sizes -}}
 {{- end -}}
 
 {{- define "jetcapture.podSecurity" -}}
@@ -88,15 +204,28 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* What captures and jobs mount. */}}
+{{/* What captures, maintenance and jobs have in their environment. */}}
+{{- define "jetcapture.environment" -}}
+{{- with .Values.env }}
+env: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.envFrom }}
+envFrom: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What they mount. */}}
 {{- define "jetcapture.volumeMounts" -}}
 - {name: config, mountPath: /etc/jetcapture, readOnly: true}
 - {name: tmp, mountPath: /tmp}
 {{- range $index, $secret := .Values.secrets }}
 - {name: secret-{{ $index }}, mountPath: {{ $secret.mountPath | quote }}, readOnly: true}
 {{- end }}
-{{- if .Values.claim }}
+{{- if or .Values.claim .Values.persistence.enabled }}
 - {name: archive, mountPath: /var/lib/jetcapture}
+{{- end }}
+{{- with .Values.volumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -109,9 +238,12 @@ capabilities: {drop: [ALL]}
 - name: secret-{{ $index }}
   secret: {secretName: {{ $secret.name | quote }}, defaultMode: 0440}
 {{- end }}
-{{- with .Values.claim }}
+{{- if or .Values.claim .Values.persistence.enabled }}
 - name: archive
-  persistentVolumeClaim: {claimName: {{ . | quote }}}
+  persistentVolumeClaim: {claimName: {{ .Values.claim | default (printf "%s-archive" (include "jetcapture.name" .)) | quote }}}
+{{- end }}
+{{- with .Values.volumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -128,4 +260,12 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
+{{- with .Values.initContainers }}
+initContainers: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels that Prometheus gives the metrics of this release's pods, and of no other's. */}}
+{{- define "jetcapture.series" -}}
+{{- printf "namespace=%q,pod=~\"%s-(maintain-)?[a-z0-9]+-[a-z0-9]+\"" .Release.Namespace (include "jetcapture.name" .) -}}
 {{- end -}}
