@@ -308,16 +308,18 @@ class _Eraser:
             return known
 
         stone = Tombstone.of(stream, new.seqs, new.times, by=done.by, reason=done.reason, time=done.started)
+        path = stone.path
         if done.dry_run:
-            return Erased({**known.tombstones, stone.path: stone})
+            return Erased({path: stone}, known)
         store = self._archive.store
         if not isinstance(store, NoteStore):
             raise JetcaptureError(f"{self._archive.shown} cannot keep tombstones: nothing was erased")
-        change_note(store, stone.path, lambda _: stone.encode())
-        done.tombstone = stone.path
+        data = stone.encode()
+        change_note(store, path, lambda _: data)
+        done.tombstone = path
         erased = self._archive.erased(stream, known)
-        if stone.path not in erased.tombstones:
-            raise JetcaptureError(f"{stone.path} was written and cannot be read: nothing was erased")
+        if path not in erased.tombstones:
+            raise JetcaptureError(f"{path} was written and cannot be read: nothing was erased")
         return erased
 
     # ------------------------------------------------------------------ objects
