@@ -235,8 +235,9 @@ class _Eraser:
             done.remains += [
                 problem for problem in self._tables.finish(erased, self._left) if problem not in done.remains
             ]
-            self._tidy()
-        present = {file.path for file in self._files()}
+            present = self._tidy()
+        else:
+            present = {file.path for file in self._files()} if self._left else set()
         left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
         self.clean = not left
         done.remains += self._unfinished
@@ -464,14 +465,14 @@ class _Eraser:
             _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
         return bool(erased.contains(seqs, times).any())
 
-    def _tidy(self) -> None:
-        """Remove what killed processes have left, and the directories of keys without objects."""
-        stream = self._config.source.stream
+    def _tidy(self) -> set[str]:
+        """Remove what killed processes have left, and the directories of keys without objects; return all objects."""
+        stream, present = self._config.source.stream, set[str]()
         for file in self._archive.files(stream):
             name = file.path.rpartition("/")[2]
             if file.name is not None:
-                continue
-            if not (name.startswith(".") and name.endswith(".tmp")):
+                present.add(file.path)
+            elif not (name.startswith(".") and name.endswith(".tmp")):
                 self._unfinished.append(f"{file.path}: not searched: it is no object")
             elif reason := unfinished(file):
                 self._unfinished.append(reason)
@@ -480,6 +481,7 @@ class _Eraser:
         self._archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
         for path in self._archive.notes(object_notes.directory(stream)):  # they name the columns of erased messages
             self._archive.remove(self._archive.at(path, 0))
+        return present
 
     def _note(self) -> None:
         """Say what was not searched."""
