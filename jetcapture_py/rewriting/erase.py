@@ -489,8 +489,15 @@ class _Eraser:
         scheme = archive.url.partition("://")[0]
         if self._others:
             notes.append(f"{plural(self._others, 'file')} below the stream's directories that are no objects")
-        if scheme not in ("file", "s3", "s3a"):
+        protection = archive.protection
+        if protection is None and not archive.local:
             notes.append(f"old versions and deleted objects that {scheme}:// may keep")
+        if protection is not None and protection.unsearched:
+            notes.append(protection.unsearched)
+        if protection is not None and protection.deleted_days:
+            days = plural(protection.deleted_days, "day")
+            text = f"deleted objects can be restored for {days}, because the account has soft delete"
+            (self.done.remains if self.done.objects else notes).append(text)
         notes.append("backups and snapshots of the store, and what other programs have read and stored elsewhere")
         if self._config.limits.spool is not None:
             notes.append("the spool (limits.spool): rows of open blocks are in it until their block is stored")
