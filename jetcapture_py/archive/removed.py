@@ -27,7 +27,7 @@ from jetcapture_py.errors import JetcaptureError
 EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
 MAX_LISTED = 4096
-"""Maximum ranges of sequences that the note of expired buckets lists for an incarnation; more are compressed."""
+"""Maximum ranges of sequences, or timestamps, that a note lists as numbers; more are compressed."""
 _NONE = np.zeros(0, np.int64)
 _DAMAGED = (zlib.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
@@ -129,7 +129,7 @@ class Expired:
                     "stream_created": part.created,
                     "messages": part.messages,
                     "newest": time_text(part.newest),
-                    "ranges": _encoded(part.bounds),
+                    "ranges": _encoded(np.frombuffer(part.bounds, np.int64).reshape(-1, 2)),
                 }
                 for part in self.incarnations
             ],
@@ -148,7 +148,7 @@ class Expired:
                     ExpiredMessages(
                         created=str(part["stream_created"]),
                         newest=_time(part["newest"]),
-                        bounds=_decoded(part["ranges"]),
+                        bounds=_united(*_decoded(part["ranges"], 2).T),
                     )
                     for part in fields["incarnations"]
                 ),
@@ -208,8 +208,8 @@ class Tombstone:
             "by": self.by,
             "reason": self.reason,
             "messages": self.messages,
-            "ranges": list(runs(self.seqs)),
-            "times": np.diff(self.times, prepend=0).tolist(),
+            "ranges": _encoded(bounds_of(self.seqs)),
+            "times": _encoded(self.times),
         }
         return json.dumps(fields).encode() + b"\n"
 
@@ -218,16 +218,13 @@ class Tombstone:
         """Read the content of the file at `path`. Raises JetcaptureError if damaged, or of another stream."""
         try:
             fields = json.loads(data)
-            spans = [(int(first), int(last)) for first, last in fields["ranges"]]
-            times = np.cumsum(np.array(fields["times"], np.int64))
-            if any(first > last for first, last in spans) or sum(last - first + 1 for first, last in spans) != len(
-                times
-            ):
+            (firsts, lasts), times = _decoded(fields["ranges"], 2).T, _decoded(fields["times"])
+            if (firsts > lasts).any() or sum((lasts - firsts + 1).tolist()) != len(times):
                 raise ValueError("its ranges and times do not fit")
-            seqs = np.concatenate([_NONE, *(np.arange(first, last + 1) for first, last in spans)])
+            starts = np.cumsum(lasts - firsts + 1) - (lasts - firsts + 1)
             tombstone = cls.of(
                 str(fields["stream"]),
-                seqs,
+                np.repeat(firsts - starts, lasts - firsts + 1) + np.arange(len(times)),
                 times,
                 by=str(fields["by"]),
                 reason=str(fields["reason"]),
@@ -241,17 +238,23 @@ class Tombstone:
 
 
 class Erased:
-    """All erased messages of a stream. Without tombstones it is false."""
+    """All erased messages of a stream. Without tombstones it is false. 16 bytes of memory for each message."""
 
-    def __init__(self, tombstones: Mapping[str, Tombstone] | None = None) -> None:
-        """`tombstones` by the paths of their files."""
-        self.tombstones = tombstones or {}
-        stones = self.tombstones.values()
+    seqs: Any
+    """Their sequences, an int64 array in order; a message of several tombstones is there once."""
+    times: Any
+    """Their timestamps in microseconds, an int64 array."""
+
+    def __init__(self, tombstones: Mapping[str, Tombstone] | None = None, known: Erased | None = None) -> None:
+        """`tombstones` by the paths of their files; `known` has those that were read before."""
+        new = tombstones or {}
+        self.tombstones: frozenset[str] = (known.tombstones if known is not None else frozenset()) | new.keys()
+        """Paths of the tombstones."""
+        parts: list[Erased | Tombstone] = [*([] if known is None else [known]), *new.values()]
         self.seqs, self.times = _distinct(
-            np.concatenate([_NONE, *(each.seqs for each in stones)]),
-            np.concatenate([_NONE, *(each.times for each in stones)]),
+            np.concatenate([_NONE, *(part.seqs for part in parts)]),
+            np.concatenate([_NONE, *(part.times for part in parts)]),
         )
-        """The messages: sequences in order, and timestamps in microseconds; those of several tombstones once."""
 
     @classmethod
     def read(
@@ -266,14 +269,14 @@ class Erased:
         `list_notes` lists the files in a directory, and `read_notes` reads files, None for one that is gone. Raises
         JetcaptureError, also if a tombstone is damaged.
         """
-        before = {} if known is None else known.tombstones
-        paths = [path for path in list_notes(erased_directory(stream)) if is_path(path)]
-        if known is not None and before.keys() == set(paths):
+        paths = {path for path in list_notes(erased_directory(stream)) if is_path(path)}
+        if known is not None and not known.tombstones <= paths:  # somebody has removed one
+            known = None
+        new = sorted(paths - (known.tombstones if known is not None else frozenset()))
+        if known is not None and not new:
             return known
-        new = [path for path in paths if path not in before]
         contents = zip(new, read_notes(new), strict=True)
-        read = {path: Tombstone.decode(data, stream, path) for path, data in contents if data is not None}
-        return cls({path: before.get(path) or read[path] for path in paths if path in before or path in read})
+        return cls({path: Tombstone.decode(data, stream, path) for path, data in contents if data is not None}, known)
 
     def __bool__(self) -> bool:
         return len(self.seqs) > 0
@@ -308,8 +311,14 @@ def _distinct(seqs: Any, times: Any) -> tuple[Any, Any]:
 
 def runs(seqs: Any) -> Iterable[tuple[int, int]]:
     """Return sorted sequences as ranges; one that is there several times is in several."""
+    return ((first, last) for first, last in bounds_of(seqs).tolist())
+
+
+def bounds_of(seqs: Any) -> Any:
+    """Return sorted sequences as `runs` does, as an array of int64 with a row for each range."""
     starts = np.flatnonzero(np.diff(seqs, prepend=-2) != 1)
-    return zip(seqs[starts].tolist(), seqs[[*(starts[1:] - 1), -1][: len(starts)]].tolist(), strict=True)
+    ends = np.append(starts[1:], len(seqs))[: len(starts)] - 1
+    return np.stack([seqs[starts], seqs[ends]], axis=1).astype(np.int64)
 
 
 # ------------------------------------------------------------------ ranges
@@ -325,23 +334,26 @@ def _united(firsts: Any, lasts: Any) -> bytes:
     return np.stack([firsts[begins], lasts[np.roll(begins, -1)]], axis=1).astype(np.int64).tobytes()
 
 
-def _encoded(bounds: bytes) -> list[list[int]] | str:
-    """Return ranges as JSON has them: as a list if they are few, else the differences of all bounds, compressed."""
-    spans = np.frombuffer(bounds, np.int64)
-    if len(spans) <= 2 * MAX_LISTED:
-        listed: list[list[int]] = spans.reshape(-1, 2).tolist()
-        return listed
-    return binascii.b2a_base64(zlib.compress(np.diff(spans, prepend=0).astype("<i8").tobytes()), newline=False).decode()
+def _encoded(values: Any) -> Any:
+    """Return ranges, or times, as JSON has them: as a list if they are few, else all differences, compressed.
+
+    Times are listed as differences as well, ranges as pairs of sequences.
+    """
+    differences = np.diff(values.ravel(), prepend=0)
+    if len(values) <= MAX_LISTED:
+        return values.tolist() if values.ndim > 1 else differences.tolist()
+    return binascii.b2a_base64(zlib.compress(differences.astype("<i8").tobytes()), newline=False).decode()
 
 
-def _decoded(ranges: Any) -> bytes:
-    """Return the bounds of ranges in JSON. Raises one of `_DAMAGED`."""
-    if isinstance(ranges, str):
-        spans = np.cumsum(np.frombuffer(zlib.decompress(binascii.a2b_base64(ranges)), "<i8"))
+def _decoded(listed: Any, width: int = 1) -> Any:
+    """Return the array that `_encoded` has encoded: times, or ranges with a `width` of 2. Raises one of `_DAMAGED`."""
+    if isinstance(listed, str):
+        values = np.cumsum(np.frombuffer(zlib.decompress(binascii.a2b_base64(listed)), "<i8"))
+    elif width == 1:
+        values = np.cumsum(np.array([int(difference) for difference in listed], np.int64))
     else:
-        spans = np.array([(int(first), int(last)) for first, last in ranges], np.int64)
-    firsts, lasts = spans.reshape(-1, 2).T
-    return _united(firsts, lasts)
+        values = np.array([(int(first), int(last)) for first, last in listed], np.int64)
+    return values.astype(np.int64) if width == 1 else values.astype(np.int64).reshape(-1, width)
 
 
 def _time(text: str) -> datetime:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from jetcapture_py import log, text
@@ -18,7 +17,7 @@ from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
-from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError
+from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError, VanishedError
 from jetcapture_py.maintain.inventory import root_url
 from jetcapture_py.maintain.table import commit, open_table, table_path
 from jetcapture_py.rewriting.erase import Erasure, erase, unfinished
@@ -106,12 +105,21 @@ class _Tables:
         """
 
         def finished(name: str, quarantine: bool) -> list[str]:
-            def gone() -> Callable[[str], bool]:
-                return partial(self._is_gone, self._present(quarantine), erased)
+            present: Collection[str] = ()
 
-            problems = self._dropped(name, quarantine, left, gone)
+            def gone(path: str) -> bool:
+                return self._is_gone(path, present, erased)
+
+            def listed() -> Callable[[str], bool]:
+                nonlocal present
+                present = self._present(quarantine)
+                return gone
+
+            problems = self._dropped(name, quarantine, left, listed)
             with open_table(self._config, self._archive, quarantine=quarantine) as table:
-                return problems + [f"table {name}: {each}" for each in self._delete_unnamed(table, gone())]
+                # an object that came after the listing is looked up
+                unnamed = self._delete_unnamed(table, lambda path: gone(path) and not self._exists(path))
+                return problems + [f"table {name}: {each}" for each in unnamed]
 
         return self._each(finished)
 
@@ -158,8 +166,16 @@ class _Tables:
             file.path for file in self._archive.below(f"{layout.QUARANTINE}/{stream}" if quarantine else stream)
         )
 
-    def _is_gone(self, present: Collection[str], erased: Erased, place: str) -> bool:
-        """Whether a table's path is that of an object which does not exist, and may have had erased messages."""
+    def _exists(self, place: str) -> bool:
+        """Whether there is an object at a table's path. Raises StoreError."""
+        try:
+            self._archive.at(place.removeprefix(root_url(self._archive)))
+        except VanishedError:
+            return False
+        return True
+
+    def _is_gone(self, place: str, present: Collection[str], erased: Erased) -> bool:
+        """Whether a table's path is that of an object which is not present, and may have had erased messages."""
         path = place.removeprefix(root_url(self._archive))
         name = layout.parse_path(path)
         return name is not None and path not in present and erased.near(name.first_seq, name.last_seq)

@@ -32,7 +32,7 @@ from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SH
 from jetcapture_py.config.template import parse_template, part_name
 from jetcapture_py.config.units import format_duration, format_time
 from jetcapture_py.config.values import DAY
-from jetcapture_py.errors import SourceError, StoreError
+from jetcapture_py.errors import ConfigError, SourceError, StoreError
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import consumer_state, unusable
 from jetcapture_py.jetstream.pulls import OneAnswerError
@@ -44,6 +44,7 @@ from jetcapture_py.manage.plan import info_or_none
 from jetcapture_py.manage.tap import Part, matching, newest
 from jetcapture_py.plugins import is_reference
 from jetcapture_py.store import LocalStore, configured_store, driver_of
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
@@ -342,6 +343,18 @@ def _store(config: Config, findings: Findings, consumer: Mapping[str, Any] | Non
         findings.warning("store", f"{config.store.url} {reason}")
     elif empty:
         findings.ok("store", f"{config.store.url} is empty or missing: a new archive")
+    if config.store.type is None and not isinstance(store, LocalStore):
+        _protection(config, findings)
+
+
+def _protection(config: Config, findings: Findings) -> None:
+    """Report how the bucket or container protects objects. What it does not tell is no problem."""
+    try:
+        protection = ArchiveFiles(config.store.url, config.store.options).protection
+    except ConfigError:  # only the store's driver is installed, and not fsspec's
+        return
+    for fact in () if protection is None else protection.facts:
+        (findings.ok if fact.known else findings.skipped)(fact.about, fact.text)
 
 
 async def _server(

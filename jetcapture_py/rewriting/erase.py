@@ -235,8 +235,9 @@ class _Eraser:
             done.remains += [
                 problem for problem in self._tables.finish(erased, self._left) if problem not in done.remains
             ]
-            self._tidy()
-        present = {file.path for file in self._files()}
+            present = self._tidy()
+        else:
+            present = {file.path for file in self._files()} if self._left else set()
         left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
         self.clean = not left
         done.remains += self._unfinished
@@ -308,16 +309,18 @@ class _Eraser:
             return known
 
         stone = Tombstone.of(stream, new.seqs, new.times, by=done.by, reason=done.reason, time=done.started)
+        path = stone.path
         if done.dry_run:
-            return Erased({**known.tombstones, stone.path: stone})
+            return Erased({path: stone}, known)
         store = self._archive.store
         if not isinstance(store, NoteStore):
             raise JetcaptureError(f"{self._archive.shown} cannot keep tombstones: nothing was erased")
-        change_note(store, stone.path, lambda _: stone.encode())
-        done.tombstone = stone.path
+        data = stone.encode()
+        change_note(store, path, lambda _: data)
+        done.tombstone = path
         erased = self._archive.erased(stream, known)
-        if stone.path not in erased.tombstones:
-            raise JetcaptureError(f"{stone.path} was written and cannot be read: nothing was erased")
+        if path not in erased.tombstones:
+            raise JetcaptureError(f"{path} was written and cannot be read: nothing was erased")
         return erased
 
     # ------------------------------------------------------------------ objects
@@ -462,14 +465,14 @@ class _Eraser:
             _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
         return bool(erased.contains(seqs, times).any())
 
-    def _tidy(self) -> None:
-        """Remove what killed processes have left, and the directories of keys without objects."""
-        stream = self._config.source.stream
+    def _tidy(self) -> set[str]:
+        """Remove what killed processes have left, and the directories of keys without objects; return all objects."""
+        stream, present = self._config.source.stream, set[str]()
         for file in self._archive.files(stream):
             name = file.path.rpartition("/")[2]
             if file.name is not None:
-                continue
-            if not (name.startswith(".") and name.endswith(".tmp")):
+                present.add(file.path)
+            elif not (name.startswith(".") and name.endswith(".tmp")):
                 self._unfinished.append(f"{file.path}: not searched: it is no object")
             elif reason := unfinished(file):
                 self._unfinished.append(reason)
@@ -478,6 +481,7 @@ class _Eraser:
         self._archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
         for path in self._archive.notes(object_notes.directory(stream)):  # they name the columns of erased messages
             self._archive.remove(self._archive.at(path, 0))
+        return present
 
     def _note(self) -> None:
         """Say what was not searched."""
@@ -485,8 +489,15 @@ class _Eraser:
         scheme = archive.url.partition("://")[0]
         if self._others:
             notes.append(f"{plural(self._others, 'file')} below the stream's directories that are no objects")
-        if scheme not in ("file", "s3", "s3a"):
+        protection = archive.protection
+        if protection is None and not archive.local:
             notes.append(f"old versions and deleted objects that {scheme}:// may keep")
+        if protection is not None and protection.unsearched:
+            notes.append(protection.unsearched)
+        if protection is not None and protection.deleted_days:
+            days = plural(protection.deleted_days, "day")
+            text = f"deleted objects can be restored for {days}, because the account has soft delete"
+            (self.done.remains if self.done.objects else notes).append(text)
         notes.append("backups and snapshots of the store, and what other programs have read and stored elsewhere")
         if self._config.limits.spool is not None:
             notes.append("the spool (limits.spool): rows of open blocks are in it until their block is stored")

@@ -15,14 +15,13 @@ HasErased = Callable[[OldVersion], bool]
 def delete_old_versions(
     archive: ArchiveFiles, directories: Sequence[str], has_erased: HasErased, *, dry_run: bool = False
 ) -> tuple[int, list[str]]:
-    """Delete old versions below directories, and the markers of files' removal if all of their versions are deleted.
+    """Delete old versions below directories, and the markers of files' removal that no version is left behind.
 
-    Returns how many versions there were, and what could not be deleted, one line each. With `dry_run`, only counts.
+    A marker has the name of a file, and so its key; a run that was killed may have deleted only the versions. Returns
+    how many versions there were, and what could not be deleted, one line each. With `dry_run`, only counts.
     """
     count, problems = 0, list[str]()
     kept: set[str] = set()
-    gone: set[str] = set()
-    markers: list[OldVersion] = []
 
     def delete(version: OldVersion) -> bool | str:
         try:
@@ -40,12 +39,16 @@ def delete_old_versions(
         versions = [version for version in versions if not version.marker]
         for version, deleted in zip(versions, archive.each(delete, versions), strict=True):
             count += deleted is True
-            (gone if deleted is True else kept).add(version.file.path)
+            if deleted is not True:
+                kept.add(version.file.path)
             if isinstance(deleted, str):
                 problems.append(deleted)
-        for marker in markers:
-            if not dry_run and marker.file.path in gone - kept:
-                marker.remove()
+        for marker in markers if not dry_run else ():
+            if marker.file.path not in kept:
+                try:
+                    marker.remove()
+                except StoreError as error:
+                    problems.append(f"{marker.file.path}, the marker of its removal: {error}")
     except StoreError as error:
         problems.append(f"old versions of objects: {error}")
     return count, problems

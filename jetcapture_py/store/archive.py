@@ -22,7 +22,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from fsspec.asyn import AsyncFileSystem
+from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
@@ -34,6 +34,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, Vanis
 from jetcapture_py.store import Store, open_store
 from jetcapture_py.store.local_files import files_below
 from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
+from jetcapture_py.store.protection import Protection, azure_protection, s3_protection
 from jetcapture_py.store.remote import EXTRAS, FsspecStore, open_remote, root_of, with_secrets
 from jetcapture_py.text import one_line, without_credentials
 
@@ -379,15 +380,17 @@ class ArchiveFiles:
     def old_versions(self, *directories: str) -> Iterator[OldVersion]:
         """Yield what S3 keeps of files below directories that were replaced or removed; nothing for other stores.
 
-        Raises StoreError.
+        A bucket that says that it has no versions is not searched. Raises StoreError.
         """
         if self._remote is None or EXTRAS.get(self._remote.scheme) != "s3":
+            return
+        if self.protection is not None and self.protection.keeps_versions is False:
             return
         aware = ArchiveFiles(self.url, {**self._options, "version_aware": True})
 
         def call(method: str, key: str, **request: Any) -> Any:
             try:
-                return aware._do(lambda fs: fs.call_s3(method, Bucket=bucket, **request))
+                return aware._do(lambda fs: fs.call_s3(method, Bucket=bucket, **request, **aware._limit(fs)))
             except Exception as error:  # of botocore
                 verb = "list the versions of" if method.startswith("list") else "delete a version of"
                 raise StoreError(f"cannot {verb} {bucket}/{key}: {one_line(error)}") from error
@@ -413,6 +416,39 @@ class ArchiveFiles:
                 names = {"KeyMarker": "NextKeyMarker", "VersionIdMarker": "NextVersionIdMarker"}
                 more = {name: answer[next_] for name, next_ in names.items() if answer.get(next_)}
                 request = {**request, **more} if answer.get("IsTruncated") and more else {}
+
+    @cached_property
+    def protection(self) -> Protection | None:
+        """How the bucket or container protects objects, asked once; None for stores that have no such settings.
+
+        None also with `{key}` in the bucket's name, because there are several.
+        """
+        kind = EXTRAS.get(self._remote.scheme) if self._remote is not None else None
+        bucket, _, _ = self._template.partition("/")
+        if kind is None or _KEY in bucket:
+            return None
+        if kind == "s3":
+
+            def ask(method: str) -> Any:
+                return self._do(lambda fs: fs.call_s3(method, Bucket=bucket, **self._limit(fs)))
+
+            return s3_protection(ask, self._options)
+
+        def told(request: Callable[[Any], Any]) -> Any:
+            """Return the answer of Azure, or the error."""
+            try:
+                return self._do(lambda fs: sync(fs.loop, request, fs.service_client, **self._limit(fs)))
+            except Exception as error:  # of Azure's library
+                return error
+
+        async def of_container(client: Any) -> Any:
+            async with client.get_container_client(bucket) as container:
+                return await container.get_container_properties()
+
+        async def of_account(client: Any) -> Any:
+            return await client.get_service_properties()
+
+        return azure_protection(told(of_container), told(of_account))
 
     # ------------------------------------------------------------------ small files
 

@@ -229,9 +229,9 @@ class RemoteStore(ABC):
             self.attempt(lambda client: self._upload(client, path, pa.py_buffer(data), condition))
         except Exception as error:
             gone = condition not in (None, NEW) and isinstance(error, FileNotFoundError)
-            if condition and (gone or _is_there(error) or _codes(error) & _CHANGED):
+            if condition and (gone or _is_there(error) or error_codes(error) & _CHANGED):
                 return False
-            if condition and _codes(error) & _NOT_IMPLEMENTED:
+            if condition and error_codes(error) & _NOT_IMPLEMENTED:
                 self._once = False
                 return False
             raise self._refused(path, error) from error
@@ -254,7 +254,7 @@ class RemoteStore(ABC):
                     # refused because of something invisible, such as an unfinished upload
                     return self._write(path, data)
         except Exception as error:
-            if once and _codes(error) & _NOT_IMPLEMENTED:
+            if once and error_codes(error) & _NOT_IMPLEMENTED:
                 self._once = False
                 return self._write(path, data)
             raise self._refused(path, error) from error
@@ -384,8 +384,8 @@ def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseExce
         seen = seen.__cause__ or (seen.__context__ if handled else None)
 
 
-def _codes(error: BaseException) -> set[str]:
-    """Return the error codes of S3 or Azure."""
+def error_codes(error: BaseException) -> set[str]:
+    """Return the error codes of S3 or Azure, of an error and of what caused it."""
     found = set()
     for each in _causes(error, handled=True):
         code = getattr(each, "error_code", None)
@@ -401,7 +401,7 @@ def _is_there(error: BaseException) -> bool:
 
     Azure's file system also raises FileExistsError while the container is being deleted.
     """
-    codes = _codes(error) - {"None"}
+    codes = error_codes(error) - {"None"}
     return bool(codes & _THERE) or (isinstance(error, FileExistsError) and not codes)
 
 
@@ -417,7 +417,7 @@ def _is_denied(error: BaseException) -> bool:
         or type(each).__name__ in _CREDENTIALS
         or getattr(each, "status_code", None) in (401, 403)
         for each in _causes(error)
-    ) or bool(_codes(error) & _CREDENTIAL_CODES)
+    ) or bool(error_codes(error) & _CREDENTIAL_CODES)
 
 
 def _is_permanent(error: BaseException) -> bool:

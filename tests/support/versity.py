@@ -96,9 +96,9 @@ class Versity:
             region_name=REGION,
         )
 
-    def add_user(self, key: str, secret: str) -> None:
-        """Have another user, who may do everything."""
-        self._admin("create-user", "--access", key, "--secret", secret, "--role", "admin")
+    def add_user(self, key: str, secret: str, role: str = "admin") -> None:
+        """Have another user, who may do everything or, with the role `user`, what a bucket's policy allows."""
+        self._admin("create-user", "--access", key, "--secret", secret, "--role", role)
 
     def remove_user(self, key: str) -> None:
         """Know that user no more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jetcapture_py.maintain.maintenance import Maintenance
 from jetcapture_py.maintain.manifests import SnapshotWriter
 from jetcapture_py.maintain.table import compare_tables
 from jetcapture_py.store import configured_store
+from jetcapture_py.store.archive import ArchiveFiles, OldVersion
 from tests.support.archives import HOUR, encoded
 from tests.support.erasing import plain, traces
 from tests.support.running import STREAM
@@ -140,7 +142,7 @@ def versions(server: Versity, bucket: str) -> Iterator[tuple[str, bytes]]:
     client.close()
 
 
-def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path) -> None:
+def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Versity(tmp_path, versions=True) as server:
         client = server.client()
         client.create_bucket(Bucket="versions")
@@ -156,6 +158,20 @@ def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path) -> None:
             ]
 
         assert len(having(WHO.encode())) > 5
+        real = ArchiveFiles.old_versions
+
+        def killed() -> None:
+            raise KeyboardInterrupt
+
+        def until_the_markers(archive: ArchiveFiles, *directories: str) -> Iterator[OldVersion]:
+            for version in real(archive, *directories):
+                yield replace(version, remove=killed) if version.marker else version
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ArchiveFiles, "old_versions", until_the_markers)
+            with pytest.raises(KeyboardInterrupt):
+                erase(config, key=WHO)
+        assert any(STREAM in key for key in having(WHO.encode())), "markers have the names of objects that are gone"
         assert erase(config, key=WHO) == 0
         assert having(WHO.encode()) == []
         assert having(b"anna")

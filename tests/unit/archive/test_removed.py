@@ -57,12 +57,18 @@ def test_a_note_of_a_million_ranges_is_small() -> None:
     assert (expired.messages, len(expired.encode()) < 100_000) == (1_000_000, True)
 
 
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), max_size=40))
-def test_exactly_the_erased_messages_are_in_the_tombstones(pairs: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), max_size=40), st.sampled_from([0, 4096]))
+def test_exactly_the_erased_messages_are_in_the_tombstones(pairs: list[tuple[int, int]], listed: int) -> None:
     """A stream that is rewound or created again gives sequences to later messages, which are not erased."""
     messages = sorted({(seq, life * LIFE + seq * SECOND) for seq, life in pairs})
     first, second = _tombstone(*messages[::2]), _tombstone(*messages[::3])
-    erased = Erased({"a": first, "b": Tombstone.decode(second.encode(), "ORDERS", second.path)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(removed, "MAX_LISTED", listed)
+        notes = {"a.json": first.encode(), "b.json": second.encode()}
+        before = Erased.read("ORDERS", lambda _: ["a.json"], lambda paths: map(notes.get, paths))
+        erased = Erased.read("ORDERS", lambda _: ["a.json", "b.json"], lambda paths: map(notes.get, paths), before)
+    one = Erased.read("ORDERS", lambda _: ["b.json"], lambda paths: map(notes.get, paths), erased)
+    assert (before.messages, one.messages) == (len(messages[::2]), len(messages[::3]))
     expected = {*messages[::2], *messages[::3]}
     every = [(seq, life * LIFE + seq * SECOND) for seq in range(1, 31) for life in range(4)]
     seqs, times = np.array(every, np.int64).T
@@ -70,6 +76,16 @@ def test_exactly_the_erased_messages_are_in_the_tombstones(pairs: list[tuple[int
     near = {seq for seq in range(1, 31) if erased.near(seq, seq)}
     assert near == {seq for seq, _ in expected}
     assert (first.messages, erased.messages) == (len(messages[::2]), len(expected))
+
+
+def test_a_tombstone_of_a_million_messages_is_small() -> None:
+    seqs = np.arange(1, 2_000_000_000, 2_000)
+    stone = Tombstone.of("ORDERS", seqs, seqs * 37, by="ops@host", reason="asked for", time=NOON)
+    data = stone.encode()
+    assert (stone.messages, len(data) < 100_000) == (1_000_000, True)
+    read = Tombstone.decode(data, "ORDERS", stone.path)
+    assert (read.seqs == seqs).all()
+    assert (read.times == seqs * 37).all()
 
 
 _PART = b'{"stream_created": "", "newest": "2026-05-01T12:00:00Z", "ranges": %b}'
@@ -86,6 +102,16 @@ def test_a_damaged_note_is_an_error(data: bytes) -> None:
         Expired.decode(data, "ORDERS")
     with pytest.raises(JetcaptureError, match=r"_erased/ORDERS/x\.json is damaged"):
         Tombstone.decode(data, "ORDERS", "_erased/ORDERS/x.json")
+
+
+@pytest.mark.parametrize(
+    ("ranges", "times"),
+    [("[[1, 2]]", "[1]"), ("[[2, 1]]", "[]"), ("[[1]]", "[1]"), ('"x"', "[1]"), ("[[1, 1]]", '"AAAA"')],
+)
+def test_a_tombstone_whose_ranges_and_times_do_not_fit_is_an_error(ranges: str, times: str) -> None:
+    data = _tombstone((1, 7)).encode().replace(b'"ranges": [[1, 1]]', f'"ranges": {ranges}'.encode())
+    with pytest.raises(JetcaptureError, match=r"x\.json is damaged"):
+        Tombstone.decode(data.replace(b'"times": [7]', f'"times": {times}'.encode()), "ORDERS", "x.json")
 
 
 def test_a_note_of_another_stream_is_an_error() -> None:

@@ -1,0 +1,172 @@
+"""How a bucket or container protects what is in it: encryption, old versions, and locks against deletion.
+
+S3 is asked for the bucket's settings, Azure for those of the container and of the account that a client may read. What
+is not permitted, or not told, is a fact that is not known, and never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jetcapture_py.errors import StoreError
+from jetcapture_py.store.remote import error_codes
+from jetcapture_py.text import one_line, plural
+
+Ask = Callable[..., Any]
+"""Calls a method of S3 with the bucket, and returns the answer; raises whatever the library does."""
+ENCRYPTION, VERSIONS, LOCK = "encryption", "versions", "lock"
+"""What facts are about."""
+_ACCOUNT_KEY = "$account-encryption-key"
+_NO_SETTING = {
+    "ServerSideEncryptionConfigurationNotFoundError",
+    "ObjectLockConfigurationNotFoundError",
+    "ObjectLockConfigurationNotFound",
+}
+"""Error codes of a bucket that does not have the setting."""
+_DENIED = {"AccessDenied", "AllAccessDisabled", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403"}
+_PERMISSIONS = {
+    "get_bucket_encryption": "s3:GetEncryptionConfiguration",
+    "get_bucket_versioning": "s3:GetBucketVersioning",
+    "get_object_lock_configuration": "s3:GetBucketObjectLockConfiguration",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectionFact:
+    """One setting, in a sentence."""
+
+    about: str
+    """`ENCRYPTION`, `VERSIONS` or `LOCK`."""
+    text: str
+    known: bool = True
+    """Whether the store has told; otherwise the text says why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What is known of a bucket or container."""
+
+    facts: tuple[ProtectionFact, ...]
+    keeps_versions: bool | None = None
+    """Whether it may have old versions of objects; None if it does not tell."""
+    deleted_days: int = 0
+    """For how many days deleted objects can be restored, where that is known (Azure's soft delete)."""
+    unsearched: str = ""
+    """What may have old content and cannot be listed."""
+
+
+def s3_protection(ask: Ask, options: Mapping[str, Any]) -> Protection:
+    """Return what a bucket of S3 does; `options` are `store.options`, which may have settings for each object."""
+    own: Mapping[str, Any] = options.get("s3_additional_kwargs") or {}
+    versions = _answer(ask, "get_bucket_versioning")
+    status = versions.get("Status") if isinstance(versions, Mapping) else None
+    return Protection(
+        facts=(
+            _s3_encryption(ask, own),
+            _fact(VERSIONS, versions, _VERSIONING.get(str(status), _VERSIONING["None"])),
+            _s3_lock(ask, own),
+        ),
+        keeps_versions=status in ("Enabled", "Suspended") if isinstance(versions, Mapping) else None,
+    )
+
+
+_VERSIONING = {
+    "Enabled": "the bucket keeps old versions of what is compacted, expired or erased: erase deletes those with erased "
+    "messages; have a lifecycle rule delete the others",
+    "Suspended": "the bucket keeps the old versions that it has, and no new ones: versioning is suspended",
+    "None": "the bucket keeps no old versions",
+}
+
+
+def _s3_encryption(ask: Ask, own: Mapping[str, Any]) -> ProtectionFact:
+    if own.get("SSECustomerAlgorithm"):
+        return _fact(ENCRYPTION, {}, "store.options encrypt each object with a key of yours (SSE-C)")
+    if asked := own.get("ServerSideEncryption"):
+        return _fact(ENCRYPTION, {}, f"store.options have each object encrypted: {_algorithm(asked, own)}")
+    answer = _answer(ask, "get_bucket_encryption")
+    text = "the bucket has no default encryption, and store.options ask for none"
+    rules = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", ()) if isinstance(answer, Mapping) else ()
+    for default in (rule.get("ApplyServerSideEncryptionByDefault") or {} for rule in rules):
+        if algorithm := default.get("SSEAlgorithm"):
+            key = {"SSEKMSKeyId": default.get("KMSMasterKeyID")}
+            text = f"the bucket encrypts new objects: {_algorithm(algorithm, key)}"
+    return _fact(ENCRYPTION, answer, text)
+
+
+def _algorithm(name: str, settings: Mapping[str, Any]) -> str:
+    key = settings.get("SSEKMSKeyId")
+    return f"{name}, key {one_line(str(key))}" if key else str(name)
+
+
+def _s3_lock(ask: Ask, own: Mapping[str, Any]) -> ProtectionFact:
+    answer = _answer(ask, "get_object_lock_configuration")
+    lock = answer.get("ObjectLockConfiguration") or {} if isinstance(answer, Mapping) else {}
+    default = (lock.get("Rule") or {}).get("DefaultRetention") or {}
+    period = next((f"{default[unit]} {unit.lower()}" for unit in ("Days", "Years") if default.get(unit)), "")
+    by_options = own.get("ObjectLockMode") or own.get("ObjectLockLegalHoldStatus") == "ON"
+    until = own.get("ObjectLockRetainUntilDate")
+    if own.get("ObjectLockLegalHoldStatus") == "ON":
+        text = "store.options put a legal hold on each object: erase cannot delete it while it has one"
+    elif mode := own.get("ObjectLockMode"):
+        text = f"store.options lock each object until {one_line(str(until))} ({mode}): erase cannot delete it before"
+    elif default:
+        text = f"the bucket locks new objects for {period} ({default.get('Mode')}): erase cannot delete them before"
+    elif lock.get("ObjectLockEnabled") == "Enabled":
+        text = "the bucket has Object Lock, and locks no object by itself"
+    else:
+        text = "the bucket has no Object Lock"
+    return _fact(LOCK, {} if by_options else answer, text)
+
+
+def azure_protection(container: Any, service: Any) -> Protection:
+    """Return what a container of Azure does: its properties, and those of the account, or why they are not known."""
+    scope = getattr(getattr(container, "encryption_scope", None), "default_encryption_scope", None)
+    key = "the account's key" if scope in (None, _ACCOUNT_KEY) else f"the encryption scope {one_line(str(scope))}"
+    held = [
+        text
+        for name, text in (
+            ("has_legal_hold", "a legal hold"),
+            ("has_immutability_policy", "an immutability policy"),
+            ("immutable_storage_with_versioning_enabled", "immutable versions"),
+        )
+        if getattr(container, name, None)
+    ]
+    lock = f"the container has {' and '.join(held)}: objects may not be deleted, also not by erase"
+    known, days = not isinstance(service, Exception), 0
+    if known and (policy := service.get("delete_retention_policy")) is not None and policy.enabled:
+        days = int(policy.days or 0)
+    versions = "whether Azure keeps versions, only the account's settings tell"
+    deleted = f"deleted objects can be restored for {plural(days, 'day')} (soft delete)" if days else "no soft delete"
+    return Protection(
+        facts=(
+            _fact(ENCRYPTION, container, f"Azure encrypts each object with {key}"),
+            _fact(VERSIONS, service, f"{deleted}; {versions}"),
+            _fact(LOCK, container, lock if held else "the container has no legal hold and no immutability policy"),
+        ),
+        keeps_versions=True if getattr(container, "immutable_storage_with_versioning_enabled", None) else None,
+        deleted_days=days,
+        unsearched=f"old versions{'' if known else ' and deleted objects'} that Azure may keep",
+    )
+
+
+def _answer(ask: Ask, method: str) -> Any:
+    """Return what S3 answers, {} if the bucket does not have the setting, or the error."""
+    try:
+        return ask(method)
+    except Exception as error:  # of botocore
+        codes = error_codes(error)
+        if codes & _NO_SETTING:
+            return {}
+        if codes & _DENIED or isinstance(error, PermissionError):
+            return StoreError(f"{_PERMISSIONS[method]} is not permitted")
+        return error
+
+
+def _fact(about: str, answer: Any, text: str) -> ProtectionFact:
+    """Return a fact, or why it is not known if the answer is an error."""
+    if isinstance(answer, Exception):
+        reason = str(answer) if isinstance(answer, StoreError) else one_line(answer)
+        return ProtectionFact(about=about, text=f"not known: {reason}", known=False)
+    return ProtectionFact(about=about, text=text)
