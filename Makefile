@@ -28,7 +28,7 @@ USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 .PHONY: help demo test test-exhaustive test-all test-lowest lint bench chaos clean dist docs site screenshots java
 
 help:
-	@echo 'make demo    orders from a NATS server of its own to Parquet, SQL and back; ARGS="--messages 5000"'
+	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
 	@echo 'make test    what a change must pass, WORKERS=6 tests at a time; ARGS="-k name"'
 	@echo 'make test-exhaustive   what make test leaves out: every combination, older servers, many more examples'
 	@echo 'make test-all   both'
@@ -42,8 +42,8 @@ help:
 	@echo 'make dist    what a release consists of, in dist: sdist, wheel, chart (with helm), SBOM, checksums'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
 
-demo: $(FOR_DEMO)
-	@$(RUN) jetcapture_py demo $(ARGS)
+demo: $(FOR_DEMO) java
+	@$(RUN) jetcapture_py demo --spark $(ARGS)
 
 # more workers than cores, because tests often wait
 test: $(FOR_DEV) java
@@ -121,7 +121,7 @@ $(FOR_DEMO): pyproject.toml
 	  "$$python" -m venv --clear '$(VENV)'; \
 	fi; \
 	echo 'Installing jetcapture and what it needs into $(VENV) …'; \
-	$(INSTALL) '.[demo]'; \
+	$(INSTALL) '.[demo,spark]'; \
 	touch '$@'
 
 $(FOR_SITE): pyproject.toml

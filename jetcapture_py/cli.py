@@ -485,8 +485,11 @@ def demo(
     ] = None,
     messages: Annotated[int, typer.Option(min=1000, help="How many orders to publish.")] = 200_000,
     with_spark: Annotated[
-        bool, typer.Option("--spark", help="Query with Spark, which needs the extra spark and Java 17.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--spark/--no-spark", help="Query with Spark, or with DuckDB; by default with Spark if it is there."
+        ),
+    ] = None,
 ) -> None:
     """Start a NATS server; publish, capture and query orders, and publish the result, showing each step."""
     raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages, spark=with_spark))

@@ -70,10 +70,13 @@ COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive) AS messages,
 _SERVER_START, _STALLED = 15.0, 120.0
 
 
-def run(directory: Path | None, messages: int, *, spark: bool = False) -> int:
-    """Run the demo in its own process group; return 0 if every order is accounted for."""
+def run(directory: Path | None, messages: int, *, spark: bool | None = None) -> int:
+    """Run the demo in its own process group; return 0 if every order is accounted for.
+
+    Queries run in Spark or in DuckDB; None means in Spark if PySpark and Java are installed.
+    """
     try:
-        _check_prerequisites(spark=spark)
+        spark = _check_prerequisites(spark)
         home = _new_home(directory)
     except JetcaptureError as error:
         return _failed(error)
@@ -121,17 +124,24 @@ def _failed(error: JetcaptureError) -> int:
     return 1
 
 
-def _check_prerequisites(*, spark: bool) -> None:
+def _check_prerequisites(spark: bool | None) -> bool:
+    """Raise JetcaptureError if something is missing; return whether to use Spark."""
     _server_binary()
     if importlib.util.find_spec("duckdb") is None:
         raise JetcaptureError("duckdb is missing: pip install 'jetcapture[demo]'")
-    if not spark:
-        return
-    if importlib.util.find_spec("pyspark") is None:
-        raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo,spark]'")
-    from spark_jobs.job import require_java
+    if spark is False:
+        return False
+    try:
+        if importlib.util.find_spec("pyspark") is None:
+            raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo,spark]'")
+        from spark_jobs.job import require_java
 
-    require_java()
+        require_java()
+    except JetcaptureError:
+        if spark:
+            raise
+        return False
+    return True
 
 
 def _server_binary() -> str:
