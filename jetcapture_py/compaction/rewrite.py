@@ -11,6 +11,7 @@ remove them again finds them there.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from jetcapture_py.archive.bundles import MAX_ROWS
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.schema import conform, with_key_column
-from jetcapture_py.archive.writer import EncodedBlock, ObjectWriter
+from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, ObjectWriter
 from jetcapture_py.compaction.files import Files, Footer
 from jetcapture_py.compaction.merge import Identities
 from jetcapture_py.compaction.plan import Source
@@ -111,6 +112,8 @@ class Rewritten:
     removable: bool
     """Whether the source may be removed. Not if an object of the target's name existed, which did not say that it
     replaces the source: a compaction may be about to remove it in favor of the source. The next run removes it."""
+    sha256: str | None = None
+    """Of the target's bytes; None if an earlier run has written it."""
 
 
 def rewrite(
@@ -123,31 +126,38 @@ def rewrite(
     """
     files = Files(archive)
     footer = files.footer(source)
-    rows = partial(_rows, files, source, footer, dropped, change)
+    rows = _Rows(partial(_rows, files, source, footer, dropped, change))
     replaces = (source.name.digest, *replaced_by(footer))
     encoded = _encode(source, footer, sealed_by, rows(), replaces)
     if encoded is None:
         return Rewritten(source=source, target=None, dropped=footer.rows, removable=True)
-    name = encoded.name
-    known, expected = files.lookup(name.path), rows
+    name, written = encoded.name, encoded.data
+    known, expected = files.lookup(name.path), rows.__call__
     before = () if known is None else replaced_by(files.footer(known))
     if known is None:
-        files.put(name, encoded.data)
+        files.put(name, written)
     elif source.name.digest not in before or not _equal(rows(), _stored(files, known)):
         every = dict.fromkeys((*replaces, *before))
         whole = _encode(source, footer, sealed_by, rows(), [digest for digest in every if digest != name.digest])
-        data = (whole or encoded).data
+        written = (whole or encoded).data
         if name == source.name:  # whose rows cannot be read again afterwards
-            expected = partial(files.rows_of, name, data)
+            expected = partial(files.rows_of, name, written)
             if not _equal(rows(), expected()):
                 raise JetcaptureError(f"{files.shown}/{name.path} cannot be written again with the same messages")
-        files.overwrite(name, data)
+        files.overwrite(name, written)
+    else:
+        written = None  # it has been written before
     again = Files(archive)  # without what the other has in its cache
     stored = again.lookup(name.path)
     if stored is None or again.footer(stored).rows != name.rows or not _equal(expected(), _stored(again, stored)):
         raise JetcaptureError(f"{files.shown}/{name.path} does not match its source, which is kept")
-    removable = name != source.name and (known is None or source.name.digest in before)
-    return Rewritten(source=source, target=name, dropped=footer.rows - name.rows, removable=removable)
+    return Rewritten(
+        source=source,
+        target=name,
+        dropped=footer.rows - name.rows,
+        removable=name != source.name and (known is None or source.name.digest in before),
+        sha256=None if written is None else hashlib.sha256(written).hexdigest(),
+    )
 
 
 def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[int, list[str]]:
@@ -165,6 +175,31 @@ def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[i
     ]
     errors = list(filter(None, files.each(files.remove, paths)))
     return len(paths) - len(errors), errors
+
+
+class _Rows:
+    """The rows that stay, for every call; few enough are kept in memory, others are read again."""
+
+    def __init__(self, read: Callable[[], Iterator[pa.Table]]) -> None:
+        self._read = read
+        self._kept: list[pa.Table] | None = None
+
+    def __call__(self) -> Iterator[pa.Table]:
+        """Yield them, some at a time."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[pa.Table] = []
+        size = 0
+        for piece in self._read():
+            size += piece.nbytes
+            if size <= ROW_GROUP_BYTES:
+                kept.append(piece)
+            else:
+                kept.clear()
+            yield piece
+        if size <= ROW_GROUP_BYTES:
+            self._kept = kept
 
 
 def _rows(

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -214,6 +215,8 @@ class _Eraser:
         """Files that are no objects."""
         self._unfinished: list[str] = []
         """What temporary files and others may have."""
+        self._threads = THREADS if archive.local else 0
+        """Objects that are read at once; 0 for as many as the archive's own."""
         self.clean = False
         """Whether no object has erased messages any more."""
 
@@ -295,7 +298,7 @@ class _Eraser:
             return self._told[at]
 
         found: list[MessageSet] = []
-        for number, messages in enumerate(self._archive.each(told, files), 1):
+        for number, messages in enumerate(self._archive.each(told, files, threads=self._threads), 1):
             found.append(messages)
             self._progress("searched", number, len(files))
         return MessageSet.union(found)
@@ -343,7 +346,8 @@ class _Eraser:
 
         near = [file for file in self._files() if erased.near(_name(file).first_seq, _name(file).last_seq)]
         near = [file for file in near if file.path not in self._left and file.path not in self._clean]
-        return [holder for holder in self._archive.each(hold, near) if holder is not None]
+        holders = self._archive.each(hold, near, threads=self._threads)
+        return [holder for holder in holders if holder is not None]
 
     def _remove(self, erased: Erased, chosen: MessageSet) -> None:
         """Write objects again without erased messages, until none has any."""
@@ -403,9 +407,11 @@ class _Eraser:
             return
         _, errors = remove_replaced(self._archive, ready)
         present = {file.path for file in self._files()}
+        # of several that became one object, the last has written it
+        written = {each.target.path: each.sha256 for _, _, each in rewritten if each.target and each.sha256}
         for holder, digest, each in rewritten:
             if each.removable and each.source.name.path not in present:
-                self._record(holder, digest, each)
+                self._record(holder, digest, each.target, written)
             elif error := next((text for text in errors if each.source.name.path in text), ""):
                 self._left[each.source.name.path] = error
 
@@ -428,13 +434,15 @@ class _Eraser:
         _, seqs, _ = self._examiner.identities(holder.file, name)
         return len(seqs) > len(holder.messages)
 
-    def _record(self, holder: _Holder, digest: str, each: Rewritten) -> None:
-        """Count what was removed with an object."""
-        after = None if each.target is None else each.target.path
-        try:
-            digest_after = None if after is None else _sha256(self._archive, self._archive.at(after))
-        except VanishedError:  # compacted already
-            digest_after = None
+    def _record(
+        self, holder: _Holder, digest: str, target: ObjectName | None, written: Mapping[str, str | None]
+    ) -> None:
+        """Count what was removed with an object. `written` are the SHA-256 of what this run has written, by paths."""
+        after = None if target is None else target.path
+        digest_after = None if after is None else written.get(after)
+        if after is not None and digest_after is None:
+            with suppress(VanishedError):  # compacted already
+                digest_after = _sha256(self._archive, self._archive.at(after))
         messages = len(holder.messages)
         self.done.copies += messages
         self.done.objects.append(

@@ -63,7 +63,8 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> R
         for text in _kept(archive, file, mask, quoted=kind == "csv"):
             sink.write(text)
             expected.update(text)
-    files.overwrite(target, out.getvalue())
+    data = out.getvalue()
+    files.overwrite(target, data)
     again = archive.at(target.path)
     try:
         ObjectExaminer(archive, None).identities(again, target)
@@ -74,7 +75,8 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> R
         actual.update(piece)
     if actual.digest() != expected.digest():
         raise JetcaptureError(f"{archive.shown}/{target.path} does not match its source, which is kept")
-    return Rewritten(source=source, target=target, dropped=len(seqs) - rows, removable=True)
+    digest = hashlib.sha256(data).hexdigest()
+    return Rewritten(source=source, target=target, dropped=len(seqs) - rows, removable=True, sha256=digest)
 
 
 def _positions(archive: ArchiveFiles, file: File, suffix: str) -> tuple[Any, Any]:

@@ -26,7 +26,9 @@ from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.writer import ObjectWriter
+from jetcapture_py.compaction import rewrite as rewrite_module
 from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.plan import Source
 from jetcapture_py.config.maintain import MaintainConfig
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
@@ -429,6 +431,33 @@ def test_objects_that_become_one_lose_nothing(tmp_path: Path) -> None:
     assert (done.messages, len(done.objects), done.remaining) == (3, 3, [])
     assert {each.after for each in done.objects} == {name.path for name in objects(root)}
     assert list(read(root)) == [1, 2, 3]
+
+
+def test_the_certificate_has_the_digest_of_an_object_that_several_became(tmp_path: Path) -> None:
+    for seqs in ((1, 2, 3, 9), (1, 2, 3, 8)):
+        put(tmp_path, encoded([(seq, HOUR * 1_000_000 + seq) for seq in seqs], bucket=HOUR))
+    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
+    (first,) = run(config, SequenceSelector(8, 9)).objects
+    assert first.after is not None
+    assert first.sha256_after == hashlib.sha256((tmp_path / first.after).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("kept", [1, 1 << 30], ids=["read again", "in memory"])
+def test_rows_are_compared_with_those_in_memory_if_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    config = archive_of(tmp_path, {"seqs": range(1, 2000), "key": "b"}, {"seqs": (2001,), "key": "c"})
+    real, reads = Files.rows, list[str]()
+
+    def rows(self: Files, source: Source, *arguments: Any, **options: Any) -> pa.Table:
+        reads.append(source.name.path)
+        return real(self, source, *arguments, **options)
+
+    monkeypatch.setattr(rewrite_module, "ROW_GROUP_BYTES", kept)
+    monkeypatch.setattr(Files, "rows", rows)
+    (done,) = run(config, SequenceSelector(7, 7)).objects
+    assert (reads.count(done.path), reads.count(str(done.after))) == (2 if kept == 1 else 1, 1)
+    assert sorted(positions(config)) == [*range(1, 7), *range(8, 2000), 2001]
 
 
 def test_a_compaction_that_takes_a_copy_for_redundant_and_an_erasure_do_not_remove_both(tmp_path: Path) -> None:
