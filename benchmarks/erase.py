@@ -1,6 +1,7 @@
 """Erasing one customer of a thousand, who has messages in every object, beside compaction of the same archive.
 
     python -m benchmarks.erase [--objects 16000] [--keys 40] [--together 50] [--directory /tmp]
+    python -m benchmarks.erase --archive /tmp/large --fill-only --objects 40000, then --archive /tmp/large
 
 The archive is that of `benchmarks.maintain`: objects of 500 JSON messages of 1 KB. First it is compacted, then a
 thousandth of the rows of what compaction has made is erased. Rates are the bytes of the objects before, in a second.
@@ -57,10 +58,16 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=40)
     parser.add_argument("--together", type=int, default=50)
     parser.add_argument("--directory", type=Path)
+    parser.add_argument("--archive", type=Path, help="An archive that --fill-only has made; it is changed.")
+    parser.add_argument("--fill-only", action="store_true", help="Make the archive at --archive, and measure nothing.")
     chosen = parser.parse_args()
+    if chosen.fill_only:
+        fill(chosen.archive, chosen.objects, chosen.keys, chosen.together)
+        return
     with tempfile.TemporaryDirectory(dir=chosen.directory) as directory:
-        root, config = Path(directory, "archive"), Path(directory, "config.yaml")
-        fill(root, chosen.objects, chosen.keys, chosen.together)
+        root, config = chosen.archive or Path(directory, "archive"), Path(directory, "config.yaml")
+        if chosen.archive is None:
+            fill(root, chosen.objects, chosen.keys, chosen.together)
         compact = f"{{target: {TARGET}, after: 0s, grace: 0s}}"
         config.write_text(
             f"source: {{stream: {STREAM}, consumer: archive}}\nstore: {{url: {root}}}\n"

@@ -292,7 +292,10 @@ class _Eraser:
                         self._told[at] = ask(file)
                 except VanishedError:
                     raise
-                except (UntoldError, DamagedError, JetcaptureError) as error:
+                except UntoldError as error:
+                    self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
+                    return error.messages
+                except (DamagedError, JetcaptureError) as error:
                     self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
                     return NO_MESSAGES
             return self._told[at]

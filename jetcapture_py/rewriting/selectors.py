@@ -43,12 +43,19 @@ if TYPE_CHECKING:
     from jetcapture_py.transform.batch import MessageBatch
 
 NO_MESSAGES = MessageSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
+_OPTIONAL = (layout.RAW_HEADERS,)
+"""Columns that objects lack without any value."""
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 _NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
 
 
 class UntoldError(Exception):
     """An object does not say which of its messages are selected; the text says why."""
+
+    def __init__(self, text: str, messages: MessageSet = NO_MESSAGES) -> None:
+        """`messages` are selected in any case."""
+        super().__init__(text)
+        self.messages = messages
 
 
 class Selector(Protocol):
@@ -67,6 +74,10 @@ class Selector(Protocol):
 
     def mask(self, rows: pa.Table) -> Any:
         """Return a mask of the rows that are selected."""
+        ...
+
+    def untold(self, rows: pa.Table) -> str:
+        """Return why it is not known of some rows whether they are selected; "" if it is known of all."""
         ...
 
 
@@ -89,9 +100,12 @@ class KeySelector:
         """
         if not name.quarantine:
             return {layout.KEY: pa.string()} if name.bundle else {}
-        if plugins.is_reference(self.template) or any(part.kind == "field" for part in parse_template(self.template)):
+        of_users = plugins.is_reference(self.template)
+        kinds = {"field"} if of_users else {part.kind for part in parse_template(self.template)}
+        if "field" in kinds:
             raise UntoldError("messages that could not be decoded have no key: select them by --subject or --where")
-        return {layout.SUBJECT: pa.string(), layout.HEADERS: _HEADERS}
+        of_header = {layout.HEADERS: _HEADERS, layout.RAW_HEADERS: pa.binary()} if "header" in kinds else {}
+        return {layout.SUBJECT: pa.string(), **of_header}
 
     def mask(self, rows: pa.Table) -> Any:
         """Compare the keys."""
@@ -103,6 +117,12 @@ class KeySelector:
         else:
             return np.ones(rows.num_rows, np.bool_)
         return _mask(pc.equal(keys, self.key))
+
+    def untold(self, rows: pa.Table) -> str:
+        """A key from a header is not known of messages whose headers cannot be read."""
+        if layout.RAW_HEADERS in rows.schema.names and rows[layout.RAW_HEADERS].null_count < rows.num_rows:
+            return "messages whose headers cannot be read have no key: select them by --subject or --where"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +145,10 @@ class SubjectSelector:
         chosen = [text for text in subjects.to_pylist() if text is not None and matches(text, (self.subject,))]
         return _mask(pc.is_in(rows[layout.SUBJECT], pa.array(chosen, pa.string())))
 
+    def untold(self, _: pa.Table) -> str:
+        """Every message has a subject."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceSelector:
@@ -146,6 +170,10 @@ class SequenceSelector:
         seqs = rows[layout.SEQ].to_numpy()
         return (seqs >= self.first) & (seqs <= self.last)
 
+    def untold(self, _: pa.Table) -> str:
+        """Every message has a sequence."""
+        return ""
+
 
 def selected(archive: ArchiveFiles, examiner: ObjectExaminer, file: File, selector: Selector) -> MessageSet:
     """Return the selected messages of an object.
@@ -160,10 +188,12 @@ def selected(archive: ArchiveFiles, examiner: ObjectExaminer, file: File, select
         rows = pa.table({layout.SEQ: seqs, layout.TIMESTAMP: pa.array(times, pa.timestamp("us", "UTC"))})
         return _messages(rows, selector)
     if name.parquet:
-        parts = []
+        parts, untold = [], ""
         with archive.parquet(file) as parquet:
-            if lacking := [column for column in types if column not in parquet.schema_arrow.names]:
-                raise UntoldError(f"it has no column {lacking[0]}")
+            lacking = [column for column in types if column not in parquet.schema_arrow.names]
+            if missing := [column for column in lacking if column not in _OPTIONAL]:
+                raise UntoldError(f"it has no column {missing[0]}")
+            types = {column: type_ for column, type_ in types.items() if column not in lacking}
             for index in range(parquet.metadata.num_row_groups):
                 rows = parquet.read_row_group(index, columns=list(types), use_threads=False)
                 columns = {
@@ -171,6 +201,9 @@ def selected(archive: ArchiveFiles, examiner: ObjectExaminer, file: File, select
                     for each, type_ in types.items()
                 }
                 parts.append(_messages(pa.table(columns), selector))
+                untold = untold or selector.untold(rows)
+        if untold:
+            raise UntoldError(untold, MessageSet.union(parts))
         return MessageSet.union(parts)
     if name.suffix not in layout.TEXT_SUFFIXES:
         raise UntoldError("it is in a format of your own, of which only sequences and timestamps are known")

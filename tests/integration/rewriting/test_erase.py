@@ -25,7 +25,9 @@ from nats.js.api import StreamSource
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.writer import ObjectWriter
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.writer import Encoder, ObjectWriter
 from jetcapture_py.compaction import rewrite as rewrite_module
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
@@ -204,6 +206,29 @@ def test_a_condition_is_asked_of_every_copy_and_an_object_without_its_column_is_
     assert "not searched: the condition does not fit its columns" in line
 
 
+def test_messages_whose_headers_cannot_be_read_may_have_the_key_and_are_named(tmp_path: Path) -> None:
+    """Of the same object, those with the key in a header that can be read are erased."""
+    values = {
+        layout.SEQ: pa.array([1, 2, 3]),
+        layout.TIMESTAMP: pa.array([HOUR * 1_000_000] * 3, pa.timestamp("us", "UTC")),
+        layout.SUBJECT: pa.array(["orders.new"] * 3),
+        layout.HEADERS: pa.array([[("T", ["b"])], [("T", ["c"])], None], pa.map_(pa.string(), pa.list_(pa.string()))),
+        "stage": pa.array(["decode", "decode", "headers"]),
+        "error": pa.array(["not JSON"] * 3),
+        "raw_headers": pa.array([None, None, b"NATS/1.0\r\nT\xff: b\r\n\r\n"], pa.binary()),
+    }
+    arrays = {field.name: values.pop(field.name, pa.nulls(3, field.type)) for field in ENVELOPE}
+    encoder = Encoder(stream=STREAM, interval=900, compression="zstd", consumer="archive")
+    block = BlockId(key=None, bucket=HOUR, quarantine=True)
+    put(tmp_path, encoder.encode(block, "age", [pa.RecordBatch.from_pydict({**arrays, **values})]))
+    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
+    done = run(config, KeySelector("b", "{header.T}"))
+    assert [row[layout.SEQ] for row in read(tmp_path).values()] == [2, 3]
+    (line,) = done.remaining
+    assert "not searched: messages whose headers cannot be read have no key" in line
+    assert run(config, KeySelector("orders", "{subject[0]}")).remaining == [], "they are of no concern"
+
+
 def test_a_message_that_moves_while_a_condition_is_evaluated_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +243,7 @@ def test_a_message_that_moves_while_a_condition_is_evaluated_is_found(
             (tmp_path / old.path).unlink()
         return found
 
+    monkeypatch.setattr(module, "THREADS", 1)  # so that the old one is not read before
     monkeypatch.setattr(Condition, "selected", selects)
     assert run(config, "_nats_seq >= 7").remaining == []
     assert positions(config) == [1]
@@ -754,6 +780,20 @@ def test_a_bucket_keeps_no_version_with_erased_messages_unless_object_lock_does(
         assert len(certificate["remains"]) == 2
         assert all("an old version: cannot delete a version of locked/" in text for text in certificate["remains"])
         assert versions(server, "locked") >= {("1-2", False), ("1-4", False)}
+
+
+def test_versions_from_before_a_bucket_had_versions_go_as_well(tmp_path: Path) -> None:
+    with Versity(tmp_path, versions=True) as server:
+        client = server.client()
+        client.create_bucket(Bucket="later")
+        block = encoded([(seq, HOUR * 1_000_000 + seq) for seq in (1, 2)], bucket=HOUR)
+        client.put_object(Bucket="later", Key=f"archive/{block.name.path}", Body=block.data.to_pybytes())
+        client.put_bucket_versioning(Bucket="later", VersioningConfiguration={"Status": "Enabled"})
+        store = {"url": "s3://later/archive", "options": options(server.endpoint)}
+        config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": store})
+        done = run(config, SequenceSelector(2, 2))
+        assert (done.remaining, done.versions) == ([], 1)
+        assert versions(server, "later") == {("1-1", False)}
 
 
 class Lines:
