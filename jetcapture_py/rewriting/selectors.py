@@ -282,6 +282,9 @@ class Condition:
             self._tables[quarantine] = Table(
                 facts.schemas, quarantine, lambda name: name.casefold() in self._names, case_sensitive=False
             )
+        known = set(layout.PARTITIONS).union(*(table.columns for table in self._tables.values()))
+        if len(by_name) == len(files) and not self._columns <= known:  # text objects do not tell their columns
+            raise ConfigError("--where: it names a column that no object has; text is in single quotes")
         return {by_name[name].path: reason for name, reason in broken.items()}
 
     def selected(self, file: File) -> MessageSet:
@@ -349,6 +352,8 @@ class Condition:
         return node
 
     def _messages(self, rows: pa.Table) -> MessageSet:
+        if not self._columns <= set(map(str.casefold, rows.schema.names)):  # user, if missing, is a function
+            raise UntoldError(_UNFIT)
         positions = rows.append_column(_POSITION, pa.array(range(rows.num_rows), pa.int64()))
         try:
             with self._lock:
@@ -356,12 +361,13 @@ class Condition:
                 found = self._connection.sql(self._statement).to_arrow_table()
         except self._error as error:
             if type(error).__name__ == "BinderException":
-                raise UntoldError("the condition does not fit its columns: try it with jetcapture query") from error
+                raise UntoldError(_UNFIT) from error
             raise UntoldError(f"the condition failed ({type(error).__name__}): try it with jetcapture query") from error
         return _of(rows.take(found[_POSITION]))
 
 
 _POSITION, _ROWS = "_nats_position", "_nats_rows"
+_UNFIT = "the condition does not fit its columns: try it with jetcapture query"
 _TEXT_ENVELOPE: dict[str, pa.DataType] = {
     **{field.name: field.type for field in ENVELOPE if field.name != REPLY},
     layout.STREAM: pa.string(),
