@@ -21,6 +21,7 @@ from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.client import Denial, DeniedError, refusal
 from jetcapture_py.manage.plan import Plan, plans
+from jetcapture_py.text import plural
 
 Level = Literal["ok", "skipped", "warning", "problem"]
 _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "problem": "red"}
@@ -66,6 +67,16 @@ class Findings:
     def fields(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {"ok": not self.problems, "findings": list(map(asdict, self.items)), "figures": self.figures}
+
+    def summary(self) -> str:
+        """Return one line: the first problem or warning, and how many there are."""
+        warnings = [finding for finding in self.items if finding.level == "warning"]
+        parts = []
+        for noun, findings in (("problem", self.problems), ("warning", warnings)):
+            if findings:
+                first = findings[0]
+                parts.append(f"{plural(len(findings), noun)}: {first.about}: {first.text}")
+        return "; ".join(parts) or "ok"
 
     def lines(self) -> Iterator[Text]:
         """Yield one line per finding."""

@@ -21,6 +21,7 @@ from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.check import Traffic, check, forecast, run
 from jetcapture_py.manage.check_server import CheckFinding
+from jetcapture_py.manage.many import show_one
 from tests.chaos.clock import Clock
 from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer
@@ -52,7 +53,7 @@ def test_a_set_up_that_works_has_no_problem_and_exit_code_0(
     asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
     configuration = config(server.url, tmp_path / "archive", block={"interval": "1m"})
     assert problems(configuration) == []
-    assert run(configuration, as_json=False, outage=None, price=None) == 0
+    assert show_one(run(configuration)) == 0
     text = capsys.readouterr().out
     for part in ("JetStream", "clock", "consumer", "permission", "decode", "blocks", "cost", "retention", "store"):
         assert f"ok       {part}" in text
@@ -120,7 +121,7 @@ def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(
     with pytest.raises(ConfigError) as of_a_start:
         Capture(configuration)
     with pytest.raises(ConfigError) as found:
-        run(configuration, as_json=False, outage=None, price=None)
+        run(configuration)
     assert found.value.problems == of_a_start.value.problems
     assert "cannot import jetcapture_py.text:" in str(found.value)
 
@@ -236,7 +237,7 @@ def test_a_rate_that_is_too_high_for_the_interval_is_found_and_still_works(
     server = nats_server()
     asyncio.run(publish(server.url, [("orders.a", b"x", None) for _ in range(5_000)]))
     configuration = config(server.url, tmp_path, source={"max_ack_pending": 1_000})
-    assert run(configuration, as_json=False, outage=None, price=None) == 0
+    assert show_one(run(configuration)) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning  blocks")]
     assert "not 15m: raise source.max_ack_pending" in line
 
@@ -283,7 +284,7 @@ def test_json_has_the_findings_and_the_figures(
 ) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
-    assert run(config(server.url, tmp_path), as_json=True, outage=None, price=10.0) == 0
+    assert show_one(run(config(server.url, tmp_path), outage=None, price=10.0), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
     assert {"about", "level", "text"} == set(found["findings"][0])
