@@ -237,6 +237,7 @@ def check(
             lambda each, _: command.run(each, outage=seconds, price=price),
             as_json=as_json,
             threads=many.THREADS,
+            tell_left_out=True,
         )
     )
 

@@ -232,7 +232,8 @@ class Supervisor:
 
         What has a problem stays as it is. At the start, `first`, it raises ConfigError, with `keep_going` only if
         nothing can run, and JetcaptureError if nothing can listen on a configured address. `reread` says that the files
-        were read again. Without `restart`, the capture of a stream that has failed at once stays so for now.
+        were read again; otherwise only streams have been looked for. Without `restart`, the capture of a stream that
+        has failed at once stays so for now.
         """
         if first:
             setup(selected.log.format, selected.log.level)
@@ -241,7 +242,7 @@ class Supervisor:
         changed = {
             capture: config
             for capture, config in selected.configs.items()
-            if config != running.get(capture) and (restart or self._may_start(capture))
+            if config != running.get(capture) and (reread or (capture.stream and (restart or self._may_start(capture))))
         }
         made = await asyncio.to_thread(self._make, changed, refused)
         if self.stopping:

@@ -118,11 +118,12 @@ def run(
     as_json: bool = False,
     threads: int = 1,
     of_one: bool = False,
+    tell_left_out: bool = False,
 ) -> int:
     """Do `work` for every capture, of many in `threads`, and print what it says; return the worst exit code.
 
     A failure of one of many does not keep the others from being done. With `of_one`, there must be a single capture.
-    Raises ConfigError for wrong files, and JetcaptureError.
+    `tell_left_out` also prints which streams are left out. Raises ConfigError for wrong files, and JetcaptureError.
     """
     found = files.chosen()
     if of_one and len(found.configs) > 1:
@@ -131,12 +132,15 @@ def run(
         with text.progress_bars() as progress:
             result = work(next(iter(found.configs.values())), progress)
         return show_one(result, as_json=as_json)
-    captures = sorted({*found.configs, *found.problems}, key=lambda capture: capture.name)
+    others = found.left_out if tell_left_out else {}
+    captures = sorted({*found.configs, *found.problems, *others}, key=lambda capture: capture.name)
     width = max((len(escaped(capture.name)) for capture in captures), default=0)
     codes = [0]
     with ThreadPoolExecutor(threads, "captures") as pool:
 
         def attempted(capture: CaptureId) -> CommandResult:
+            if capture in others:
+                return CommandResult(summary=f"left out: {others[capture]}", records=[{"left_out": others[capture]}])
             if capture in found.problems:
                 return failed(ConfigError(*(line.removeprefix(f"{capture}: ") for line in found.problems[capture])))
             try:

@@ -83,7 +83,10 @@ def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one
         "KV_settings",
         "OBJ_files",
     }
-    for words in (("check",), ("verify",), ("apply",), ("objects",), ("maintain",), ("quarantine", "list")):
+    checked = command("check", str(path))
+    assert (names(checked.stdout), checked.returncode) == (sorted([*ALL, "account.JOBS"]), 0), checked
+    assert "account.JOBS         left out: its retention is workqueue" in checked.stdout
+    for words in (("verify",), ("apply",), ("objects",), ("maintain",), ("quarantine", "list")):
         done = command(*words, str(path))
         assert (names(done.stdout), done.returncode) == (ALL, 0), (words, done.stdout, done.stderr)
     some = command("check", str(path), "--json", "--stream", "ORDERS-1", "--stream", "OTHER")
