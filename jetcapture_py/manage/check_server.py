@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -95,6 +96,12 @@ _ALMOST = 0.9
 _ANSWER = 5.0
 
 
+def skips_messages(version: str) -> bool:
+    """Whether consumers of such a server may skip messages."""
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return not (number >= (2, 15, 1) or (2, 14, 8) <= number < (2, 15))
+
+
 async def check_account(session: ReadSession, findings: Findings) -> Mapping[str, Any] | None:
     """Check that JetStream answers, and the account's usage. Return the account, None if it does not answer."""
     before = datetime.now(UTC)
@@ -111,6 +118,9 @@ async def check_account(session: ReadSession, findings: Findings) -> Mapping[str
         return None
     version = session.connection.server_version
     findings.ok("JetStream", f"nats-server {version} answers in {(datetime.now(UTC) - before).total_seconds():.3f} s")
+    if skips_messages(version):
+        text = f"nats-server {version} can skip messages of a consumer, which the archive then lacks"
+        findings.warning("server", f"{text} (nats-server#8623): use 2.14.8, 2.15.1 or newer")
     limits = account.get("limits") or {}
     for used, limit, what in (
         (account.get("storage", 0), limits.get("max_storage", -1), "file storage"),

@@ -20,7 +20,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.check import Traffic, check, forecast, run
-from jetcapture_py.manage.check_server import CheckFinding
+from jetcapture_py.manage.check_server import CheckFinding, skips_messages
 from jetcapture_py.manage.many import show_one
 from tests.chaos.clock import Clock
 from tests.integration.manage.api import ask, create
@@ -309,6 +309,11 @@ def test_json_has_the_findings_and_the_figures(
 def test_subjects_overlap(one: str, other: str, both: bool) -> None:
     assert overlaps(one, other) is both
     assert overlaps(other, one) is both
+
+
+def test_servers_whose_consumers_skip_messages_are_known_by_their_versions() -> None:
+    versions = ("2.10.26", "2.14.7", "2.14.8", "2.14.12", "2.15.0", "2.15.1", "2.15.1-RC.1", "2.16.0", "3.0.0-dev")
+    assert [version for version in versions if skips_messages(version)] == ["2.10.26", "2.14.7", "2.15.0"]
 
 
 def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_limit_with_it() -> None:
