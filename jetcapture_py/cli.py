@@ -5,13 +5,17 @@
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from jetcapture_py import commands
-from jetcapture_py.commands import WHEN, time_option
+from jetcapture_py.commands import WHEN, Configs, OneStream, Streams, time_option
 from jetcapture_py.errors import ConfigError, JetcaptureError
+
+if TYPE_CHECKING:
+    from jetcapture_py.config.model import Config
+    from jetcapture_py.verify.findings import Progress
 
 app = typer.Typer(
     name="jetcapture",
@@ -27,10 +31,6 @@ _WHEN = "2026-05-01T12:00:00Z, a date, today or yesterday"
 _Http = Annotated[
     str | None,
     typer.Option("--http", metavar="ADDRESS", help="Where to serve metrics and probes, instead of http.listen."),
-]
-_Configs = Annotated[
-    list[Path],
-    typer.Argument(metavar="CONFIG", help="Configuration files, YAML, or directories of them; each is one capture."),
 ]
 
 
@@ -68,7 +68,7 @@ def root(
 
 @app.command()
 def run(
-    config: _Configs,
+    config: Configs,
     until_caught_up: Annotated[
         bool,
         typer.Option("--until-caught-up", help="Drain and stop once nothing is pending or unacknowledged."),
@@ -92,8 +92,9 @@ def run(
             allocator.use_system_allocator()
             from jetcapture_py import supervisor
             from jetcapture_py.config.several import ConfigFiles
+            from jetcapture_py.manage.many import on_server
 
-            files = ConfigFiles(config, http)
+            files = ConfigFiles(config, http, find=on_server)
         code = supervisor.run(
             files, until_caught_up=until_caught_up, keep_going=keep_going, server=server, had_terminal=had_terminal
         )
@@ -105,30 +106,31 @@ def run(
 
 @app.command()
 def status(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: Configs,
+    streams: Streams = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds until interrupted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Show the status of a capture: lag, pending and unacknowledged messages, watermark, last stored object."""
+    """Show the status of captures: lag, pending and unacknowledged messages, watermark, last stored object."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
 
-    settings = load(config)
     with startup.imports():
+        from jetcapture_py.manage.many import captures
         from jetcapture_py.monitoring import status as command
-    raise typer.Exit(command.run(settings, watch=watch, as_json=as_json))
+    raise typer.Exit(command.run(captures(config, streams), watch=watch, as_json=as_json))
 
 
 @app.command()
 def verify(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: Configs,
+    streams: Streams = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of every object, to find flipped bits.")
     ] = False,
     content: Annotated[
         bool, typer.Option("--content", help="Read every message of the stream, and compare it with the archive.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -145,57 +147,69 @@ def verify(
 ) -> None:
     """Prove that everything acknowledged is in the archive and nothing is read twice; exit code 1 if not."""
     import asyncio
+    import json
+    from dataclasses import replace
 
-    from jetcapture_py import log, startup, text
-    from jetcapture_py.config.model import load
+    from jetcapture_py import log, startup
 
-    settings = load(config)
     with startup.imports():
+        from jetcapture_py.manage import many
+
         if repair:
             from jetcapture_py.verify.repair import verify_and_repair  # imports the capture
         else:
             from jetcapture_py.verify import proof
-    log.setup(settings.log.format, "error")
-    done = None
-    with text.progress_bars() as progress:
+        if table:
+            from jetcapture_py.maintain.table import compare_tables
+
+    def work(settings: "Config", progress: "Progress") -> many.CommandResult:
+        log.setup(settings.log.format, "error")
+        done = None
         if repair:
             report, done = asyncio.run(verify_and_repair(settings, deep=deep, content=content, progress=progress))
         else:
             report = asyncio.run(proof.verify(settings, deep=deep, content=content, progress=progress))
-    if table:
-        from dataclasses import replace
-
-        from jetcapture_py.maintain.table import compare_tables
-
-        report = replace(report, findings=(*report.findings, *compare_tables(settings)))
-    if as_json:
+        if table:
+            report = replace(report, findings=(*report.findings, *compare_tables(settings)))
         further = {} if done is None else {"repair": done.fields()}
-        sys.stdout.write(report.as_json(strict=strict, **further) + "\n")
-    else:
-        lines = () if done is None else done.lines(report)
-        sys.stdout.writelines(f"{line}\n" for line in (report.as_text(), *lines))
-    raise typer.Exit(report.exit_code(strict=strict))
+        lines = [*report.as_text().splitlines(), *(() if done is None else done.lines(report))]
+        return many.CommandResult(
+            summary=lines[0],
+            lines=lines,
+            records=[json.loads(report.as_json(strict=strict, **further))],
+            code=report.exit_code(strict=strict),
+        )
+
+    files = many.captures(config, streams)
+    raise typer.Exit(many.run(files, work, as_json=as_json, threads=1 if repair else many.THREADS))
 
 
 @app.command()
 def apply(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: Configs,
+    streams: Streams = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing; exit code 3 if something would change.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the JetStream API's values.")] = False,
 ) -> None:
     """Create or update the stream and the consumer; show each change as -old +new; delete nothing."""
-    from jetcapture_py.config.model import load_managed
+    from jetcapture_py.config.model import parse_managed
+    from jetcapture_py.config.several import CaptureFiles
+    from jetcapture_py.manage import many
     from jetcapture_py.manage.apply import run
 
-    raise typer.Exit(run(load_managed(config), dry_run=dry_run, as_json=as_json))
+    files = CaptureFiles(config, parse_managed, many.on_server, streams or ())
+    raise typer.Exit(many.run(files, lambda managed, _: run(managed, dry_run=dry_run), as_json=as_json))
 
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with the figures.")] = False,
+    config: Configs,
+    streams: Streams = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON per capture, with the figures.")
+    ] = False,
     outage: Annotated[
         str | None,
         typer.Option("--outage", metavar="DURATION", help="Longest time that the capture may be down; default: 1d."),
@@ -207,17 +221,25 @@ def check(
 ) -> None:
     """Predict whether the configuration will work: server, permissions, store, length of blocks, costs."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
     from jetcapture_py.config.units import parse_duration
 
-    settings = load(config)
     try:
         seconds = None if outage is None else parse_duration(outage)
     except ValueError as error:
         raise ConfigError(f"--outage: {error}") from error
     with startup.imports():
         from jetcapture_py.manage import check as command
-    raise typer.Exit(command.run(settings, as_json=as_json, outage=seconds, price=price))
+        from jetcapture_py.manage import many
+    files = many.captures(config, streams, together=True)
+    raise typer.Exit(
+        many.run(
+            files,
+            lambda each, _: command.run(each, outage=seconds, price=price),
+            as_json=as_json,
+            threads=many.THREADS,
+            tell_left_out=True,
+        )
+    )
 
 
 @app.command()
@@ -240,7 +262,8 @@ def export(
 
 @app.command()
 def objects(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: Configs,
+    streams: Streams = None,
     keys: Annotated[
         list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
     ] = None,
@@ -249,18 +272,18 @@ def objects(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per object.")] = False,
 ) -> None:
     """List the archive's objects by key and time."""
-    from jetcapture_py.config.model import load
-
-    settings = load(config)
+    from jetcapture_py.manage import many
     from jetcapture_py.manage.objects import ObjectSelection, run
 
     selection = ObjectSelection(keys=keys or (), start=time_option("--from", start), end=time_option("--to", end))
-    raise typer.Exit(run(settings, selection, as_json=as_json))
+    files = many.captures(config, streams, find=many.in_archive)
+    raise typer.Exit(many.run(files, lambda each, _: run(each, selection), as_json=as_json, threads=many.THREADS))
 
 
 @app.command()
 def maintain(
-    config: _Configs,
+    config: Configs,
+    streams: Streams = None,
     every: Annotated[
         str | None,
         typer.Option("--every", metavar="DURATION", help="Run as a service, with a pass this often, until SIGTERM."),
@@ -287,9 +310,9 @@ def maintain(
     try:
         with startup.imports():
             allocator.use_system_allocator()
-            from jetcapture_py.config.several import ConfigFiles
             from jetcapture_py.maintain import service
-        files = ConfigFiles(config, http)
+            from jetcapture_py.manage import many
+        files = many.captures(config, streams, http, find=many.in_archive)
         if seconds is None:
             raise typer.Exit(service.maintain(files, dry_run=dry_run, as_json=as_json))
         raise typer.Exit(service.serve(files, seconds, server))
@@ -300,7 +323,8 @@ def maintain(
 
 @app.command()
 def compact(
-    config: _Configs,
+    config: Configs,
+    streams: Streams = None,
     start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
     end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
     keys: Annotated[
@@ -332,8 +356,8 @@ def compact(
         allocator.use_system_allocator()
         from jetcapture_py.config.maintain import CompactConfig
         from jetcapture_py.config.section import validated
-        from jetcapture_py.config.several import ConfigFiles
         from jetcapture_py.maintain import service
+        from jetcapture_py.manage import many
         from jetcapture_py.reading.selection import Selection
     given = {"target": target, "after": after, "grace": grace}
     validated(CompactConfig, given, rename=lambda problem: f"--{problem}")
@@ -345,23 +369,24 @@ def compact(
         incomplete=incomplete,
         bundles=bundles,
     )
-    raise typer.Exit(service.maintain(ConfigFiles(config), request, dry_run=dry_run, as_json=as_json))
+    files = many.captures(config, streams, find=many.in_archive)
+    raise typer.Exit(service.maintain(files, request, dry_run=dry_run, as_json=as_json))
 
 
 @app.command()
 def tap(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    stream: OneStream = None,
     count: Annotated[int, typer.Option("-n", min=1, max=100_000, help="How many messages.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
     """Show how the configuration decodes the newest messages; store and acknowledge nothing."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
 
-    settings = load(config)
     with startup.imports():
+        from jetcapture_py.config.several import only
         from jetcapture_py.manage import tap as command
-    raise typer.Exit(command.run(settings, count=count, as_json=as_json))
+    raise typer.Exit(command.run(only(config, stream), count=count, as_json=as_json))
 
 
 @app.command()
@@ -370,15 +395,15 @@ def test(
     cases: Annotated[
         Path, typer.Argument(metavar="CASES", help="The test cases, YAML: messages and their expected outcome.")
     ],
+    stream: OneStream = None,  # noqa: PT028  it is no test
 ) -> None:
     """Run unit tests of the configuration: message in, key, bucket and columns out. Needs no server."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
 
-    settings = load(config)
     with startup.imports():
+        from jetcapture_py.config.several import only
         from jetcapture_py.manage import cases as command
-    raise typer.Exit(command.run(settings, cases))
+    raise typer.Exit(command.run(only(config, stream), cases))
 
 
 @app.command()
@@ -408,6 +433,7 @@ def query(
     ] = None,
     start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
     end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
+    stream: OneStream = None,
     event_start: Annotated[
         str | None, typer.Option("--event-from", metavar="TIME", help="Like --from, by the time in block.time.")
     ] = None,
@@ -468,6 +494,7 @@ def query(
     request = command.request_of(
         [first, *(rest or ())],
         options or (),
+        stream=stream,
         selection=selection,
         complete_only=complete_only,
         dedupe=dedupe,

@@ -27,6 +27,18 @@ def time_option(option: str, text: str | None) -> datetime | None:
         raise ConfigError(f"{option}: {error}") from error
 
 
+Configs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="CONFIG", help="Configuration files, YAML, or directories of them, of one or many captures."
+    ),
+]
+Streams = Annotated[
+    list[str] | None, typer.Option("--stream", metavar="STREAM", help="Only the captures of this stream; repeatable.")
+]
+OneStream = Annotated[
+    str | None, typer.Option("--stream", metavar="STREAM", help="The stream, if the configuration is for many.")
+]
 _AsOf = Annotated[
     str | None,
     typer.Option("--as-of", metavar="TIME|REVISION", help=f"As it was then: {WHEN}, or a revision; default: newest."),
@@ -36,14 +48,15 @@ _AsOf = Annotated[
 @app.command()
 def files(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    stream: OneStream = None,
     as_of: _AsOf = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per file.")] = False,
 ) -> None:
     """List the files of an archived object store."""
-    from jetcapture_py.config.model import load
+    from jetcapture_py.config.several import only
     from jetcapture_py.manage.files import moment, run_list
 
-    raise typer.Exit(run_list(load(config), as_of=moment(as_of), as_json=as_json))
+    raise typer.Exit(run_list(only(config, stream), as_of=moment(as_of), as_json=as_json))
 
 
 @app.command()
@@ -54,13 +67,14 @@ def get(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Target; -: standard output. Default: last part of NAME."),
     ] = None,
+    stream: OneStream = None,
     as_of: _AsOf = None,
 ) -> None:
     """Write a file of an archived object store, checked against its SHA-256."""
-    from jetcapture_py.config.model import load
+    from jetcapture_py.config.several import only
     from jetcapture_py.manage.files import moment, run_get
 
-    raise typer.Exit(run_get(load(config), name, output, as_of=moment(as_of)))
+    raise typer.Exit(run_get(only(config, stream), name, output, as_of=moment(as_of)))
 
 
 quarantine = typer.Typer(
@@ -71,38 +85,41 @@ app.add_typer(quarantine)
 
 @quarantine.command("list")
 def list_quarantine(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    config: Configs,
+    streams: Streams = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """List the reasons of the quarantine: how many messages, when, on which subjects, and an example."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
 
-    settings = load(config)
     with startup.imports():
+        from jetcapture_py.manage import many
         from jetcapture_py.manage import quarantine as command
-    raise typer.Exit(command.run_list(settings, as_json=as_json))
+    files = many.captures(config, streams, find=many.in_archive)
+    raise typer.Exit(many.run(files, lambda each, _: command.run_list(each), as_json=as_json, threads=many.THREADS))
 
 
 @quarantine.command("show")
 def show_quarantined(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
     seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, help="The message's stream sequence.")],
+    stream: OneStream = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
     """Show a message of the quarantine: its bytes, headers and reason, and how the configuration decodes it now."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
 
-    settings = load(config)
     with startup.imports():
+        from jetcapture_py.config.several import only
+        from jetcapture_py.manage import many
         from jetcapture_py.manage import quarantine as command
-    raise typer.Exit(command.run_show(settings, seq, as_json=as_json))
+    many.show_one(command.run_show(only(config, stream), seq), as_json=as_json)
 
 
 @quarantine.command("redecode")
 def redecode_quarantine(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: Configs,
+    streams: Streams = None,
     reasons: Annotated[
         list[str] | None,
         typer.Option("--reason", metavar="TEXT", help="Only messages with this text in `stage: error`; repeatable."),
@@ -110,27 +127,34 @@ def redecode_quarantine(
     start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
     end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decode, but store and remove nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Decode the quarantine with the configuration as it is now; what succeeds moves to the archive."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
 
-    settings = load(config)
     with startup.imports():
         from jetcapture_py.maintain.table import drop_quarantined
+        from jetcapture_py.manage import many
         from jetcapture_py.manage import quarantine as command
         from jetcapture_py.rewriting.redecode import QuarantineSelection
     selection = QuarantineSelection(
         reasons=reasons or (), start=time_option("--from", start), end=time_option("--to", end)
     )
-    drop = partial(drop_quarantined, settings)
-    raise typer.Exit(command.run_redecode(settings, selection, dry_run=dry_run, as_json=as_json, before_removal=drop))
+    files = many.captures(config, streams, find=many.in_archive)
+    raise typer.Exit(
+        many.run(
+            files,
+            lambda each, progress: command.run_redecode(
+                each, selection, dry_run=dry_run, before_removal=partial(drop_quarantined, each), progress=progress
+            ),
+            as_json=as_json,
+        )
+    )
 
 
 @app.command()
 def erase(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: Configs,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept, so without personal data.")],
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Messages with this key.")] = None,
     subject: Annotated[
@@ -142,21 +166,21 @@ def erase(
     where: Annotated[
         str | None, typer.Option("--where", metavar="SQL", help="Messages of which this is true, as after WHERE.")
     ] = None,
+    streams: Streams = None,
     in_stream: Annotated[
         bool, typer.Option("--in-stream", help="Then delete from the stream every message that was ever erased.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the same, and change nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Erase messages for good, in every object and copy, and print a certificate; exit code 1 if something remains."""
     from jetcapture_py import startup
-    from jetcapture_py.config.model import load
 
-    settings = load(config)
     with startup.imports():
         from jetcapture_py.maintain import erase as command
-    code = command.run(
-        settings,
+        from jetcapture_py.manage import many
+    work = partial(
+        command.run,
         key=key,
         subject=subject,
         seqs=seqs,
@@ -164,6 +188,13 @@ def erase(
         reason=reason,
         in_stream=in_stream,
         dry_run=dry_run,
-        as_json=as_json,
     )
-    raise typer.Exit(code)
+    files = many.captures(config, streams, find=many.in_archive)
+    raise typer.Exit(
+        many.run(
+            files,
+            lambda each, progress: work(each, progress=progress),
+            as_json=as_json,
+            of_one=seqs is not None,  # every stream has sequences of its own
+        )
+    )

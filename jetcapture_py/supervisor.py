@@ -3,6 +3,9 @@
 Captures are started, replaced and drained until exactly the configured ones run. With one configuration file there is
 one capture, and nothing in logs and metrics names it. With several files or a directory, each capture is named after
 its file, and all share the log, the HTTP server and the threads that encode.
+
+Of a file for many streams, captures also start with a stream and end with it. One that fails stops no other, and is
+started again.
 """
 
 from __future__ import annotations
@@ -11,14 +14,16 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.capture.pressure import CaptureMemory
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import ConfigFiles, SelectedConfigs
+from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedConfigs, refuse_wrong_files
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import about, event, setup
@@ -38,6 +43,8 @@ ENCODERS = 4
 """Threads in which several captures encode their blocks: as many as one capture has by default."""
 CANCEL_AGAIN = 1.0
 """Seconds after which a capture that was canceled before it was open is canceled again; nats-py may swallow that."""
+LOOK = 60.0
+"""Seconds between looks for the streams of a file for many, and after which a failed capture is started again."""
 TERMINAL_CLOSES = 1.0
 """Seconds after SIGHUP in which the terminal may turn out to have closed."""
 
@@ -56,9 +63,10 @@ def run(
     says whether the process began with a terminal. A second SIGTERM or SIGINT exits immediately. Raises
     ConfigError for problems found at startup, such as an object that cannot be imported, or a missing extra.
     """
-    supervisor = Supervisor(files, server, until_caught_up=until_caught_up, keep_going=keep_going)
     try:
-        asyncio.run(_run(supervisor, files.select(), had_terminal=had_terminal))
+        selected = files.select()
+        supervisor = Supervisor(files, server, until_caught_up=until_caught_up, keep_going=keep_going)
+        asyncio.run(_run(supervisor, selected, had_terminal=had_terminal))
     except ConfigError:
         raise
     except Exception as error:
@@ -115,13 +123,16 @@ def leave(code: int) -> NoReturn:
 class _Member:
     """A capture, its configuration, and its task once it has started."""
 
-    def __init__(self, path: Path, config: Config, *, single: bool) -> None:
-        self.name, self.config = path.stem, config
-        self.label = None if single else path.stem
-        self.capture = Capture(config)
+    def __init__(self, capture: CaptureId, config: Config, budget: CaptureMemory | None, *, single: bool) -> None:
+        self.id, self.name, self.config = capture, capture.name, config
+        self.label = None if single else capture.name
+        self.capture = Capture(config, budget=budget)
         self.stop = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.failure = ""
+        self.error: BaseException | None = None
+        """Why the capture of a stream failed, until it is known whether that is gone."""
+        self.began = time.monotonic()
 
     @property
     def running(self) -> asyncio.Task[None] | None:
@@ -153,8 +164,10 @@ class Supervisor:
         """Set to have the files read again."""
         self._files, self._server = files, server
         self._until_caught_up, self._keep_going = until_caught_up, keep_going
-        self._members: dict[Path, _Member] = {}
-        self._refused: dict[Path, str] = {}
+        self._members: dict[CaptureId, _Member] = {}
+        self._refused: dict[CaptureId, str] = {}
+        self._left_out: Mapping[CaptureId, str] = {}
+        self._budgets: dict[tuple[Path, int], CaptureMemory] = {}
         self._site: Site | None = None
         self._listen: str | None = ""
         self._error: ConfigError | None = None
@@ -172,20 +185,28 @@ class Supervisor:
         return any(member.capture.state.opened for member in self._members.values() if member.running)
 
     async def run(self, selected: SelectedConfigs) -> None:
-        """Run captures, and those that later files say, until every one has ended.
+        """Run captures, and those that later files and streams ask for, until every one has ended.
 
         Raises ConfigError for problems at the start, with `keep_going` only if there is no capture, and JetcaptureError
         if nothing can listen on a configured address.
         """
         try:
             await self.reconcile(selected, first=True)
-            while running := [task for member in self._members.values() if (task := member.running)]:
+            due, seeing = time.monotonic() + LOOK, selected.failure is None
+            while (running := self._tasks()) or self._looks:
                 changed = asyncio.create_task(self.changed.wait())
-                await asyncio.wait((changed, *running), return_when=asyncio.FIRST_COMPLETED)
+                wait = max(0.0, due - time.monotonic()) if self._looks else None
+                await asyncio.wait((changed, *running), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
-                if self.changed.is_set() and not self.stopping:
-                    self.changed.clear()
-                    await self.reconcile(await asyncio.to_thread(self._files.select, self._running()))
+                again, late = self.changed.is_set(), self._looks and time.monotonic() >= due
+                self.changed.clear()
+                ended = seeing and any(member.error for member in self._members.values())
+                if self.stopping or not (again or late or ended):
+                    continue
+                due = time.monotonic() + LOOK if again or late else due
+                found = await asyncio.to_thread(self._files.select, self._running(), again=again)
+                await self.reconcile(found, reread=again, restart=again or late)
+                seeing = found.failure is None
         finally:
             if self._server is not None:
                 self._server.stop()
@@ -193,24 +214,42 @@ class Supervisor:
                 self._site.show({}, {})
         if self._error is not None:
             raise self._error
+        if any(member.failure for member in self._members.values()):
+            self.code = self.code or FAILED
 
-    async def reconcile(self, selected: SelectedConfigs, *, first: bool = False) -> None:
+    @property
+    def _looks(self) -> bool:
+        """Whether streams may come and go."""
+        return self._files.of_many and not self._until_caught_up and not self.stopping
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for member in self._members.values() if (task := member.running)]
+
+    async def reconcile(
+        self, selected: SelectedConfigs, *, first: bool = False, reread: bool = True, restart: bool = True
+    ) -> None:
         """Start captures that are missing, replace those that have changed or failed, and drain those that are gone.
 
         What has a problem stays as it is. At the start, `first`, it raises ConfigError, with `keep_going` only if
-        nothing can run, and JetcaptureError if nothing can listen on a configured address.
+        nothing can run, and JetcaptureError if nothing can listen on a configured address. `reread` says that the files
+        were read again; otherwise only streams have been looked for. Without `restart`, the capture of a stream that
+        has failed at once stays so for now.
         """
         if first:
             setup(selected.log.format, selected.log.level)
         running = self._running()
         refused = dict(selected.problems)
-        changed = {path: config for path, config in selected.configs.items() if config != running.get(path)}
+        changed = {
+            capture: config
+            for capture, config in selected.configs.items()
+            if config != running.get(capture) and (reread or (capture.stream and (restart or self._may_start(capture))))
+        }
         made = await asyncio.to_thread(self._make, changed, refused)
         if self.stopping:
             return
-        if first and refused:
-            if not (self._keep_going and made):
-                raise ConfigError(*(line for lines in refused.values() for line in lines))
+        if first and not (self._keep_going and (made or self._files.of_many)):
+            refuse_wrong_files(refused, selected.failure)
+        if first and any(not capture.stream for capture in refused) and selected.failure is None:
             self.code = REFUSED
         server, usable = None, first or refused.keys() == selected.problems.keys()  # else what is common to all stays
         try:
@@ -219,42 +258,74 @@ class Supervisor:
         except JetcaptureError as error:
             if first:
                 raise
-            usable, stating = False, [path for path in made if "http" in made[path].config.model_fields_set]
-            for path in stating:
-                refused[path] = (f"{path}: {error}",)
-                del made[path]
+            usable, stating = False, [each for each in made if "http" in made[each].config.model_fields_set]
+            for capture in stating:
+                refused[capture] = (f"{capture}: {error}",)
+                del made[capture]
             if not stating:
                 event(log, logging.ERROR, "config.refused", error=str(error))
         gone = [
-            path
-            for path in self._members
-            if path not in selected.configs and not {path, path.parent} & selected.problems.keys()
+            capture
+            for capture in self._members
+            if capture not in selected.configs and not {capture, *capture.whole} & selected.problems.keys()
         ]
-        self._refused = {path: one_line("; ".join(lines), LONGEST_LOGGED) for path, lines in refused.items()}
-        for reason in self._refused.values():
-            event(log, logging.ERROR, "config.refused", error=reason)
+        self._report(selected, refused, gone, reread=reread)
         outcome = {
-            "started": sorted(path.stem for path in made if path not in self._members),
-            "restarted": sorted(path.stem for path in made if path in self._members),
-            "stopped": sorted(path.stem for path in gone),
+            "started": sorted(capture.name for capture in made if capture not in self._members),
+            "restarted": sorted(capture.name for capture in made if capture in self._members),
+            "stopped": sorted(capture.name for capture in gone),
         }
         self._members = made | self._members
         self._show()
         if usable:
             setup(selected.log.format, selected.log.level)
             self._serve(server, selected.listen)
-        await asyncio.gather(*(self._replace(path, made.get(path)) for path in (*made, *gone)))
-        if not first:
+        await asyncio.gather(*(self._replace(capture, made.get(capture)) for capture in (*made, *gone)))
+        if reread and not first:
             event(log, logging.INFO, "config.reloaded", **outcome, unchanged=len(self._members) - len(made))
+
+    def _may_start(self, capture: CaptureId) -> bool:
+        member = self._members.get(capture)
+        return member is None or not member.failure or time.monotonic() - member.began >= LOOK
+
+    def _report(
+        self,
+        selected: SelectedConfigs,
+        refused: Mapping[CaptureId, tuple[str, ...]],
+        gone: Collection[CaptureId],
+        *,
+        reread: bool,
+    ) -> None:
+        """Log what is refused and left out, and whether captures have failed or ended with their streams."""
+        before, self._refused = (
+            self._refused,
+            {capture: one_line("; ".join(lines), LONGEST_LOGGED) for capture, lines in refused.items()},
+        )
+        for capture, reason in self._refused.items():
+            if reread or before.get(capture) != reason:
+                event(log, logging.ERROR, "config.refused", error=reason)
+        for capture, reason in selected.left_out.items():
+            if self._left_out.get(capture) != reason:
+                event(log, logging.INFO, "stream.left_out", stream=capture.stream, reason=reason)
+        self._left_out = selected.left_out
+        for capture, member in self._members.items():
+            if member.error is not None and selected.failure is None:
+                error, member.error = member.error, None
+                with about(member.label):
+                    if capture in gone:
+                        event(log, logging.INFO, "stream.gone", stream=member.config.source.stream)
+                    else:
+                        log_failure(error)
 
     def stop(self) -> None:
         """Drain all captures, which ends `run`."""
         self.stopping = True
+        self.changed.set()
         for member in self._members.values():
             self._ends.add(asyncio.create_task(self._end(member)))
 
-    def _running(self) -> dict[Path, Config]:
-        return {path: member.config for path, member in self._members.items() if not member.failure}
+    def _running(self) -> dict[CaptureId, Config]:
+        return {capture: member.config for capture, member in self._members.items() if not member.failure}
 
     # ------------------------------------------------------------------ HTTP
 
@@ -295,40 +366,51 @@ class Supervisor:
         if self._site is None:
             return
         failures = {member.name: member.failure for member in self._members.values() if member.failure}
-        for path, reason in self._refused.items():
-            if path in self._members:
-                if self._members[path].failure:
-                    failures[path.stem] = reason
-            elif not any(other.parent == path for other in self._members):  # a directory whose captures go on
+        for capture, reason in self._refused.items():
+            if capture in self._members:
+                if self._members[capture].failure:
+                    failures[capture.name] = reason
+            elif not any(other.path.parent == capture.path for other in self._members):  # a directory that goes on
                 taken = {member.name for member in self._members.values()} | failures.keys()
-                failures[one_line(path) if path.stem in taken else one_line(path.stem)] = reason
+                failures[one_line(str(capture)) if capture.name in taken else one_line(capture.name)] = reason
         self._site.show({member.name: member.capture.state for member in self._members.values()}, failures)
 
     # ------------------------------------------------------------------ one capture
 
-    def _make(self, configs: Mapping[Path, Config], refused: dict[Path, tuple[str, ...]]) -> dict[Path, _Member]:
+    def _make(
+        self, configs: Mapping[CaptureId, Config], refused: dict[CaptureId, tuple[str, ...]]
+    ) -> dict[CaptureId, _Member]:
         """Make captures in a thread, as user code may hang; add to `refused` what is wrong with the others."""
-        made: dict[Path, _Member] = {}
-        for path, config in configs.items():
-            prefix = "" if self._files.single and not self._members else f"{path}: "
+        made: dict[CaptureId, _Member] = {}
+        for capture, config in configs.items():
+            prefix = "" if self._files.single and not self._members else f"{capture}: "
             try:
-                with about(None if self._files.single else path.stem):
+                with about(None if self._files.single else capture.name):
                     for warning in config.warnings():
                         event(log, logging.WARNING, "config.warning", warning=warning)
-                    member = made[path] = _Member(path, config, single=self._files.single)
+                    member = made[capture] = _Member(
+                        capture, config, self._budget(capture, config), single=self._files.single
+                    )
                 if self._encode_threads is not None and not is_reference(config.block.format):  # user code may hang
                     member.capture.state.encode_threads = self._encode_threads
             except ConfigError as error:
-                refused[path] = tuple(f"{prefix}{line}" for line in error.problems)
+                refused[capture] = tuple(f"{prefix}{line}" for line in error.problems)
             except Exception as error:
                 if not self._members:
                     raise
-                refused[path] = (f"{prefix}{one_line(error)}",)
+                refused[capture] = (f"{prefix}{one_line(error)}",)
         return made
 
-    async def _replace(self, path: Path, new: _Member | None) -> None:
+    def _budget(self, capture: CaptureId, config: Config) -> CaptureMemory | None:
+        """Return the memory that the captures of a file for many share."""
+        if not capture.stream:
+            return None
+        limit = config.limits.memory
+        return self._budgets.setdefault((capture.path, limit), CaptureMemory(limit))
+
+    async def _replace(self, capture: CaptureId, new: _Member | None) -> None:
         """Drain a capture, if there is one, and start the new one, if there is one."""
-        if (old := self._members[path]) is not new:
+        if (old := self._members[capture]) is not new:
             if old.running:
                 with about(old.label):
                     event(log, logging.INFO, "capture.draining", signal="SIGHUP", unacked=old.capture.state.unacked)
@@ -336,9 +418,9 @@ class Supervisor:
         if self.stopping:
             return
         if new is None:
-            del self._members[path]
+            del self._members[capture]
         else:
-            self._members[path] = new
+            self._members[capture] = new
             self._start(new)
         self._show()
 
@@ -375,6 +457,11 @@ class Supervisor:
             member.failure = str(error)
             self._error = error
             return
+        if member.id.stream and not (self._until_caught_up or self.stopping or member.stop.is_set()):
+            member.error = next(_leaves(error))  # `run` looks whether its stream is gone
+            member.capture.state.ended = member.failure = _reason(member.error)
+            self._show()
+            return
         reasons = [log_failure(leaf) for leaf in _leaves(error)]
         member.capture.state.ended = reasons[-1]
         if member.stop.is_set() and not self.stopping:  # it was being replaced
@@ -383,7 +470,7 @@ class Supervisor:
         member.failure = reasons[-1]
         self._show()
         self.code = self.code or (REFUSED if isinstance(error, ConfigError) else FAILED)
-        if not self._keep_going and not self.stopping:
+        if not self._keep_going and not self.stopping and not member.id.stream:
             self.stop()
 
     async def _end(self, member: _Member) -> None:
@@ -397,12 +484,15 @@ class Supervisor:
 
 def log_failure(error: BaseException) -> str:
     """Log why a capture failed; return it in one line."""
-    known = isinstance(error, JetcaptureError)
-    reason = one_line(str(error) if known else error, LONGEST_LOGGED)
+    reason = _reason(error)
     event(log, logging.ERROR, "capture.failed", error=reason)
-    if not known:
+    if not isinstance(error, JetcaptureError):
         log.debug("traceback", exc_info=error)
     return reason
+
+
+def _reason(error: BaseException) -> str:
+    return one_line(str(error) if isinstance(error, JetcaptureError) else error, LONGEST_LOGGED)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

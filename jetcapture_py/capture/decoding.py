@@ -17,7 +17,6 @@ class Decoding:
     def __init__(self, state: CaptureState, preparer: Preparer) -> None:
         self.rest = Received()
         self._state, self._preparer = state, preparer
-        self._bytes = min(state.config.limits.memory // DECODE_SHARE, MAX_DECODED)
         self._messages = FIRST_BATCH  # at once, so that their columns take about so many bytes
 
     async def next(self) -> Prepared | None:
@@ -32,7 +31,8 @@ class Decoding:
             return None
         finally:
             state.decoding_since = None
-        self._messages = max(1, len(part) * self._bytes // max(prepared.rows.nbytes, 1))
+        size = min(state.budget.part // DECODE_SHARE, MAX_DECODED)
+        self._messages = max(1, len(part) * size // max(prepared.rows.nbytes, 1))
         for seq, timestamp in prepared.span:
             state.observer.saw(seq, timestamp)
         return prepared

@@ -44,7 +44,7 @@ class Encoding:
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock | None]:
         """Encode blocks without erased messages, and free their rows; None for a block of which nothing is left."""
         state = self._state
-        async with state.encoding.acquire(sum(map(self._memory, blocks))):
+        async with state.encoding(sum(map(self._memory, blocks))):
             work = [
                 (block.spooled, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
                 for block in blocks

@@ -15,7 +15,7 @@ from jetcapture_py.capture.announcing import Announcer, OnStored
 from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.state import CaptureMemory, CaptureState
 from jetcapture_py.capture.storing import acknowledge, check_drained, put_all
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import DrainError, SourceError
@@ -29,7 +29,7 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 class Capture:
     """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
 
-    `state` is for side tasks, probes and metrics. Raises ConfigError for problems that show only at start.
+    `state` is for side tasks, probes and metrics; others may share `budget`. Raises ConfigError for problems at start.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class Capture:
         store: Store | None = None,
         writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
+        budget: CaptureMemory | None = None,
     ) -> None:
         store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
-        self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks)
+        self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks, budget=budget)
         preparer = replace(parts.preparer(config, decoder, key), pinned=config.source.mode == "ordered")
         self.decoding = Decoding(self.state, preparer)
         self.encoding = Encoding(self.state, encoder)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
+from weakref import WeakSet
 
 from jetcapture_py.capture.blocks import Block, Blocks
 from jetcapture_py.capture.spool import Spooling
 from jetcapture_py.config.model import LimitsConfig
 from jetcapture_py.config.shares import (
+    ENCODING_SHARE,
     LARGE_BLOCKS_WAITING,
     OPEN_SHARE,
     OPEN_UNACKED_SHARE,
@@ -21,6 +25,8 @@ from jetcapture_py.config.shares import (
 )
 
 _UNLIMITED = 1 << 62
+_FRESH = 0.05
+"""Seconds for which the sums over captures that share memory are not computed again."""
 
 
 def seal(
@@ -28,6 +34,7 @@ def seal(
     limits: LimitsConfig,
     unacked_limit: int = _UNLIMITED,
     *,
+    open_bytes: int | None = None,
     starved: bool = False,
     idle: bool = True,
     spooling: Spooling | None = None,
@@ -35,13 +42,16 @@ def seal(
 ) -> list[Block]:
     """Seal the largest open blocks, so that each budget has room for what is being stored; at most `room` blocks.
 
+    `open_bytes` is the maximum memory of open blocks, by default their share of `limits.memory`.
+
     `starved` says that a pull waits for memory only: a few large messages can fill the budget. Then all are sealed,
     unless spooling frees memory, or what is not `idle`: blocks on their way to the store, and messages into blocks.
     """
     spools = spooling is not None and spooling.begin(starved=starved)
     starved = starved and (spooling is None or idle)
     messages = blocks.messages - unacked_limit // OPEN_UNACKED_SHARE
-    size = blocks.resident if starved else blocks.resident - limits.memory // OPEN_SHARE
+    most = limits.memory // OPEN_SHARE if open_bytes is None else open_bytes
+    size = blocks.resident if starved else blocks.resident - most
     count = blocks.open - limits.open_blocks
     return blocks.seal_largest(
         messages=messages + unacked_limit // SEALED_UNACKED_SHARE if messages > 0 else 0,
@@ -78,3 +88,55 @@ class WeightedSemaphore:
             self.taken -= weight
             async with self._left:
                 self._left.notify_all()
+
+
+class HoldsMemory(Protocol):
+    """A capture that holds memory."""
+
+    def held(self) -> tuple[int, int]:
+        """Return the bytes that are held or asked for, and those of open blocks."""
+        ...
+
+
+class CaptureMemory:
+    """The memory `limit`, in bytes, of one capture, or of several that share it.
+
+    Those that share it ask for messages in equal parts, so that all together ask for no more than one alone would. Open
+    blocks may take what the others leave of their share, and at least an equal part.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.encoding = WeightedSemaphore(int(limit / ENCODING_SHARE))
+        self._members: WeakSet[HoldsMemory] = WeakSet()
+        self._sums: dict[int, tuple[int, int]] = {}
+        self._counted = 0.0
+
+    def join(self, member: HoldsMemory) -> None:
+        """Add a capture."""
+        self._members.add(member)
+
+    def leave(self, member: HoldsMemory) -> None:
+        """Remove a capture."""
+        self._members.discard(member)
+
+    @property
+    def part(self) -> int:
+        """An equal part of the memory."""
+        return self.limit // max(1, len(self._members))
+
+    def elsewhere(self, member: HoldsMemory) -> int:
+        """Return the bytes that other captures hold or ask for."""
+        return sum(held for other, (held, _) in self._now().items() if other != id(member))
+
+    def open_bytes(self, member: HoldsMemory) -> int:
+        """Return the maximum bytes of a capture's open blocks."""
+        others = sum(opened for other, (_, opened) in self._now().items() if other != id(member))
+        return max(self.part // OPEN_SHARE, self.limit // OPEN_SHARE - others)
+
+    def _now(self) -> dict[int, tuple[int, int]]:
+        if len(self._members) < 2:
+            return {}
+        if (now := time.monotonic()) - self._counted >= _FRESH:
+            self._sums, self._counted = {id(member): member.held() for member in self._members}, now
+        return self._sums

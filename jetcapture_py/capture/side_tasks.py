@@ -25,6 +25,8 @@ log = logging.getLogger("jetcapture.capture")
 
 TICK = 0.1
 POLL = 1.0
+IDLE_POLL = 5.0
+"""Seconds between looks at what only messages change, if there are none."""
 QUIET = 1.0
 """Seconds without a message after which tasks wait for one instead of looking every `TICK`."""
 STALLED = 0.1
@@ -87,7 +89,8 @@ async def _spool(state: CaptureState, spooling: Spooling) -> None:
 async def _seal_by_age(state: CaptureState) -> None:
     loop, blocks, max_age = asyncio.get_running_loop(), state.blocks, state.config.block.max_age
     while True:
-        await _pause(state, TICK, quiet=min(POLL, max_age - blocks.oldest_age(loop.time())))
+        soon = min(POLL, max_age - blocks.oldest_age(loop.time())) if blocks.open else IDLE_POLL
+        await _pause(state, TICK, quiet=soon)
         state.send_to_store(blocks.seal_due(loop.time()))
         if state.draining and state.source.idle_for() > STALLED:  # need not wait for the pulls to end
             state.send_to_store(blocks.seal_all("drain"))
@@ -116,7 +119,7 @@ async def _watch(state: CaptureState) -> None:
         await _pause(state, TICK, quiet=last + wait - loop.time())
         held = state.unacked
         stalled = STALLED < source.idle_for() < STALLED_FOR and held > source.unacked_limit // STALLED_SHARE
-        wait = POLL / 5 if stalled else POLL if held else POLL * 5
+        wait = POLL / 5 if stalled else POLL if held else IDLE_POLL
         if loop.time() - last >= wait:
             await source.refresh()
             if state.config.source.mode == "ordered":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.capture import pressure
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules, StoredBlock
+from jetcapture_py.capture.pressure import CaptureMemory as CaptureMemory
 from jetcapture_py.capture.spool import Spool, Spooling
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.capture.watermark import Observer
@@ -34,15 +36,23 @@ T = TypeVar("T")
 class CaptureState:
     """The state of one capture. Sizes are bytes, times are seconds.
 
-    `whole_blocks` says that an object is made of one table, which no file can hold.
+    `whole_blocks` says that an object is made of one table, which no file can hold. Others may share `budget`.
     """
 
-    def __init__(self, config: Config, store: Store, *, whole_blocks: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        *,
+        whole_blocks: bool = False,
+        budget: CaptureMemory | None = None,
+    ) -> None:
         block, source, memory = config.block, config.source, config.limits.memory
         self.config = config
         self.store, self.notes = store, notes_of(store, config.store.url)
         self.object_notes = None if self.notes is None else NoteWriter(source.stream)
         self.stats = Stats()
+        self.budget = budget or CaptureMemory(memory)
         spool = config.limits.spool
         in_memory = whole_blocks or not spool
         largest = min(block.max_bytes, memory // shares.BLOCK_SHARE) if in_memory else block.max_bytes
@@ -54,7 +64,12 @@ class CaptureState:
             self.spooling = Spooling(self.blocks, files, memory)
         ordered = config.source.mode == "ordered"
         self.source: PullSource = (OrderedSource if ordered else PullSource)(
-            config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
+            config,
+            held=lambda: self.memory,
+            unacked=lambda: self.unacked,
+            replies=lambda: self.held_replies(),
+            part=lambda: self.budget.part,
+            elsewhere=lambda: self.elsewhere,
         )
         self.observer = Observer(source.stream, source.consumer)
         self.opened = self.draining = False
@@ -63,8 +78,7 @@ class CaptureState:
         self.preparing = Received()
         """The batch in the decoder."""
         self.decoding_since: float | None = None
-        self.encoding = pressure.WeightedSemaphore(int(memory / shares.ENCODING_SHARE))
-        self.encoded_bytes = self.waiting_bytes = 0
+        self.encoding_bytes = self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.erased = Erased()
         """Messages that are acknowledged without being stored."""
@@ -83,12 +97,23 @@ class CaptureState:
         self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store")
         self.encode_threads: Executor = self.store_threads
         """Several captures may share them."""
+        self.budget.join(self)
 
     @property
     def memory(self) -> int:
         """Bytes held by everything after reception."""
         preparing = self.preparing.memory * shares.PREPARING_COPIES
-        return self.blocks.memory + preparing + self.encoding.taken + self.encoded_bytes
+        return self.blocks.memory + preparing + self.encoding_bytes + self.encoded_bytes
+
+    @property
+    def elsewhere(self) -> int:
+        """Bytes that captures which share the memory hold or ask for."""
+        return self.budget.elsewhere(self)
+
+    def held(self) -> tuple[int, int]:
+        """Return the bytes that are held or asked for, and those of open blocks."""
+        source = self.source
+        return self.memory + source.waiting_bytes + source.pulls.in_flight, self.blocks.resident
 
     @property
     def unacked(self) -> int:
@@ -104,6 +129,16 @@ class CaptureState:
         """The ack subjects of every message that was received and not acknowledged."""
         blocks = [replies for block in self.blocks for replies in block.replies()]
         return pa.concat_arrays([self.source.waiting_replies(), self.preparing.replies, *blocks])
+
+    @asynccontextmanager
+    async def encoding(self, size: int) -> AsyncIterator[None]:
+        """Wait until `size` bytes may be taken to make objects; inside the block they are."""
+        async with self.budget.encoding.acquire(size):
+            self.encoding_bytes += size
+            try:
+                yield
+            finally:
+                self.encoding_bytes -= size
 
     def send_to_store(self, blocks: list[Block]) -> None:
         """Queue sealed blocks for the store."""
@@ -121,6 +156,7 @@ class CaptureState:
             self.blocks,
             self.config.limits,
             source.unacked_limit,
+            open_bytes=self.budget.open_bytes(self),
             starved=source.pulls.starved,
             idle=not (self.blocks.sealed or self.preparing or source.waiting),
             spooling=self.spooling,
@@ -155,7 +191,7 @@ class CaptureState:
 
     async def memory_freed(self) -> None:
         """Wait while blocks hold more than `limits.memory`, if some are on their way to the store or the spool."""
-        while self.blocks.memory + self.encoded_bytes > self.config.limits.memory and (
+        while self.blocks.memory + self.encoded_bytes + self.elsewhere > self.budget.limit and (
             self.blocks.sealed or (self.spooling is not None and self.spooling.active)
         ):
             await self.progressed()
@@ -176,6 +212,7 @@ class CaptureState:
 
     async def close(self) -> None:
         """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""
+        self.budget.leave(self)
         self.stats.quarantine.end()
         self.source.halt()  # after a failure, do not wait for open pulls
         await self.source.stop()  # first, or the messages would be redelivered right here

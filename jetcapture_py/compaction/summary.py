@@ -91,11 +91,16 @@ def report(stream: str, summary: Summary) -> Iterator[str]:
             key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
             key = f"bundle {change.bundle}" if change.bundle else key
             yield f"{key}, {change.bucket}: {_difference(change)}"
-    verb = "would be " if summary.dry_run else ""
-    duplicates = plural(summary.duplicates, "duplicate row", grouped=True)
-    yield f"{stream}: {_difference(summary)}; {duplicates} {verb}removed"
+    yield f"{stream}: {total(summary)}"
     for reason, count in summary.left.items():
         yield f"{plural(count, 'group', grouped=True)} skipped: {reason}"
+
+
+def total(summary: Summary) -> str:
+    """Return the effect on all objects in one line."""
+    verb = "would be " if summary.dry_run else ""
+    duplicates = plural(summary.duplicates, "duplicate row", grouped=True)
+    return f"{_difference(summary)}; {duplicates} {verb}removed"
 
 
 def _difference(of: Summary | Change) -> str:

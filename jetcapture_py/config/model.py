@@ -35,24 +35,38 @@ TOO_MANY_UNACKED = 300_000
 """Above this the server, whose redelivery time grows with the square of the unacked messages, stalls for minutes."""
 
 
-def _one_of_three(section: dict[str, Any]) -> None:
-    """Say in the JSON Schema that one of three settings names the stream."""
+MANY = ("streams", "buckets")
+"""Settings of `source` that select many streams."""
+
+
+def _named_in_one_way(section: dict[str, Any]) -> None:
+    """Say in the JSON Schema that one of three settings names the stream, or patterns select many."""
     section["required"].remove("stream")
-    section["oneOf"] = [{"required": [name]} for name in ("stream", *buckets.PREFIXES)]
+    one = [{"required": [name]} for name in ("stream", *buckets.PREFIXES)]
+    section["oneOf"] = [*one, {"anyOf": [{"required": [name]} for name in MANY]}]
 
 
 class SourceConfig(Section):
     """The JetStream consumer that messages come from. `stream` is also set for a bucket or an object store."""
 
-    model_config = ConfigDict(json_schema_extra=_one_of_three)
+    model_config = ConfigDict(json_schema_extra=_named_in_one_way)
 
     stream: types.StreamName = Field(
-        description="Stream to capture; required unless `bucket` or `object_store` is set."
+        description="Stream to capture; required unless `bucket`, `object_store`, `streams` or `buckets` is set."
     )
     bucket: types.BucketName | None = setting(
         "KV bucket to capture, in place of `stream`: adds the columns `key_name`, `operation` and `revision`."
     )
     object_store: types.BucketName | None = setting("Object store to capture, in place of `stream`.")
+    streams: tuple[types.StreamPattern, ...] = setting(
+        "Streams to capture in place of `stream`, now and later, each with the other settings: names, patterns such as "
+        "`orders-*`, and, after `!`, exceptions.",
+        default=(),
+    )
+    buckets: tuple[types.StreamPattern, ...] = setting(
+        "KV buckets and object stores to capture, in the same way.", default=()
+    )
+    max_streams: types.Count = setting("Maximum number of captures of `streams` and `buckets`.", default=100)
     consumer: types.Name = Field(description="Durable pull consumer, shared by all replicas.")
     mode: Literal["shared", "ordered"] = setting(
         "`shared`: all replicas receive. `ordered`: one does, faster, and the others stand by (2.14).",
@@ -343,9 +357,23 @@ def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
 
     `env` says where the contexts of the NATS CLI are.
     """
+    return validated(Config, _of_one(data), env=env)
+
+
+def is_of_many(data: Mapping[str, Any]) -> bool:
+    """Whether plain values configure many captures."""
+    source = data.get("source")
+    return isinstance(source, dict) and any(source.get(name) is not None for name in MANY)
+
+
+def _of_one(data: object) -> dict[str, Any]:
+    """Return the settings. Raises ConfigError if they are none, or those of many captures."""
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
-    return validated(Config, data, env=env)
+    if is_of_many(data):
+        many = next(name for name in MANY if data["source"].get(name) is not None)
+        raise ConfigError(f"source.{many}: many captures, where one is expected; --stream chooses one")
+    return data
 
 
 class Managed(Section):
@@ -375,11 +403,15 @@ def load_managed(path: Path, env: Mapping[str, str] = os.environ) -> Managed:
 
     Raises ConfigError with one line per problem.
     """
-    data = yaml_text.read(read_text(path, str(path)), env)
+    return parse_managed(yaml_text.read(read_text(path, str(path)), env), env)
+
+
+def parse_managed(data: object, env: Mapping[str, str] = os.environ) -> Managed:
+    """Read the same from plain values. Raises ConfigError."""
     if not isinstance(data, dict) or data.keys() - Managed.model_fields.keys():
         whole = parse(data, env)
         return Managed.model_construct(nats=whole.nats, stream=whole.stream, source=whole.source)
-    return validated(Managed, data, env=env)
+    return validated(Managed, _of_one(data), env=env)
 
 
 def nats_section(servers: Sequence[str] | None, context: str | None) -> NatsConfig:

@@ -1,23 +1,26 @@
-"""Several configurations for one process: read the files, and decide which of them can run together.
+"""The captures of a command: read its files, find the streams of those for many, and decide what can run together.
 
-A capture is named after its file. Captures of one process have different names, do not do the same work twice, and
-agree on the HTTP address and the log, of which a process has one.
+A capture is named after its file, and if that is for many, also after its stream. Captures of one process have
+different names, do not do the same work twice, and agree on the HTTP address and the log, of which a process has one.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Generic, NamedTuple
 from urllib.parse import urlsplit
 
-from jetcapture_py.config.model import Config, HttpConfig, LogConfig, loads, read_text
+from jetcapture_py.config import yaml_text
+from jetcapture_py.config.account import AccountConfig, Parse, T
+from jetcapture_py.config.model import Config, HttpConfig, LogConfig, Managed, load, parse, read_text
 from jetcapture_py.config.section import validated
 from jetcapture_py.config.subjects import overlaps
-from jetcapture_py.config.yaml_text import expand
-from jetcapture_py.errors import ConfigError
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.text import plural
 
 RESERVED = ("metrics", "livez", "readyz", "snapshot", "status.json")
 """Paths of the process's own HTTP endpoints."""
@@ -30,16 +33,214 @@ _ONE = {
     "log.format": "one process has one log: leave it out",
     "log.level": "one process has one log: leave it out",
 }
+_EVERY = "*"
+"""In place of a stream, in the id of a problem with what a file selects."""
+_MAX_NAMED = 10
+"""Streams that a problem names."""
+
+
+class CaptureId(NamedTuple):
+    """A capture: its file and, if that is for many, its stream. In problems, also a file or a directory."""
+
+    path: Path
+    stream: str = ""
+
+    @property
+    def name(self) -> str:
+        """The capture's name in logs, metrics and addresses."""
+        return f"{self.path.stem}.{self.stream}" if self.stream else self.path.stem
+
+    @property
+    def whole(self) -> tuple[CaptureId, CaptureId]:
+        """Its file and its directory."""
+        return CaptureId(self.path), CaptureId(self.path.parent)
+
+    def __str__(self) -> str:
+        return f"{self.path}: stream {self.stream}" if self.stream else str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStreams:
+    """The streams that a configuration of many selects now."""
+
+    names: Sequence[str] = ()
+    """Those to capture, in order."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why others are left out."""
+
+
+Find = Callable[[AccountConfig[T]], FoundStreams]
+"""Finds streams. Raises JetcaptureError."""
+
+
+@dataclass(slots=True)
+class Captures(Generic[T]):
+    """The captures that files name now."""
+
+    configs: dict[CaptureId, T] = field(default_factory=dict)
+    """The configuration of each."""
+    problems: dict[CaptureId, tuple[str, ...]] = field(default_factory=dict)
+    """Problems with other files, directories and streams, one line each."""
+    left_out: dict[CaptureId, str] = field(default_factory=dict)
+    """Why streams are left out, although their names are selected."""
+    failure: JetcaptureError | None = None
+    """Why streams could not be found."""
+
+
+class CaptureFiles(Generic[T]):
+    """Configuration files, and directories of them. `streams` chooses captures; without it, `find` finds streams."""
+
+    def __init__(
+        self,
+        arguments: Sequence[Path],
+        parse: Parse[T],
+        find: Find[T],
+        streams: Sequence[str] = (),
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.single = len(arguments) == 1 and not arguments[0].is_dir()
+        """Whether there is one capture, which need not be named. Known for certain once the files have been read."""
+        self._directories = {path for path in arguments if path.is_dir()}
+        self._arguments, self._parse, self._find, self._streams, self._env = arguments, parse, find, streams, env
+        self._files: dict[Path, T | AccountConfig[T]] = {}
+        self._broken: dict[CaptureId, tuple[str, ...]] = {}
+        self._read = False
+
+    @property
+    def chooses_one(self) -> bool:
+        """Whether the captures of one stream were chosen."""
+        return len(self._streams) == 1
+
+    @property
+    def of_many(self) -> bool:
+        """Whether some file is for many streams, which may change at any time."""
+        return any(isinstance(file, AccountConfig) for file in self._files.values())
+
+    def read(self) -> None:
+        """Read the files again. What is wrong becomes a problem of `captures`."""
+        self._broken, self._files, again = {}, {}, self._read
+        for path in self._expanded():
+            try:
+                file = self._load(path)
+                if isinstance(file, AccountConfig) and again and self.single:
+                    raise ConfigError("source.streams: restart the process to capture many streams")
+                self._files[path] = file
+            except ConfigError as error:
+                prefix = f"{path}: " if again or not self.single else ""
+                unread = error.problems[0].startswith(f"{path}: ")
+                self._broken[CaptureId(path)] = tuple(line if unread else f"{prefix}{line}" for line in error.problems)
+        self.single, self._read = self.single and not self.of_many, True
+
+    def captures(self, running: Mapping[CaptureId, T] = MappingProxyType({})) -> Captures[T]:
+        """Return the captures, while `running` run: where a file or directory has a problem, what runs of it stays."""
+        if not self._read:
+            self.read()
+        found: Captures[T] = Captures(problems=dict(self._broken))
+        for path, file in self._files.items():
+            if isinstance(file, AccountConfig):
+                self._add_streams(found, path, file, running)
+            elif not self._streams or _stream(file) in self._streams:
+                found.configs[CaptureId(path)] = file
+        for capture, config in running.items():
+            if capture not in found.configs and self._broken.keys() & {capture, *capture.whole}:
+                found.configs[capture] = config
+        streams = {_stream(config) for config in found.configs.values()} | {each.stream for each in found.problems}
+        for stream in self._streams:
+            if stream not in streams and not self._broken:
+                text = f"--stream: the configuration has no capture of stream {stream}"
+                found.problems[CaptureId(Path(stream))] = (text,)
+        return found
+
+    def chosen(self) -> Captures[T]:
+        """Return the captures for one command; problems are those of single streams. Raises ConfigError,
+        JetcaptureError."""
+        found = self.captures()
+        refuse_wrong_files(found.problems, found.failure)
+        return found
+
+    def _add_streams(
+        self, found: Captures[T], path: Path, file: AccountConfig[T], running: Mapping[CaptureId, T]
+    ) -> None:
+        """Add the captures of a file for many. What runs ends by itself with its stream, or when it is not selected."""
+        names = [capture.stream for capture in running if capture.path == path and file.selects(capture.stream)]
+        try:
+            streams = self._found(file)
+        except JetcaptureError as error:
+            streams, found.failure = FoundStreams(), error
+            found.problems[CaptureId(path)] = (f"{path}: {error}",)
+        names += [name for name in streams.names if name not in names]
+        found.left_out |= {CaptureId(path, name): reason for name, reason in streams.left_out.items()}
+        if more := names[file.max_streams :]:
+            left = ", ".join(more[:_MAX_NAMED]) + (", …" if len(more) > _MAX_NAMED else "")
+            text = f"{plural(len(names), 'stream')} match, and {file.max_streams} are captured; left out: {left}"
+            found.problems[CaptureId(path, _EVERY)] = (f"{path}: source.max_streams: {text}",)
+        for name in names[: file.max_streams]:
+            capture = CaptureId(path, name)
+            try:
+                found.configs[capture] = file.capture(name)
+            except ConfigError as error:
+                found.problems[capture] = tuple(f"{capture}: {line}" for line in error.problems)
+                if capture in running:
+                    found.configs[capture] = running[capture]
+
+    def _found(self, file: AccountConfig[T]) -> FoundStreams:
+        if self._streams:
+            return FoundStreams([name for name in self._streams if file.selects(name)])
+        return self._find(file)
+
+    def _expanded(self) -> list[Path]:
+        """Return all files; note directories that are gone, cannot be read or have none as broken."""
+        files: dict[Path, None] = {}
+        for argument in self._arguments:
+            try:
+                files.update(dict.fromkeys(yaml_text.expand([argument], self._directories)))
+            except ConfigError as error:
+                self._broken[CaptureId(argument)] = error.problems
+        return list(files)
+
+    def _load(self, path: Path) -> T | AccountConfig[T]:
+        data = yaml_text.read(read_text(path, str(path)), self._env)
+        return AccountConfig.of(data, self._env, self._parse) or self._parse(data, self._env)
+
+
+def _stream(config: Config | Managed) -> str:
+    return config.stream_name if isinstance(config, Managed) else config.source.stream
+
+
+def refuse_wrong_files(problems: Mapping[CaptureId, tuple[str, ...]], failure: JetcaptureError | None) -> None:
+    """Raise `failure`, why streams could not be found, or ConfigError for problems with more than single streams."""
+    if failure is not None:
+        raise failure
+    if lines := [line for capture, lines in problems.items() if not capture.stream for line in lines]:
+        raise ConfigError(*lines)
+
+
+def only(path: Path, stream: str | None) -> Config:
+    """Return the configuration of one capture: the file's, or of one for many that of `stream`. Raises ConfigError."""
+    files = ConfigFiles([path], streams=[] if stream is None else [stream])
+    return load(path) if stream is None else next(iter(files.chosen().configs.values()))
+
+
+def no_streams(file: AccountConfig[T]) -> FoundStreams:
+    """Find no streams: for whoever runs captures of one stream each."""
+    raise ConfigError(f"source.streams: streams of {', '.join(file.sample.nats.servers)} are not looked for here")
+
+
+# ---------------------------------------------------------------------- captures of one process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedConfigs:
     """The captures that should run in a process, and what they share."""
 
-    configs: Mapping[Path, Config]
-    """The configuration of each, by file."""
-    problems: Mapping[Path, tuple[str, ...]]
+    configs: Mapping[CaptureId, Config]
+    """The configuration of each."""
+    problems: Mapping[CaptureId, tuple[str, ...]]
     """Problems with other files and directories, or with a running capture's new configuration, one line each."""
+    left_out: Mapping[CaptureId, str]
+    """Why streams are left out, although their names are selected."""
+    failure: JetcaptureError | None
+    """Why streams could not be found."""
     listen: str | None
     """The address of the HTTP server; None without one."""
     listen_required: bool
@@ -48,89 +249,92 @@ class SelectedConfigs:
     """The first format and level that a file states."""
 
 
-class ConfigFiles:
-    """The configuration files of a process. `listen` overrides their `http`. Raises ConfigError if it is wrong."""
+class ConfigFiles(CaptureFiles[Config]):
+    """The configuration files of a process. `listen` overrides their `http`. Raises ConfigError if it is wrong.
+
+    Unless they are for captures that run `together`, `chosen` does not mind what they have in common.
+    """
 
     def __init__(
-        self, arguments: Sequence[Path], listen: str | None = None, env: Mapping[str, str] = os.environ
+        self,
+        arguments: Sequence[Path],
+        listen: str | None = None,
+        env: Mapping[str, str] = os.environ,
+        *,
+        find: Find[Config] = no_streams,
+        streams: Sequence[str] = (),
+        together: bool = True,
     ) -> None:
-        self.single = len(arguments) == 1 and not arguments[0].is_dir()
-        self._directories = {path for path in arguments if path.is_dir()}
-        self._arguments, self._env = arguments, env
+        super().__init__(arguments, parse, find, streams, env)
+        self._together = together
         if listen is not None:
             section, rename = {"listen": listen}, lambda line: line.replace("listen:", "--http:", 1)
             listen = validated(HttpConfig, section, rename=rename).listen
         self._listen = listen
 
-    def select(self, running: Mapping[Path, Config] = MappingProxyType({})) -> SelectedConfigs:
-        """Read all files while `running` run: where a file or directory has a problem, what runs of it stays."""
-        refused: dict[Path, tuple[str, ...]] = {}
-        configs: dict[Path, Config] = {}
-        for path in self._expanded(refused):
-            try:
-                configs[path] = self._load(path, prefix=bool(running) or not self.single)
-            except ConfigError as error:
-                refused[path] = error.problems
-                if path in running:
-                    configs[path] = running[path]
-        configs |= {path: config for path, config in running.items() if path not in configs and path.parent in refused}
+    def chosen(self) -> Captures[Config]:
+        """See `CaptureFiles.chosen`."""
+        if not self._together:
+            return super().chosen()
+        selected = self.select()
+        refuse_wrong_files(selected.problems, selected.failure)
+        return Captures(dict(selected.configs), dict(selected.problems), dict(selected.left_out))
+
+    def select(
+        self, running: Mapping[CaptureId, Config] = MappingProxyType({}), *, again: bool = True
+    ) -> SelectedConfigs:
+        """Return what should run while `running` run: where something has a problem, what runs of it stays.
+
+        Without reading the files `again`, only streams are looked for.
+        """
+        if again:
+            self.read()
+        found = self.captures(running)
+        configs, refused = found.configs, found.problems
         while conflicts := self._conflicts(configs, running):
-            for path, problem in conflicts.items():
-                refused[path] = (f"{path}: {problem}",)
-                if path in running and configs[path] != running[path]:
-                    configs[path] = running[path]
+            for capture, problem in conflicts.items():
+                refused[capture] = (f"{capture}: {problem}",)
+                if capture in running and configs[capture] != running[capture]:
+                    configs[capture] = running[capture]
                 else:
-                    del configs[path]
+                    del configs[capture]
+        samples = [file.sample for file in self._files.values() if isinstance(file, AccountConfig)]
         stated: dict[str, str] = {}
-        for config in configs.values():
+        for config in (*configs.values(), *samples):
             stated = {**_stated(config), **stated}
         listen = self._listen or stated.get("http.listen", HttpConfig().listen)
         return SelectedConfigs(
             configs=configs,
             problems=refused,
+            left_out=found.left_out,
+            failure=found.failure,
             listen=None if listen == _OFF else listen,
             listen_required=self._listen is not None
-            or any("http" in config.model_fields_set for config in configs.values()),
+            or any("http" in config.model_fields_set for config in (*configs.values(), *samples)),
             log=LogConfig.model_validate({name: stated.get(f"log.{name}") for name in ("format", "level")}),
         )
 
-    def _expanded(self, refused: dict[Path, tuple[str, ...]]) -> list[Path]:
-        """Return all files; add directories that are gone, cannot be read or have none to `refused`."""
-        files: dict[Path, None] = {}
-        for argument in self._arguments:
-            try:
-                files.update(dict.fromkeys(expand([argument], self._directories)))
-            except ConfigError as error:
-                refused[argument] = error.problems
-        return list(files)
-
-    def _load(self, path: Path, *, prefix: bool) -> Config:
-        text = read_text(path, str(path))
-        try:
-            return loads(text, self._env)
-        except ConfigError as error:
-            problems = error.problems
-        raise ConfigError(*(f"{path}: {problem}" if prefix else problem for problem in problems))
-
-    def _conflicts(self, configs: Mapping[Path, Config], running: Mapping[Path, Config]) -> dict[Path, str]:
-        """Return the problems of files that cannot run with the ones before them; unchanged ones come first."""
-        conflicts: dict[Path, str] = {}
-        owners: dict[_Identity, Path] = {}
-        agreed: dict[str, tuple[str, Path]] = {}
-        for path in sorted(configs, key=lambda path: running.get(path) != configs[path]):
-            claims = {} if self.single else dict(_claims(path, configs[path]))
-            stated = {} if self.single else _stated(configs[path])
+    def _conflicts(
+        self, configs: Mapping[CaptureId, Config], running: Mapping[CaptureId, Config]
+    ) -> dict[CaptureId, str]:
+        """Return the problems of captures that cannot run with the ones before them; unchanged ones come first."""
+        conflicts: dict[CaptureId, str] = {}
+        owners: dict[_Identity, CaptureId] = {}
+        agreed: dict[str, tuple[str, CaptureId]] = {}
+        for capture in sorted(configs, key=lambda capture: running.get(capture) != configs[capture]):
+            claims = {} if self.single else dict(_claims(capture, configs[capture]))
+            stated = {} if self.single else _stated(configs[capture])
             if self._listen is not None:
                 stated.pop("http.listen", None)
             taken = next((problem(owners[claim]) for claim, problem in claims.items() if claim in owners), "")
-            repeated = _repeated(configs[path], {other: configs[other] for other in owners.values()})
-            unusable = "" if self.single else _unusable(path.stem)
+            repeated = _repeated(configs[capture], {other: configs[other] for other in owners.values()})
+            unusable = "" if self.single else _unusable(capture.path.stem)
             if problem := unusable or taken or repeated or _differing(stated, agreed):
-                conflicts[path] = problem
+                conflicts[capture] = problem
                 continue
-            owners |= dict.fromkeys(claims, path)
+            owners |= dict.fromkeys(claims, capture)
             for name, value in stated.items():
-                agreed.setdefault(name, (value, path))
+                agreed.setdefault(name, (value, capture))
         return conflicts
 
 
@@ -145,20 +349,21 @@ def _stated(config: Config) -> dict[str, str]:
 _Identity = tuple[object, ...]
 
 
-def _claims(path: Path, config: Config) -> Iterator[tuple[_Identity, Callable[[Path], str]]]:
+def _claims(capture: CaptureId, config: Config) -> Iterator[tuple[_Identity, Callable[[CaptureId], str]]]:
     """Yield what no two captures of a process share, each with the problem when another file has it already.
 
     With other credentials, a consumer of the same name may belong to another account.
     """
     source, nats = config.source, config.nats
     yield (
-        (path.stem,),
-        lambda other: f"captures are named after their files, and {other} is called {path.stem} as well; rename one",
+        (capture.name,),
+        lambda other: f"captures are named after their files, and {other} is called {capture.name} as well; rename one",
     )
+    remedy = f'leave it out with "!{capture.stream}"' if capture.stream else "remove one of the two files"
     work = f"already captures stream {source.stream} with consumer {source.consumer}"
     yield (
         (source.stream, source.consumer, _archive(config)),
-        lambda other: f"{other} {work} into this archive; remove one of the two files",
+        lambda other: f"{other} {work} into this archive; {remedy}",
     )
     login = (nats.tls.cert if nats.tls else None, *nats.model_dump(include=_LOGIN).values())
     for url in nats.servers:
@@ -170,14 +375,14 @@ def _claims(path: Path, config: Config) -> Iterator[tuple[_Identity, Callable[[P
         )
 
 
-def _repeated(config: Config, others: Mapping[Path, Config]) -> str:
+def _repeated(config: Config, others: Mapping[CaptureId, Config]) -> str:
     """Return the problem if another capture with `mode: ordered` stores the same messages in the same archive."""
     source, url = config.source, _archive(config)
-    for path, other in others.items() if source.mode == "ordered" else ():
+    for capture, other in others.items() if source.mode == "ordered" else ():
         same = (other.source.mode, other.source.stream, _archive(other)) == ("ordered", source.stream, url)
         theirs, own = other.source.filter_subjects or (">",), source.filter_subjects or (">",)
         if same and any(overlaps(one, another) for one in theirs for another in own):
-            return f"{path} captures some of the same subjects into this archive; set other source.filter_subjects"
+            return f"{capture} captures some of the same subjects into this archive; set other source.filter_subjects"
     return ""
 
 
@@ -199,9 +404,9 @@ def _unusable(name: str) -> str:
     return f"captures are named after their files, and {reason}; rename the file"
 
 
-def _differing(stated: Mapping[str, str], agreed: Mapping[str, tuple[str, Path]]) -> str:
+def _differing(stated: Mapping[str, str], agreed: Mapping[str, tuple[str, CaptureId]]) -> str:
     for setting, value in stated.items():
         if setting in agreed and agreed[setting][0] != value:
-            expected, path = agreed[setting]
-            return f"{setting}: expected {expected}, as in {path}, got {value}; {_ONE[setting]}"
+            expected, capture = agreed[setting]
+            return f"{setting}: expected {expected}, as in {capture.path}, got {value}; {_ONE[setting]}"
     return ""

@@ -21,6 +21,7 @@ from pydantic import (
     Field,
     SecretStr,
     TypeAdapter,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
 )
@@ -121,6 +122,14 @@ def _path(value: object) -> Path:
     if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError("expected the path of a file")
     return Path(value)
+
+
+def is_stream_name(value: str) -> bool:
+    """Whether a directory of an archive is that of a stream."""
+    try:
+        return bool(_STREAM_NAME.validate_python(value))
+    except ValidationError:
+        return False
 
 
 def _stream_name(value: str) -> str:
@@ -308,6 +317,13 @@ Name = Annotated[str, _text(_printable(r"[^\s.*>/\\]{1,255}"), "a name without s
 """A name that NATS accepts for a consumer."""
 StreamName = Annotated[Name, AfterValidator(_stream_name)]
 """A name that NATS accepts for a stream, and the archive for its directory."""
+StreamPattern = Annotated[
+    str,
+    _text(
+        _printable(r"!?[^\s.>/\\!][^\s.>/\\]{0,254}"), "a stream's name, or a pattern such as orders-* or !orders-test"
+    ),
+]
+"""The name of a stream or a bucket, in which `*` is any text; after `!`, those that are left out."""
 TableName = Annotated[
     str, _text(_printable(r"[^\s./\\]+(?:\.[^\s./\\]+)+"), "a namespace and a name, such as nats.orders")
 ]
@@ -357,6 +373,7 @@ StoreUrl = Annotated[str, AfterValidator(_store_url)]
 Options = Annotated[dict[str, Any], AfterValidator(_plain)]
 """Any values, passed on."""
 
+_STREAM_NAME: TypeAdapter[str] = TypeAdapter(StreamName)
 _OPTIONS: TypeAdapter[dict[str, Any]] = TypeAdapter(Options)
 
 

@@ -166,7 +166,7 @@ class PullLimits:
 
     def __init__(self, memory: int, slots: int) -> None:
         self.limit = MAX_PULLED
-        self._memory, self._slots = memory, slots
+        self.memory, self._slots = memory, slots
         self._reduced_at = 0.0
         self._largest = self._largest_before = 0
         self._largest_since = 0.0
@@ -188,7 +188,7 @@ class PullLimits:
         return ask if ask.max_bytes <= free or not held else None
 
     def _usual(self, ceiling: int) -> int:
-        share = min(self.limit, self._memory // PULLED_SHARE) // self._slots
+        share = min(self.limit, self.memory // PULLED_SHARE) // self._slots
         size = max(share, self._largest, self._largest_before)
         return min(size, ceiling) if ceiling else size
 
@@ -255,6 +255,8 @@ GRACE = 10.0
 """Seconds that the server may take to report that a pull has expired."""
 PAUSE = 0.5
 """Seconds between two attempts."""
+IDLE = 5.0
+"""Seconds without a message after which one pull is enough, until there is one."""
 
 
 _SLOTS_BY_PHASE = {Phase.STANDBY: 1, Phase.INTERRUPTED: 0}
@@ -327,9 +329,9 @@ class PullSlot:
 class Pulls:
     """The pulls of one consumer into `inbox`.
 
-    `used` returns the bytes held and received, `wake` is set when there may be something to do, and `fail` is called
-    when pulls can never succeed. `answered` is when the server last served or confirmed a pull. `ordered` is the state
-    of this replica in `source.mode: ordered`.
+    `used` returns the bytes held and received, `part` and `elsewhere` are those of `PullSource`, `wake` is set when
+    there may be something to do, and `fail` is called when pulls can never succeed. `answered` is when the server last
+    served or confirmed a pull. `ordered` is the state of this replica in `source.mode: ordered`.
     """
 
     def __init__(
@@ -338,6 +340,8 @@ class Pulls:
         inbox: Inbox,
         *,
         used: Callable[[], int],
+        part: Callable[[], int],
+        elsewhere: Callable[[], int],
         wake: asyncio.Event,
         fail: Callable[[SourceError], None],
     ) -> None:
@@ -350,6 +354,7 @@ class Pulls:
         self.answered = self.last_data = self._opened = 0.0
         self._last_total = 0  # messages received here when nothing is left, as far as known
         self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
+        self._part, self._elsewhere = part, elsewhere
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._log_limit = LogLimit()
         self._answers = PullAnswers(SLOTS + 1)
@@ -409,10 +414,34 @@ class Pulls:
             if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
                 self._end(slot, silent=True)
-        slots = SLOTS if self.ordered is None else _SLOTS_BY_PHASE.get(self.ordered.phase, SLOTS)
-        for slot in self.slots[: min(slots, self._consumer.state.max_waiting or SLOTS)]:  # it ignores excess pulls
+        for slot in self.slots[: self._wanted(now)]:
             if not (slot.active or self.held or self.stopped) and self._client.is_connected and now >= slot.not_before:
                 await self._issue(slot, now)
+
+    def _wanted(self, now: float) -> int:
+        """Return how many pulls should be open."""
+        slots = SLOTS if self.ordered is None else _SLOTS_BY_PHASE.get(self.ordered.phase, SLOTS)
+        if self._is_idle(now):
+            slots = min(slots, 1)
+        return min(slots, self._consumer.state.max_waiting or SLOTS)  # it ignores excess pulls
+
+    def _is_idle(self, now: float) -> bool:
+        quiet = now - max(self.last_data, self._opened) > IDLE
+        return quiet and not self.catching_up and not self._consumer.state.pending
+
+    def rest(self) -> float:
+        """Return for how many seconds `renew` will have nothing to do, unless something happens."""
+        now = self._clock()
+        open_slots = [slot for slot in self.slots if slot.active]
+        if len(open_slots) < self._wanted(now) or self.held or not self._client.is_connected:
+            return PAUSE
+        due = (min(slot.expires, max(slot.heard, self.last_data) + SILENCE) for slot in open_slots)
+        return max(PAUSE, min(due, default=now + SILENCE) - now)
+
+    def wake(self) -> None:
+        """Have pulls renewed if there are too few."""
+        if self.active < self._wanted(self._clock()):
+            self._wake.set()
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
         """Pull if there is credit."""
@@ -470,14 +499,18 @@ class Pulls:
         self._inbox.largest = 0
         in_flight = self.in_flight
         used, ceiling = self._used() + in_flight, self._consumer.state.max_bytes
-        free = self._config.limits.memory - used
+        self.limits.memory = self._part()
+        free = self._config.limits.memory - used - self._elsewhere()
         return self.limits.next(free=free, held=used > 0, in_flight=in_flight, ceiling=ceiling, now=now)
 
     # ------------------------------------------------------------------ receiving
 
     def on_data(self) -> None:
         """Handle received messages. A pull that delivers all it asked for ends without a status."""
-        self.last_data = self._clock()
+        now = self._clock()
+        if self._is_idle(now):
+            self._wake.set()  # for more pulls
+        self.last_data = now
         ended = self._inbox.empty if self._api.imported else ()
         for slot in self.slots:
             if slot.active and (not slot.left_bytes or slot.sid in ended):

@@ -115,7 +115,8 @@ class PullSource:
     """The consumer's messages.
 
     `held` returns the bytes held by the rest of the pipeline, `unacked` the number of unacknowledged messages in this
-    process, and `replies` their ack subjects.
+    process, and `replies` their ack subjects. `part` returns the bytes of memory for what is received, by default all
+    of `limits.memory`, and `elsewhere` those of it that others use.
     """
 
     def __init__(
@@ -125,6 +126,8 @@ class PullSource:
         held: Callable[[], int],
         unacked: Callable[[], int],
         replies: Callable[[], pa.BinaryArray],
+        part: Callable[[], int] | None = None,
+        elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         self.config = config
         self.stream, self.consumer = config.source.stream, config.source.consumer
@@ -145,8 +148,15 @@ class PullSource:
         """Set when messages arrive, and when pulling stops; whoever waits for it clears it first."""
         self._ended = self._closing = False
         self._known = NEVER  # connection (count of reconnects) and time of the last check that the consumer is the same
+        self._part = part or (lambda: config.limits.memory)
         self.pulls = Pulls(
-            config, self._inbox, used=lambda: held() + self.waiting_bytes, wake=self._wake, fail=self.fail
+            config,
+            self._inbox,
+            used=lambda: held() + self.waiting_bytes,
+            part=self._part,
+            elsewhere=elsewhere,
+            wake=self._wake,
+            fail=self.fail,
         )
         self._inbox.on_status = self.pulls.on_status
 
@@ -333,7 +343,7 @@ class PullSource:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER):
                     await self._enough.wait()
-        received = self._inbox.take_run(min(self.config.limits.memory // RECEIVE_SHARE, MAX_RECEIVED))
+        received = self._inbox.take_run(min(self._part() // RECEIVE_SHARE, MAX_RECEIVED))
         if received:
             self._deliveries.received(self.fetched - self.waiting, received.last_reply(), self._loop.time())
         if not self._ended and not self.waiting:
@@ -361,13 +371,12 @@ class PullSource:
                 await self._recover_lost()
             await self.pulls.renew()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE):
+                async with asyncio.timeout(self.pulls.rest()):
                     await self._wake.wait()
 
     def wake_pulls(self) -> None:
         """Pull again after memory has been freed."""
-        if self.pulls.active < len(self.pulls.slots):
-            self._wake.set()
+        self.pulls.wake()
 
     async def _recover_lost(self) -> None:
         """After a reconnect, before the first pull, NAK the messages lost with the connection.

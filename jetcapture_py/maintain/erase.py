@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,12 +18,14 @@ from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError, VanishedError
 from jetcapture_py.maintain.inventory import root_url
 from jetcapture_py.maintain.table import commit, open_table, table_path
+from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.rewriting.erase import Erasure, erase, unfinished
 from jetcapture_py.rewriting.old_versions import delete_old_versions
 from jetcapture_py.rewriting.selectors import Selector, selector_of
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.text import escaped, plural, without_credentials
 from jetcapture_py.transform.decode.avro_schema import Header
+from jetcapture_py.verify.findings import Progress, ignore
 
 if TYPE_CHECKING:
     from jetcapture_py.maintain.iceberg import IcebergTable
@@ -47,12 +47,9 @@ def run(
     reason: str,
     in_stream: bool,
     dry_run: bool,
-    as_json: bool,
-) -> int:
-    """Erase what one of the selectors selects, and print what was done; return the exit code.
-
-    Raises ConfigError, JetcaptureError.
-    """
+    progress: Progress = ignore,
+) -> CommandResult:
+    """Erase what one of the selectors selects. Raises ConfigError, JetcaptureError."""
     if sum(given is not None for given in (key, subject, seqs, where)) != 1:
         raise ConfigError("expected one of --key, --subject, --seq and --where")
     if not reason.strip():
@@ -62,13 +59,17 @@ def run(
     log.setup(config.log.format, "error")
     tables = _Tables(config, open_archive(config.store.url, config.store.options))
     tables.check()
-    with text.progress_bars() as progress:
-        done = asyncio.run(
-            erase(config, select, reason, in_stream=in_stream, dry_run=dry_run, tables=tables, progress=progress)
-        )
-    lines = [json.dumps(_fields(done, tables))] if as_json else _lines(done, tables)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 1 if done.remaining else 0
+    done = asyncio.run(
+        erase(config, select, reason, in_stream=in_stream, dry_run=dry_run, tables=tables, progress=progress)
+    )
+    would = "would be " if done.dry_run else ""
+    erased = f"{plural(done.messages, 'message', grouped=True)} {would}erased"
+    return CommandResult(
+        summary="; ".join([erased, *(f"REMAINS: {line}" for line in done.remaining)]),
+        lines=_lines(done, tables),
+        records=[_fields(done, tables)],
+        code=1 if done.remaining else 0,
+    )
 
 
 class _Tables:

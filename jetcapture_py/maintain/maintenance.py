@@ -18,7 +18,7 @@ from typing import Any
 
 from jetcapture_py.archive import layout, object_notes, stream_config, watermark
 from jetcapture_py.archive.removed import expired_path
-from jetcapture_py.compaction.summary import Summary, report
+from jetcapture_py.compaction.summary import Summary, report, total
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
@@ -64,6 +64,19 @@ class PassResult:
         """Return the result as plain values."""
         tables = {part: table.as_dict() for part, table in self.tables.items()}
         return {**asdict(replace(self, tables={})), "tables": tables}
+
+    @property
+    def summary(self) -> str:
+        """The result in one line."""
+        parts = [
+            total(summary) if part == "messages" else f"{part}: {total(summary)}"
+            for part, summary in self.compacted.items()
+            if part == "messages" or summary.objects_before
+        ]
+        parts += [line for table in self.tables.values() for line in table.lines()]
+        if self.expired is not None:
+            parts.append(self.expired.line(self.stream).removeprefix(f"{self.stream}: "))
+        return "; ".join(parts)
 
     def lines(self) -> Iterator[str]:
         """Yield the result as text; for a dry run also one line per group of objects."""

@@ -5,7 +5,6 @@ The service makes a pass at an interval, reads the files again before each, and 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -16,24 +15,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 from jetcapture_py import text
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.section import validated
-from jetcapture_py.config.several import ConfigFiles, SelectedConfigs
+from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedConfigs, refuse_wrong_files
 from jetcapture_py.config.units import format_duration
-from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import about, event, setup
 from jetcapture_py.maintain.compact import CompactionSettings
 from jetcapture_py.maintain.maintenance import Maintenance, PassResult, Progress
+from jetcapture_py.manage.many import CommandResult, show_line, show_one
 from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.monitoring.http_server import HttpServer
 from jetcapture_py.reading.selection import Selection
-from jetcapture_py.text import LONGEST_LOGGED, one_line, plural
+from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line, plural
 
 log = logging.getLogger("jetcapture.maintain")
 
@@ -84,10 +83,16 @@ def maintain(
 
 
 def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
-    code, passes = DONE, {}
+    passes: dict[CaptureId, tuple[str, Maintenance]] = {}
+    configs, problems = _required(files, section=request is None)
+    for lines in problems.values():
+        for line in lines:
+            _tell("", line)
+    code, single = FAILED if problems else DONE, len(configs) == 1 and (files.single or files.chooses_one)
+    width = max((len(escaped(capture.name)) for capture in configs), default=0)
     with text.progress_bars() as show:
-        for name, config in _required(files, section=request is None).items():
-            label = "" if files.single else f"{name}: "
+        for capture, config in configs.items():
+            label = "" if single else f"{capture.name}: "
             maintenance = Maintenance(
                 config,
                 compact=None if request is None else request.of(config, dry_run=dry_run),
@@ -101,32 +106,40 @@ def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bo
                 _tell(label, _reason(error))
                 code = FAILED
                 continue
-            passes[name] = label, maintenance
-    for name, (label, maintenance) in passes.items():  # all wait at the same time for what they may remove
+            passes[capture] = label, maintenance
+    for capture, (label, maintenance) in passes.items():  # all wait at the same time for what they may remove
         try:
             result = maintenance.finish()
         except Exception as error:
             _tell(label, _reason(error))
             code = FAILED
             continue
-        lines = [json.dumps({"capture": name, **result.as_dict()})] if as_json else result.lines()
-        sys.stdout.writelines(f"{'' if as_json else label}{line}\n" for line in lines)
+        done = CommandResult(summary=result.summary, lines=result.lines(), records=[result.as_dict()])
+        if single and not as_json:
+            show_one(done, as_json=False)
+        else:
+            show_line(capture.name, result.stream, done, width, as_json=as_json)
         if reason := _failure(result):
             _tell(label, reason)
             code = FAILED
     return code
 
 
-def _required(files: ConfigFiles, *, section: bool) -> Mapping[str, Config]:
-    """Return the configurations by name. Raises ConfigError if one is wrong or, with `section`, lacks `maintain`."""
+def _required(
+    files: ConfigFiles, *, section: bool
+) -> tuple[Mapping[CaptureId, Config], Mapping[CaptureId, tuple[str, ...]]]:
+    """Return the configurations, and problems with single streams.
+
+    Raises ConfigError if a file is wrong or, with `section`, lacks `maintain`, and JetcaptureError.
+    """
     selected = files.select()
-    problems = [line for lines in selected.problems.values() for line in lines]
-    for path, config in selected.configs.items() if section else ():
+    problems = dict(selected.problems)
+    for capture, config in selected.configs.items() if section else ():
         if config.maintain is None:
-            problems.append(f"{'' if files.single else f'{path}: '}{_NO_SECTION}")
-    if problems:
-        raise ConfigError(*problems)
-    return {path.stem: config for path, config in selected.configs.items()}
+            whole = CaptureId(capture.path)
+            problems[whole] = (f"{'' if files.single else f'{whole}: '}{_NO_SECTION}",)
+    refuse_wrong_files(problems, selected.failure)
+    return selected.configs, problems
 
 
 _NO_SECTION = "maintain: required by `jetcapture maintain`, but not set, such as {compact: {}}"
@@ -200,7 +213,7 @@ class _Service:
     def __init__(self, files: ConfigFiles, every: float) -> None:
         self._files, self._every = files, every
         self._stop = threading.Event()
-        self._passes: dict[Path, Maintenance] = {}
+        self._passes: dict[CaptureId, Maintenance] = {}
         self._states: dict[str, MaintenanceState] = {}
 
     def end(self, number: int, _frame: object) -> None:
@@ -218,10 +231,10 @@ class _Service:
         event(log, logging.INFO, "maintain.started", captures=len(selected.configs), every=format_duration(self._every))
         while not self._stop.is_set():
             started = time.monotonic()
-            self._adopt(self._files.select({path: each.config for path, each in self._passes.items()}))
-            for path, maintenance in self._passes.items():
-                with about(None if self._files.single else path.stem):
-                    self._pass(maintenance, self._states[path.stem])
+            self._adopt(self._files.select({capture: each.config for capture, each in self._passes.items()}))
+            for capture, maintenance in self._passes.items():
+                with about(None if self._files.single else capture.name):
+                    self._pass(maintenance, self._states[capture.name])
             self._stop.wait(max(0.0, started + self._every - time.monotonic()))
         if server is not None:
             server.stop()
@@ -248,14 +261,14 @@ class _Service:
         """Have passes over the archives that the files name now."""
         for lines in selected.problems.values():
             event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), LONGEST_LOGGED))
-        wanted = {path: config for path, config in selected.configs.items() if config.maintain is not None}
-        for path in [path for path in self._passes if path not in wanted]:
-            del self._passes[path], self._states[path.stem]
-        for path, config in wanted.items():
-            if path in self._passes and self._passes[path].config == config:
+        wanted = {capture: config for capture, config in selected.configs.items() if config.maintain is not None}
+        for capture in [capture for capture in self._passes if capture not in wanted]:
+            del self._passes[capture], self._states[capture.name]
+        for capture, config in wanted.items():
+            if capture in self._passes and self._passes[capture].config == config:
                 continue
-            state = self._states[path.stem] = MaintenanceState(stream=config.source.stream)
-            self._passes[path] = Maintenance(
+            state = self._states[capture.name] = MaintenanceState(stream=config.source.stream)
+            self._passes[capture] = Maintenance(
                 config, progress=lambda part, *left, state=state: state.backlog.update({part: left})
             )
 

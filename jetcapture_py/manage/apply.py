@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from jetcapture_py.config.model import Managed
@@ -17,7 +15,9 @@ from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import Difference, differences, differing
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.manage.export import lines, shown
+from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.plan import Plan, plans
+from jetcapture_py.text import plural
 
 DONE, REFUSED, WOULD_CHANGE = 0, 1, 3
 TIMEOUT = 10.0
@@ -33,6 +33,27 @@ class Applied:
     plan: Plan
     answer: dict[str, Any] | None = None
     ignored: Sequence[Difference] = ()
+
+    @property
+    def summary(self) -> str:
+        """What is done or would be, in a few words."""
+        plan, settings = self.plan, plural(len(self.plan.changes), "setting")
+        if not plan.possible:
+            reasons = [plan.refusal, *(f"{change.name}: {change.refusal}" for change in plan.changes if change.refusal)]
+            return f"{plan.kind} refused: {next(filter(None, reasons), '')}"
+        if plan.action == "none":
+            return f"{plan.kind} as configured"
+        ignored = f", {len(self.ignored)} ignored" if self.ignored else ""
+        would = "" if self.answer is not None else "would be "
+        about = f" ({settings}{ignored})" if plan.action == "update" else ""
+        return f"{plan.kind} {would}{plan.action}d{about}"
+
+    def lines(self) -> Iterator[Text]:
+        """Yield the changes, and what the server ignored."""
+        yield from lines(self.plan, done=self.answer is not None)
+        for left in self.ignored:
+            asked, has = shown(left.name, left.configured), shown(left.name, left.actual)
+            yield Text(f"  {left.name}: the server ignored {asked} and has {has}", "yellow")
 
     def fields(self) -> dict[str, Any]:
         """Return JSON values; settings have the values of the JetStream API."""
@@ -52,21 +73,19 @@ class Applied:
         }
 
 
-def run(managed: Managed, *, dry_run: bool, as_json: bool) -> int:
-    """Apply, print what changed, and return the exit code. Raises SourceError."""
+def run(managed: Managed, *, dry_run: bool) -> CommandResult:
+    """Apply, and return what has changed. Raises SourceError."""
     applied = asyncio.run(apply(managed, dry_run=dry_run))
-    console = Console(soft_wrap=True, highlight=False)
-    if as_json:
-        console.print(Text(json.dumps([result.fields() for result in applied])))
-    for result in applied if not as_json else ():
-        for line in lines(result.plan, done=result.answer is not None):
-            console.print(line)
-        for left in result.ignored:
-            asked, has = shown(left.name, left.configured), shown(left.name, left.actual)
-            console.print(Text(f"  {left.name}: the server ignored {asked} and has {has}", "yellow"))
+    code = WOULD_CHANGE if dry_run and any(result.plan.action != "none" for result in applied) else DONE
     if any(not result.plan.possible or result.ignored for result in applied):
-        return REFUSED
-    return WOULD_CHANGE if dry_run and any(result.plan.action != "none" for result in applied) else DONE
+        code = REFUSED
+    return CommandResult(
+        summary="; ".join(result.summary for result in applied),
+        lines=[line for result in applied for line in result.lines()],
+        records=[result.fields() for result in applied],
+        as_list=True,
+        code=code,
+    )
 
 
 async def apply(managed: Managed, *, dry_run: bool) -> list[Applied]:

@@ -6,7 +6,6 @@ Nothing is stored but a probe, which is removed, and nothing is acknowledged.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections import Counter
@@ -17,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.text import Text
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_numbers
@@ -40,6 +37,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage import check_server
 from jetcapture_py.manage.check_server import Findings
+from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.plan import info_or_none
 from jetcapture_py.manage.tap import Part, matching, newest
 from jetcapture_py.plugins import is_reference
@@ -291,15 +289,11 @@ _MAX_REASONS, _MAX_NAMES = 10, 20
 """Reasons of quarantine, and columns, that are named."""
 
 
-def run(config: Config, *, as_json: bool, outage: float | None, price: float | None) -> int:
-    """Check, print one line per finding, and return the exit code. Raises ConfigError."""
+def run(config: Config, *, outage: float | None = None, price: float | None = None) -> CommandResult:
+    """Check the configuration: one line per finding. Raises ConfigError."""
     findings = asyncio.run(check(config, outage=outage, price=price))
-    console = Console(soft_wrap=True, highlight=False)
-    if as_json:
-        console.print(Text(json.dumps(findings.fields())))
-    for line in findings.lines() if not as_json else ():
-        console.print(line)
-    return FAILS if findings.problems else WORKS
+    code = FAILS if findings.problems else WORKS
+    return CommandResult(summary=findings.summary(), lines=findings.lines(), records=[findings.fields()], code=code)
 
 
 async def check(config: Config, *, outage: float | None = None, price: float | None = None) -> Findings:

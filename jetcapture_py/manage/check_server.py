@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.client import Denial, DeniedError, refusal
 from jetcapture_py.manage.plan import Plan, plans
+from jetcapture_py.text import plural
 
 Level = Literal["ok", "skipped", "warning", "problem"]
 _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "problem": "red"}
@@ -67,6 +69,16 @@ class Findings:
         """Return everything as JSON values."""
         return {"ok": not self.problems, "findings": list(map(asdict, self.items)), "figures": self.figures}
 
+    def summary(self) -> str:
+        """Return one line: the first problem or warning, and how many there are."""
+        warnings = [finding for finding in self.items if finding.level == "warning"]
+        parts = []
+        for noun, findings in (("problem", self.problems), ("warning", warnings)):
+            if findings:
+                first = findings[0]
+                parts.append(f"{plural(len(findings), noun)}: {first.about}: {first.text}")
+        return "; ".join(parts) or "ok"
+
     def lines(self) -> Iterator[Text]:
         """Yield one line per finding."""
         for finding in self.items:
@@ -82,6 +94,12 @@ SHORT_WAIT, DOUBTFUL_WAIT = 5.0, 15.0
 """Seconds of `ack_wait`: messages are kept alive every third of it, so a pause of the rest causes redeliveries."""
 _ALMOST = 0.9
 _ANSWER = 5.0
+
+
+def skips_messages(version: str) -> bool:
+    """Whether consumers of such a server may skip messages."""
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return not (number >= (2, 15, 1) or (2, 14, 8) <= number < (2, 15))
 
 
 async def check_account(session: ReadSession, findings: Findings) -> Mapping[str, Any] | None:
@@ -100,6 +118,9 @@ async def check_account(session: ReadSession, findings: Findings) -> Mapping[str
         return None
     version = session.connection.server_version
     findings.ok("JetStream", f"nats-server {version} answers in {(datetime.now(UTC) - before).total_seconds():.3f} s")
+    if skips_messages(version):
+        text = f"nats-server {version} can skip messages of a consumer, which the archive then lacks"
+        findings.warning("server", f"{text} (nats-server#8623): use 2.14.8, 2.15.1 or newer")
     limits = account.get("limits") or {}
     for used, limit, what in (
         (account.get("storage", 0), limits.get("max_storage", -1), "file storage"),

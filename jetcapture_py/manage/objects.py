@@ -5,8 +5,6 @@ The footers of objects in bundles say which of them may hold a key that is asked
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import VanishedError
+from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import escaped, plural
 
@@ -40,12 +39,10 @@ class ObjectSelection:
         return self.end is None or name.bucket < self.end.timestamp()
 
 
-def run(config: Config, selection: ObjectSelection, *, as_json: bool) -> int:
-    """Print the objects; return the exit code. Raises StoreError."""
+def run(config: Config, selection: ObjectSelection) -> CommandResult:
+    """List the objects. Raises StoreError."""
     objects = listed(config, selection)
-    lines = _json_lines(objects) if as_json else _lines(objects)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 0
+    return CommandResult(summary=_total(objects), lines=_lines(objects), records=_records(objects))
 
 
 def listed(config: Config, selection: ObjectSelection) -> list[tuple[ObjectName, File]]:
@@ -79,9 +76,9 @@ def _may_hold(storage: ArchiveFiles, name: ObjectName, file: File, keys: Sequenc
     return not bundles or name.bundle in {bundle_of(key, bundles) for key in keys}
 
 
-def _json_lines(objects: Iterable[tuple[ObjectName, File]]) -> Iterator[str]:
+def _records(objects: Iterable[tuple[ObjectName, File]]) -> Iterator[dict[str, Any]]:
     for name, file in objects:
-        fields: dict[str, Any] = {
+        yield {
             "key": name.key,
             "bundle": name.bundle or None,
             "quarantine": name.quarantine,
@@ -92,7 +89,6 @@ def _json_lines(objects: Iterable[tuple[ObjectName, File]]) -> Iterator[str]:
             "bytes": file.size,
             "path": file.path,
         }
-        yield json.dumps(fields)
 
 
 def _lines(objects: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
@@ -109,5 +105,9 @@ def _lines(objects: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
         for key, bucket, *numbers, path in cells:
             aligned = [number.rjust(width) for number, width in zip(numbers, widths[2:6], strict=True)]
             yield "  ".join([key.ljust(widths[0]), bucket.ljust(widths[1]), *aligned, escaped(path)])
+    yield _total(objects)
+
+
+def _total(objects: Sequence[tuple[ObjectName, File]]) -> str:
     rows, size = sum(name.rows for name, _ in objects), sum(file.size for _, file in objects)
-    yield f"{plural(len(objects), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size:,} bytes"
+    return f"{plural(len(objects), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size:,} bytes"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -19,6 +17,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage.cases import MessageOutcome, outcomes
+from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.tap import fields, shown
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.plan import plan
@@ -27,42 +26,45 @@ from jetcapture_py.rewriting.redecode import BeforeRemoval, QuarantineSelection,
 from jetcapture_py.store.archive import open_archive, retried
 from jetcapture_py.text import escaped, plural
 from jetcapture_py.transform.frames import received_of
+from jetcapture_py.verify.findings import Progress, ignore
 
 MAX_SHOWN = 4096
 """Maximum bytes of a payload that are shown."""
 _LINE = 16
 
 
-def run_list(config: Config, *, as_json: bool) -> int:
-    """Print the reasons; return the exit code. Raises JetcaptureError."""
+def run_list(config: Config) -> CommandResult:
+    """List the reasons. Raises JetcaptureError."""
     stream, counter = config.source.stream, ReasonCounter()
     url, options = config.store.url, config.store.options
     for batch in read_archive(url, stream, quarantine=True, columns=COLUMNS, options=options):
         counter.add(pa.Table.from_batches([batch]))
     reasons = counter.summaries()
     messages = sum(reason.messages for reason in reasons)
-    if as_json:
-        found = {"stream": stream, "messages": messages, "reasons": [reason.fields() for reason in reasons]}
-        _print([json.dumps(found)])
-    else:
-        _print(_reasons(reasons))
-        _print([f"{plural(messages, 'message', grouped=True)} of stream {stream} in quarantine"])
-    return 0
+    total = f"{plural(messages, 'message', grouped=True)} of stream {stream} in quarantine"
+    most = max(reasons, key=lambda reason: reason.messages, default=None)
+    worst = "" if most is None else f"; most for {most.stage}: {most.error}"
+    return CommandResult(
+        summary=f"{plural(messages, 'message', grouped=True)}, {plural(len(reasons), 'reason')}{worst}",
+        lines=[*_reasons(reasons), total],
+        records=[{"stream": stream, "messages": messages, "reasons": [reason.fields() for reason in reasons]}],
+    )
 
 
-def run_show(config: Config, seq: int, *, as_json: bool) -> int:
-    """Print the messages with this sequence, of which a recreated stream may have several; return the exit code.
+def run_show(config: Config, seq: int) -> CommandResult:
+    """Show the messages with this sequence, of which a recreated stream may have several.
 
     Raises ConfigError, JetcaptureError, also if there is none.
     """
     rows = retried(lambda: _stored(config, seq))
     if not rows:
         raise JetcaptureError(f"the quarantine of stream {config.source.stream} has no message {seq}")
-    for batch in rows:
-        stored = batch.to_pylist()[0]
-        outcome = _today(config, batch)
-        _print([json.dumps(_fields(stored, outcome))] if as_json else _lines(config, stored, outcome))
-    return 0
+    shown_rows = [(batch.to_pylist()[0], _today(config, batch)) for batch in rows]
+    return CommandResult(
+        summary=plural(len(rows), "message"),
+        lines=[line for stored, outcome in shown_rows for line in _lines(config, stored, outcome)],
+        records=[_fields(stored, outcome) for stored, outcome in shown_rows],
+    )
 
 
 def run_redecode(
@@ -70,21 +72,21 @@ def run_redecode(
     selection: QuarantineSelection,
     *,
     dry_run: bool,
-    as_json: bool,
     before_removal: BeforeRemoval = lambda _: None,
-) -> int:
-    """Decode messages again, and print what was done; return the exit code. Raises ConfigError, JetcaptureError."""
+    progress: Progress = ignore,
+) -> CommandResult:
+    """Decode messages again. Raises ConfigError, JetcaptureError."""
     log.setup(config.log.format, "error")
-    with text.progress_bars() as progress:
-        work = redecode(config, selection, dry_run=dry_run, progress=progress, before_removal=before_removal)
-        done = asyncio.run(work)
-    found = asdict(done) | {"reasons": [reason.fields() for reason in done.reasons]}
-    _print([json.dumps(found)] if as_json else _summary(done))
-    return 1 if done.errors else 0
-
-
-def _print(lines: Iterable[str]) -> None:
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    work = redecode(config, selection, dry_run=dry_run, progress=progress, before_removal=before_removal)
+    done = asyncio.run(work)
+    lines = list(_summary(done))
+    failed = [f"{done.failed:,} cannot be decoded"] if done.failed else []
+    return CommandResult(
+        summary="; ".join([lines[0], *failed, *done.errors]),
+        lines=lines,
+        records=[asdict(done) | {"reasons": [reason.fields() for reason in done.reasons]}],
+        code=1 if done.errors else 0,
+    )
 
 
 def _reasons(reasons: Iterable[ReasonSummary]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jetcapture_py.config.model import load
+from jetcapture_py.config.several import only
 from jetcapture_py.config.values import parse_option
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
@@ -78,8 +78,12 @@ class QueryRequest:
     output: str | None
 
 
-def request_of(words: Sequence[str], options: Iterable[str], **others: Any) -> QueryRequest:
+def request_of(
+    words: Sequence[str], options: Iterable[str], *, stream: str | None = None, **others: Any
+) -> QueryRequest:
     """Return the request of `CONFIG [SQL]` or `URL STREAM [SQL]`, with `NAME=VALUE` options.
+
+    `stream` chooses one of a configuration for many.
 
     What is neither a directory nor has a scheme is a configuration. Raises ConfigError.
     """
@@ -93,7 +97,7 @@ def request_of(words: Sequence[str], options: Iterable[str], **others: Any) -> Q
             raise ConfigError("STREAM is missing: expected URL STREAM [SQL]")
         url, stream = first, rest.pop(0)
     else:
-        settings = load(Path(first))
+        settings = only(Path(first), stream)
         url, stream = settings.store.url, settings.source.stream
         given = dict(settings.store.options) | given
     unexpected = [word for word in rest if _OPTION.fullmatch(word)] or rest[1:]

@@ -11,7 +11,7 @@ import contextlib
 import http.client
 import json
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -23,19 +23,22 @@ from rich.text import Text
 
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.archive.watermark import MARGIN, Watermark
-from jetcapture_py.config.model import Config
+from jetcapture_py.config.model import Config, NatsConfig
+from jetcapture_py.config.several import CaptureId, ConfigFiles
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.jetstream.connection import ApiError, UnavailableError
+from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import ConsumerState, filters_of, first_time, get_consumer
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.pages import words
 from jetcapture_py.pages.words import duration
 from jetcapture_py.store import configured_store, notes_of, read_watermark
-from jetcapture_py.text import escaped, plural
+from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line, plural
 
 EVERY = 2.0
 """Seconds between the lines of `--watch`."""
+AT_ONCE = 8
+"""Captures whose status is asked for at the same time."""
 TIMEOUT = 5.0
 """Seconds that the server may take to answer."""
 REPLICA_TIMEOUT = 2.0
@@ -54,15 +57,22 @@ Trend = Mapping[str, Sequence[float]]
 """Values over time by name, oldest first."""
 
 
-def run(config: Config, *, watch: bool, as_json: bool) -> int:
-    """Print the status; return 1 if there are problems, else 0. Raises SourceError."""
+def run(files: ConfigFiles, *, watch: bool, as_json: bool) -> int:
+    """Print the status of each capture; return 1 if there are problems, else 0. Raises ConfigError, SourceError."""
+    found = files.chosen()
+    configs = dict(sorted(found.configs.items(), key=lambda item: item[0].name))
+    one = len(configs) == 1 and not found.problems and (files.single or files.chooses_one)
     try:
-        return asyncio.run(_watch(config, as_json=as_json) if watch else _once(config, as_json=as_json))
+        if one:
+            (config,) = configs.values()
+            return asyncio.run(_watch(config, as_json=as_json) if watch else once(config, as_json=as_json))
+        return asyncio.run(_several(configs, found.problems, watch=watch, as_json=as_json))
     except KeyboardInterrupt:
         return 0
 
 
-async def _once(config: Config, *, as_json: bool) -> int:
+async def once(config: Config, *, as_json: bool = False) -> int:
+    """Print the status of one capture; return the exit code. Raises SourceError."""
     async with Observed(config) as observed:
         status = await observed.status()
     Console(soft_wrap=True).print(await _shown(config, status, "", {}, as_json=as_json))
@@ -102,6 +112,129 @@ async def _shown(config: Config, status: CaptureStatus | None, problem: str, tre
         fields = {"problems": [problem]} if status is None else status.fields()
         return Text(json.dumps({**fields, "replica": replica}, default=format_time))
     return Text("\n".join(lines(status, problem, replica, trend)))
+
+
+# ------------------------------------------------------------------ many captures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What is known of one of many captures."""
+
+    name: str
+    stream: str
+    status: CaptureStatus | None
+    problems: Sequence[str]
+    replica: Mapping[str, Any] | None
+
+    def record(self) -> str:
+        """Return it as JSON."""
+        fields = {"problems": self.problems} if self.status is None else self.status.fields()
+        about = {"capture": self.name, "stream": self.stream}
+        return json.dumps({**about, **fields, "replica": self.replica}, default=format_time)
+
+    def cells(self) -> Sequence[str]:
+        """Return the columns."""
+        status, rate, quarantined = self.status, "", ""
+        if self.replica is not None:
+            with contextlib.suppress(LookupError, TypeError, ValueError):  # it may be of another version
+                rate = words.rate(self.replica["samples"]["received"][-1])
+                quarantined = words.short(self.replica["quarantined"])
+        name, problem = escaped(self.name), one_line("; ".join(self.problems), LONGEST_LOGGED)
+        if status is None:
+            return name, "", "", "", rate, quarantined, "", problem
+        stored = status.watermark and status.watermark.last_object
+        ago = "" if not stored else f"{words.age((datetime.now(UTC) - stored[1]).total_seconds())} ago"
+        lag = "unknown" if status.lag is None else words.age(status.lag)
+        pending, unacked = words.short(status.state.pending), words.short(status.state.unacked)
+        return name, lag, pending, unacked, rate, quarantined, ago, problem
+
+
+_COLUMNS = ("capture", "lag", "pending", "unacked", "rate", "quarantine", "last stored", "problem")
+
+
+def _table(rows: Iterable[_Row]) -> Iterator[str]:
+    cells = [_COLUMNS, *(row.cells() for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, *numbers, problem in cells:
+        aligned = (number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *aligned, problem]).rstrip()
+
+
+class _Statuses:
+    """The status of many captures, with one connection for each login."""
+
+    def __init__(self, configs: Mapping[CaptureId, Config], refused: Mapping[CaptureId, Sequence[str]]) -> None:
+        self._configs, self._refused = configs, refused
+        self._observed: dict[CaptureId, Observed] = {}
+        self._failed: dict[NatsConfig, str] = {}
+        self._sessions: dict[NatsConfig, ReadSession] = {}
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def __aenter__(self) -> Self:
+        for capture, config in self._configs.items():
+            if config.nats not in self._sessions and config.nats not in self._failed:
+                session = ReadSession(config.nats, "jetcapture status", timeout=TIMEOUT)
+                try:
+                    await session.open()
+                    self._sessions[config.nats] = session
+                except SourceError as error:
+                    self._failed[config.nats] = str(error)
+            if config.nats in self._sessions:
+                self._observed[capture] = Observed(config, self._sessions[config.nats])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for session in self._sessions.values():
+            await session.close()
+
+    async def rows(self) -> list[_Row]:
+        """Return what is known now, by name."""
+        listen = {config.http.listen for config in self._configs.values() if config.http is not None}
+        replicas: dict[tuple[str, str], dict[str, Any]] = {}
+        for address in listen:
+            replicas.update(await asyncio.to_thread(_captures_at, address))
+        rows = await asyncio.gather(*(self._row(capture, replicas) for capture in self._configs))
+        wrong = [
+            _Row(name=capture.name, stream=capture.stream, status=None, problems=problems, replica=None)
+            for capture, problems in self._refused.items()
+        ]
+        return sorted([*rows, *wrong], key=lambda row: row.name)
+
+    async def _row(self, capture: CaptureId, replicas: Mapping[tuple[str, str], dict[str, Any]]) -> _Row:
+        config = self._configs[capture]
+        source, status, problems = config.source, None, [self._failed.get(config.nats, "")]
+        if capture in self._observed:
+            async with self._at_once:
+                try:
+                    status = await self._observed[capture].status()
+                    problems = list(status.problems)
+                except SourceError as error:
+                    problems = [str(error)]
+        replica = None if config.http is None else replicas.get((source.stream, source.consumer))
+        return _Row(name=capture.name, stream=source.stream, status=status, problems=problems, replica=replica)
+
+
+async def _several(
+    configs: Mapping[CaptureId, Config], refused: Mapping[CaptureId, Sequence[str]], *, watch: bool, as_json: bool
+) -> int:
+    console = Console()
+    redraws = watch and console.is_terminal and not console.is_dumb_terminal and not as_json
+    console.soft_wrap = not redraws
+    live = Live(console=console, auto_refresh=False) if redraws else None
+    task = asyncio.current_task()
+    async with _Statuses(configs, refused) as statuses:
+        with live or contextlib.nullcontext():
+            while True:
+                rows = await statuses.rows()
+                shown = Text("\n".join([row.record() for row in rows] if as_json else _table(rows)), no_wrap=redraws)
+                if live is not None:
+                    live.update(shown, refresh=True)
+                else:
+                    console.print(shown)
+                if not watch or (task is not None and task.cancelling()):  # nats-py may swallow a cancellation
+                    return 1 if any(row.problems for row in rows) else 0
+                await asyncio.sleep(EVERY)
 
 
 def _trend(statuses: Collection[CaptureStatus]) -> Trend:
@@ -175,21 +308,30 @@ class CaptureStatus:
 
 
 class Observed:
-    """A connection for repeated status requests. Raises SourceError when it fails or the consumer is gone."""
+    """Repeated status requests through a connection, by default one of its own.
 
-    def __init__(self, config: Config) -> None:
+    Raises SourceError when it fails or the consumer is gone.
+    """
+
+    def __init__(self, config: Config, session: ReadSession | None = None) -> None:
         self._config = config
         self._notes = notes_of(configured_store(config.store), config.store.url)
+        self._given = session
+        name = f"jetcapture status {config.source.stream}"
+        self._session = session or ReadSession(config.nats, name, timeout=TIMEOUT)
 
     async def __aenter__(self) -> Self:
-        name = f"jetcapture status {self._config.source.stream}"
-        self._session = ReadSession(self._config.nats, name, timeout=TIMEOUT)
-        await self._session.open()
-        self._api = self._session.api
+        if self._given is None:
+            await self._session.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        if self._given is None:
+            await self._session.close()
+
+    @property
+    def _api(self) -> Api:
+        return self._session.api
 
     async def status(self) -> CaptureStatus:
         """Return the current status."""
@@ -274,18 +416,22 @@ def ask_replica(config: Config) -> dict[str, Any] | None:
 
     Something else may listen there, so the answer is not trusted to be ours before it names the stream and consumer.
     """
-    if config.http is None:
-        return None
-    address = urlsplit(f"//{config.http.listen}")
+    ours = config.source.stream, config.source.consumer
+    return None if config.http is None else _captures_at(config.http.listen).get(ours)
+
+
+def _captures_at(listen: str) -> Mapping[tuple[str, str], dict[str, Any]]:
+    """Return the facts of the captures of a process on this machine, by stream and consumer."""
+    address = urlsplit(f"//{listen}")
     host = address.hostname or ""
     connection = http.client.HTTPConnection(_ANY.get(host, host), address.port or 80, timeout=REPLICA_TIMEOUT)
     try:
         connection.request("GET", "/status.json")
-        answer, ours = connection.getresponse(), (config.source.stream, config.source.consumer)
+        answer = connection.getresponse()
         captures = json.loads(answer.read(MAX_REPLICA_BYTES))["captures"] if answer.status == 200 else ()
-        return next((facts for facts in captures if (facts["stream"], facts["consumer"]) == ours), None)
+        return {(facts["stream"], facts["consumer"]): facts for facts in captures}
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
-        return None
+        return {}
     finally:
         connection.close()
 

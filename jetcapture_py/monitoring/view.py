@@ -107,21 +107,77 @@ def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], 
 
     `failures` has the reason for each capture that failed or could not start.
     """
-    states: dict[str, str] = {name: facts.state for name, facts in captures.items()}
-    states |= dict.fromkeys(failures, "failing")
-    worst = next((state for state in STATES if state in states.values()), "starting")
-    count = sum(state == worst for state in states.values())
-    title = f"{STATES[worst][0]}: {count} of {plural(len(states), 'capture')}"
+    rows = [_Row(name, captures.get(name), failures.get(name, "")) for name in {**captures, **failures}]
+    rows.sort(key=lambda row: (list(STATES).index(row.state), row.name))
+    counts = [(state, count) for state in STATES if (count := sum(row.state == state for row in rows))]
+    worst, count = counts[0] if counts else ("starting", 0)
+    title = f"{STATES[worst][0]}: {count} of {plural(len(rows), 'capture')}"
     text = "Each has its own page, probes and metrics under its name."
+    total = {
+        "rate": words.rate(sum(row.received for row in rows)),
+        "quarantined": sum(facts.quarantined for facts in captures.values()),
+        "memory": sum(facts.memory for facts in captures.values()),
+    }
     return _page(
         "captures.html",
         next(iter(captures.values()), None),
         refresh=refresh,
         verdict=StatusVerdict(state=worst, title=title, text=text),
         page_title=f"{title} · jetcapture",
-        captures=[(name, quote(name, safe=""), states[name], captures.get(name)) for name in sorted(states)],
-        failures=failures,
+        captures=rows,
+        counts=counts,
+        total=total,
     )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A capture in the list."""
+
+    name: str
+    facts: CaptureFacts | None
+    failure: str
+    """Why it failed or could not start."""
+
+    @property
+    def link(self) -> str:
+        """The directory of its pages."""
+        return quote(self.name, safe="")
+
+    @property
+    def state(self) -> str:
+        """One of `STATES`."""
+        return "failing" if self.failure or self.facts is None else self.facts.state
+
+    @property
+    def received(self) -> float:
+        """Messages per second, in the last sample."""
+        samples = self.facts.samples["received"] if self.facts is not None else ()
+        return float(samples[-1]) if samples else 0.0
+
+    @property
+    def rate(self) -> str:
+        """The same as text; "" for none."""
+        return words.rate(self.received) if self.received else ""
+
+    @property
+    def part(self) -> float:
+        """The lag as a percentage of `block.max_age`."""
+        if self.facts is None or self.facts.consumer_state is None:
+            return 0.0
+        return min(100 * self.facts.consumer_state.lag / self.facts.max_age, 100.0) if self.facts.max_age else 100.0
+
+    @property
+    def late(self) -> bool:
+        """Whether a message has waited for longer than a block is open."""
+        facts = self.facts
+        return facts is not None and facts.consumer_state is not None and facts.consumer_state.lag > facts.max_age
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong."""
+        notices = self.facts.notices if self.facts is not None else ()
+        return self.failure or " ".join(notice.text for notice in notices if notice.level != "note")
 
 
 def no_answer(seconds: float) -> str:

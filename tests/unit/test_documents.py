@@ -16,6 +16,7 @@ import yaml
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.watermark import Watermark as ArchiveWatermark
 from jetcapture_py.config import model
+from jetcapture_py.config.account import AccountConfig
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.monitoring.metrics import SEALED_BY
@@ -57,7 +58,9 @@ def refusal(block: Block, directory: Path) -> str | None:
                 one = {**one, name: {**one.get(name, {}), **value} if isinstance(value, dict) else value}
             if not {"source", "store"} <= one.keys():
                 one = settings("nats://127.0.0.1:4222", "/archive", **one)
-            warnings += map(str, model.loads(yaml.safe_dump(one), ENVIRONMENT).warnings())
+            account = AccountConfig.of(one, ENVIRONMENT, model.parse)
+            found = model.loads(yaml.safe_dump(one), ENVIRONMENT) if account is None else account.sample
+            warnings += map(str, found.warnings())
         return "; ".join(warnings) or None
     except ConfigError as error:
         return str(error)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.pulls import BRIEF
+from jetcapture_py.jetstream.pulls import BRIEF, SLOTS
 from jetcapture_py.monitoring.health import health
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, publish, rows, running, until
@@ -164,5 +164,31 @@ def test_pulls_of_a_run_that_catches_up_are_brief_where_little_is_left_and_longe
             await held.ack()
             assert (await run).stats.acked == 109
         assert expiries[0] == 1.0, "a pull that will be filled"
+
+    asyncio.run(scenario())
+
+
+def test_a_quiet_capture_keeps_one_pull_open_until_a_message_comes(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.IDLE", 0.5)
+
+    async def scenario() -> None:
+        url = nats_server().url
+        await publish(url, [])
+        async with running(config(url, tmp_path / "archive")) as capture:
+            slots = capture.source.pulls
+            await until(lambda: slots.active == 1, "the other pulls have expired")
+            most = 0
+
+            def busy() -> bool:
+                nonlocal most
+                most = max(most, slots.active)
+                return most == SLOTS
+
+            await publish(url, [("orders.a", b"1", None)])
+            await until(busy, "all pulls are open")
+            await until(lambda: slots.active == 1, "it is quiet again")
+            assert capture.stats.received == 1
 
     asyncio.run(scenario())

@@ -16,6 +16,7 @@ from jetcapture_py.config.model import Managed, NatsConfig, load_managed
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.manage.apply import Applied, apply, run
 from jetcapture_py.manage.export import export
+from jetcapture_py.manage.many import show_one
 from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer, older_servers
 from tests.support.streams import read_stream
@@ -90,7 +91,7 @@ def applied(tmp_path: Path, url: str, text: dict[str, Any], *, dry_run: bool = F
 def shown(
     tmp_path: Path, url: str, text: dict[str, Any], capsys: pytest.CaptureFixture[str], *, dry_run: bool = True
 ) -> tuple[int, list[str]]:
-    code = run(managed(tmp_path, url, text), dry_run=dry_run, as_json=False)
+    code = show_one(run(managed(tmp_path, url, text), dry_run=dry_run))
     return code, capsys.readouterr().out.splitlines()
 
 
@@ -365,7 +366,7 @@ def test_json_holds_the_values_of_the_api(
     server = nats_server()
     asyncio.run(create(server.url, {"name": "S", "subjects": ["s.>"], **BASE}))
     text = {"stream": {"name": "S", "max_age": "7d"}}
-    assert run(managed(tmp_path, server.url, text), dry_run=False, as_json=True) == 0
+    assert show_one(run(managed(tmp_path, server.url, text), dry_run=False), as_json=True) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["changes"] == [{"setting": "max_age", "old": 0, "new": 7 * DAY, "refusal": None}]
     assert found["request"]["max_age"] == found["answer"]["max_age"] == 7 * DAY

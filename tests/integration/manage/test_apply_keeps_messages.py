@@ -17,6 +17,7 @@ from jetcapture_py.config.model import Managed
 from jetcapture_py.config.stream import ConsumerSection, StreamSection
 from jetcapture_py.errors import SourceError
 from jetcapture_py.manage.apply import Applied, apply, run
+from jetcapture_py.manage.many import show_one
 from tests.integration.manage.api import ask, ask_with, create
 from tests.support.nats_server import NatsServer, cluster_configs
 from tests.support.running import connection
@@ -312,7 +313,7 @@ def test_no_change_of_a_setting_makes_the_server_delete_messages(nats_server: St
 
 
 def shown(managed: Managed, capsys: pytest.CaptureFixture[str], *, dry_run: bool = False) -> tuple[int, str]:
-    code = run(managed, dry_run=dry_run, as_json=False)
+    code = show_one(run(managed, dry_run=dry_run))
     return code, capsys.readouterr().out
 
 

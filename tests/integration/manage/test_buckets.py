@@ -16,6 +16,7 @@ from jetcapture_py.manage import cases
 from jetcapture_py.manage.apply import run as apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.export import export
+from jetcapture_py.manage.many import show_one
 from jetcapture_py.manage.objects import ObjectSelection, listed
 from jetcapture_py.manage.tap import tap
 from jetcapture_py.verify.proof import verify
@@ -50,8 +51,8 @@ def test_a_missing_bucket_is_created_as_clients_create_it(nats_server: Start) ->
             "source": {"bucket": "settings", "consumer": "archive"},
         }
     )
-    assert apply(managed, dry_run=False, as_json=False) == 0
-    assert apply(managed, dry_run=True, as_json=False) == 0
+    assert show_one(apply(managed, dry_run=False)) == 0
+    assert show_one(apply(managed, dry_run=True)) == 0
 
     async def compare() -> tuple[dict[str, Any], dict[str, Any]]:
         async with connection(server.url) as client:
@@ -73,7 +74,7 @@ def test_a_missing_object_store_is_created_as_clients_create_it(nats_server: Sta
     server = nats_server()
     sections = {"stream": {"max_age": "7d"}, "source": {"object_store": "files", "consumer": "archive"}}
     managed = Managed.model_validate({"nats": {"servers": [server.url]}, **sections})
-    assert apply(managed, dry_run=False, as_json=False) == 0
+    assert show_one(apply(managed, dry_run=False)) == 0
 
     async def put() -> bytes:
         async with connection(server.url) as client:
@@ -93,7 +94,7 @@ def test_an_export_names_the_bucket_and_applies_without_a_change(nats_server: St
     assert found["source"]["bucket"] == "settings"
     assert "stream" not in found["source"]
     managed = Managed.model_validate(yaml.safe_load(yaml.safe_dump(found)))
-    assert apply(managed, dry_run=True, as_json=False) == 0
+    assert show_one(apply(managed, dry_run=True)) == 0
 
 
 def test_tap_objects_and_verify_work_on_a_bucket(nats_server: Start, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.check import Traffic, check, forecast, run
-from jetcapture_py.manage.check_server import CheckFinding
+from jetcapture_py.manage.check_server import CheckFinding, skips_messages
+from jetcapture_py.manage.many import show_one
 from tests.chaos.clock import Clock
 from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer
@@ -52,7 +53,7 @@ def test_a_set_up_that_works_has_no_problem_and_exit_code_0(
     asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
     configuration = config(server.url, tmp_path / "archive", block={"interval": "1m"})
     assert problems(configuration) == []
-    assert run(configuration, as_json=False, outage=None, price=None) == 0
+    assert show_one(run(configuration)) == 0
     text = capsys.readouterr().out
     for part in ("JetStream", "clock", "consumer", "permission", "decode", "blocks", "cost", "retention", "store"):
         assert f"ok       {part}" in text
@@ -120,7 +121,7 @@ def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(
     with pytest.raises(ConfigError) as of_a_start:
         Capture(configuration)
     with pytest.raises(ConfigError) as found:
-        run(configuration, as_json=False, outage=None, price=None)
+        run(configuration)
     assert found.value.problems == of_a_start.value.problems
     assert "cannot import jetcapture_py.text:" in str(found.value)
 
@@ -236,7 +237,7 @@ def test_a_rate_that_is_too_high_for_the_interval_is_found_and_still_works(
     server = nats_server()
     asyncio.run(publish(server.url, [("orders.a", b"x", None) for _ in range(5_000)]))
     configuration = config(server.url, tmp_path, source={"max_ack_pending": 1_000})
-    assert run(configuration, as_json=False, outage=None, price=None) == 0
+    assert show_one(run(configuration)) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning  blocks")]
     assert "not 15m: raise source.max_ack_pending" in line
 
@@ -283,7 +284,7 @@ def test_json_has_the_findings_and_the_figures(
 ) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
-    assert run(config(server.url, tmp_path), as_json=True, outage=None, price=10.0) == 0
+    assert show_one(run(config(server.url, tmp_path), outage=None, price=10.0), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
     assert {"about", "level", "text"} == set(found["findings"][0])
@@ -308,6 +309,11 @@ def test_json_has_the_findings_and_the_figures(
 def test_subjects_overlap(one: str, other: str, both: bool) -> None:
     assert overlaps(one, other) is both
     assert overlaps(other, one) is both
+
+
+def test_servers_whose_consumers_skip_messages_are_known_by_their_versions() -> None:
+    versions = ("2.10.26", "2.14.7", "2.14.8", "2.14.12", "2.15.0", "2.15.1", "2.15.1-RC.1", "2.16.0", "3.0.0-dev")
+    assert [version for version in versions if skips_messages(version)] == ["2.10.26", "2.14.7", "2.15.0"]
 
 
 def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_limit_with_it() -> None:

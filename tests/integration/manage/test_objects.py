@@ -13,6 +13,7 @@ import pytest
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
+from jetcapture_py.manage.many import show_one
 from jetcapture_py.manage.objects import ObjectSelection, listed, run
 from tests.support.archives import lay_out
 from tests.support.nats_server import NatsServer
@@ -66,10 +67,10 @@ def test_keys_select_the_objects_of_their_bundles_whatever_the_number_of_bundles
 def test_the_list_names_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (name,) = lay_out(tmp_path, {(1, 1): "eu"}, 16)
     settings = config("nats://127.0.0.1:1", tmp_path)
-    assert run(settings, ObjectSelection(), as_json=True) == 0
+    assert show_one(run(settings, ObjectSelection()), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["key"], found["bundle"], found["path"]) == (None, bundle_of("eu", 16), name.path)
-    assert run(settings, ObjectSelection(), as_json=False) == 0
+    assert show_one(run(settings, ObjectSelection())) == 0
     assert f"(bundle {name.bundle})" in capsys.readouterr().out
 
 
@@ -86,14 +87,14 @@ def test_times_select_buckets_that_reach_into_them() -> None:
 
 
 def test_json_has_one_object_per_line_and_text_a_sum(configuration: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(configuration, ObjectSelection(), as_json=True) == 0
+    assert show_one(run(configuration, ObjectSelection()), as_json=True) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["key"], each["rows"]) for each in found] == [("eu", 2), ("us", 1), (None, 1), (None, 1)]
     for each in found:
         assert (Path(configuration.store.url) / each["path"]).stat().st_size == each["bytes"]
-    assert run(configuration, ObjectSelection(), as_json=False) == 0
+    assert show_one(run(configuration, ObjectSelection())) == 0
     text = capsys.readouterr().out.splitlines()
     assert text[0].split() == ["key", "bucket", "first", "last", "rows", "bytes", "path"]
     assert text[-1].startswith("4 objects, 5 rows, ")
-    assert run(configuration, ObjectSelection(keys=["none"]), as_json=False) == 0
+    assert show_one(run(configuration, ObjectSelection(keys=["none"]))) == 0
     assert capsys.readouterr().out == "0 objects, 0 rows, 0 bytes\n"

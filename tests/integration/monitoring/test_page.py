@@ -21,6 +21,7 @@ import pytest
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config import block
+from jetcapture_py.config.model import parse
 from jetcapture_py.errors import PermanentStoreError
 from jetcapture_py.monitoring import history, http, http_server, notices
 from jetcapture_py.monitoring.facts import MAX_BLOCKS
@@ -31,6 +32,7 @@ from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
 from tests.support.report_page import Element, Page
 from tests.support.running import CONSUMER, STREAM, config, connection, publish, running, serve, until
+from tests.support.several import fill, of_stream
 
 Start = Callable[..., NatsServer]
 
@@ -530,5 +532,41 @@ def test_a_browser_shows_the_page_on_a_phone_without_overflow_scripts_or_request
                         assert found == {"width": width, "wide": [], "cut": [], "pictures": 6, "loaded": []}
                 finally:
                     store.error = None
+
+    asyncio.run(scenario())
+
+
+def test_the_list_of_captures_has_the_worst_first_with_rate_lag_and_quarantine(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "EVERY", 0.1)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await fill(server.url, ("FIRST", "SECOND"), 20)
+        wanted = [
+            parse(of_stream(server.url, stream, tmp_path / stream, decode={"format": form}, block={"max_age": "1h"}))
+            for stream, form in (("FIRST", "raw"), ("SECOND", "json"))
+        ]
+        async with running(wanted[0]) as first, running(wanted[1]) as second:
+            site = http.Site(single=False)
+            site.show({"first": first, "second": second}, {"lost": "stream LOST does not exist"})
+            server_ = http_server.HttpServer("127.0.0.1:0", site)
+            try:
+                await until(lambda: first.stats.received == second.stats.received == 20, "all is in blocks")
+                assert await first.source.refresh()
+                await until(lambda: first.observer.lag(first.source.state).total_seconds() > 1, "it has waited")
+                page = await page_of(server_.port)
+            finally:
+                await asyncio.to_thread(server_.stop)
+                site.show({}, {})
+        assert page.verdict.startswith("Failing: 1 of 3 captures")
+        lost, reason, late, warning, well = rows(page.root)
+        assert (lost, reason) == ("lost ✕ Failed", "stream LOST does not exist")
+        assert re.fullmatch(r"second SECOND / archive ! Ready .*\b20 20 .* KiB", late), late
+        assert warning == "20 messages went to the quarantine in the last quarter of an hour."
+        assert re.fullmatch(r"first FIRST / archive ✓ Healthy .*\d s 20 .* KiB", well), well
+        titles = [str(part.attributes["title"]) for part in page.root.all("span", "part")]
+        assert [title.partition("of ")[2] for title in titles] == ["block.max_age, 1 h"] * 2
 
     asyncio.run(scenario())

@@ -39,6 +39,7 @@ from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compa
 from jetcapture_py.maintain.iceberg import IcebergTable
 from jetcapture_py.maintain.maintenance import Maintenance
 from jetcapture_py.maintain.table import compare_tables
+from jetcapture_py.manage.many import show_one
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as module
 from jetcapture_py.rewriting import text_objects
@@ -613,7 +614,7 @@ def tabulated(root: Path) -> Config:
 def answer(config: Config, capsys: pytest.CaptureFixture[str], **given: Any) -> tuple[int, dict[str, Any]]:
     """The exit code of the command, and its certificate."""
     options = {"key": None, "subject": None, "seqs": None, "where": None, "in_stream": False, "dry_run": False}
-    code = command.run(config, **{**options, "reason": REASON, "as_json": True, **given})
+    code = show_one(command.run(config, **{**options, "reason": REASON, **given}), as_json=True)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -851,17 +852,8 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
     tombstone = json.loads((root / certificate["tombstone"]).read_text())
     assert (tombstone["messages"], tombstone["reason"]) == (1, REASON)
     assert tombstone["by"] == certificate["by"]
-    code = command.run(
-        config,
-        key=None,
-        subject="orders.*",
-        seqs=None,
-        where=None,
-        reason=REASON,
-        in_stream=True,
-        dry_run=False,
-        as_json=False,
-    )
+    selected: dict[str, Any] = {"key": None, "subject": "orders.*", "seqs": None, "where": None}
+    code = show_one(command.run(config, **selected, reason=REASON, in_stream=True, dry_run=False))
     lines = capsys.readouterr().out.splitlines()
     assert code == 0
     assert lines[0] == "stream ORDERS: 29 messages erased"

@@ -24,6 +24,7 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.manage import quarantine
+from jetcapture_py.manage.many import show_one
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.duckdb import ArchiveViews
 from jetcapture_py.reading.selection import Selection
@@ -296,37 +297,37 @@ def test_the_commands_say_why_and_what_was_done(
     def lines() -> list[str]:
         return capsys.readouterr().out.splitlines()
 
-    assert quarantine.run_list(config, as_json=True) == 0
+    assert show_one(quarantine.run_list(config), as_json=True) == 0
     listed = json.loads(lines()[0])
     assert (listed["messages"], [reason["messages"] for reason in listed["reasons"]]) == (50, [10] * 5)
     malformed = next(reason for reason in listed["reasons"] if "malformed" in reason["error"])
     assert malformed["error"] == "JSON is malformed: invalid character (byte N)"
     assert malformed["example"] == {"sequence": 1, "error": "JSON is malformed: invalid character (byte 4)"}
     assert malformed["subjects"] == {"orders.a": 4, "orders.b": 3, "orders.c": 3}
-    assert quarantine.run_list(config, as_json=False) == 0
+    assert show_one(quarantine.run_list(config)) == 0
     assert lines()[-1] == "50 messages of stream ORDERS in quarantine"
-    assert quarantine.run_show(config, FRACTION + 1, as_json=False) == 0
+    assert show_one(quarantine.run_show(config, FRACTION + 1)) == 0
     shown = lines()
     assert shown[1] == "reason: decode: Expected `int | null`, got `float` - at `$.amount`"
     assert "    00000000  7b 22 69 64 22 3a 20 34 2c 20 22 61 6d 6f 75 6e  {" + '"id": 4, "amoun' in shown
     assert shown[-1] == "    id=4  amount=4.5"
-    assert quarantine.run_show(config, BAD_JSON + 1, as_json=True) == 0
+    assert show_one(quarantine.run_show(config, BAD_JSON + 1), as_json=True) == 0
     fields = json.loads(lines()[0])
     assert base64.b64decode(fields["payload_base64"]) == b"not JSON 0"
     assert fields["today"]["quarantine"]["stage"] == fields["stage"] == "decode"
     with pytest.raises(JetcaptureError, match=r"the quarantine of stream ORDERS has no message 2$"):
-        quarantine.run_show(config, 2, as_json=False)
+        quarantine.run_show(config, 2)
     chosen = QuarantineSelection(reasons=["no matter", "time: "])
-    assert quarantine.run_redecode(config, chosen, dry_run=False, as_json=True) == 0
+    assert show_one(quarantine.run_redecode(config, chosen, dry_run=False), as_json=True) == 0
     done = json.loads(lines()[0])
     assert (done["messages"], done["decoded"], done["failed"]) == (10, 10, 0)
     nowhere = config.model_copy(update={"store": config.store.model_copy(update={"url": str(tmp_path / "b")})})
     with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under"):
         run(nowhere)
     later = QuarantineSelection(start=datetime(2200, 1, 1, tzinfo=UTC))
-    assert quarantine.run_redecode(config, later, dry_run=False, as_json=False) == 0
+    assert show_one(quarantine.run_redecode(config, later, dry_run=False)) == 0
     assert lines() == ["0 messages of the quarantine: 0 decoded and archived in 0 objects"]
-    assert quarantine.run_redecode(config, QuarantineSelection(), dry_run=True, as_json=False) == 0
+    assert show_one(quarantine.run_redecode(config, QuarantineSelection(), dry_run=True)) == 0
     assert lines()[:2] == [
         "40 messages of the quarantine: 20 would be decoded and archived",
         "20 messages cannot be decoded:",

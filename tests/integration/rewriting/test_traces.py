@@ -18,6 +18,7 @@ from jetcapture_py.maintain import iceberg
 from jetcapture_py.maintain.maintenance import Maintenance
 from jetcapture_py.maintain.manifests import SnapshotWriter
 from jetcapture_py.maintain.table import compare_tables
+from jetcapture_py.manage.many import show_one
 from jetcapture_py.store import configured_store
 from jetcapture_py.store.archive import ArchiveFiles, OldVersion
 from tests.support.archives import HOUR, encoded
@@ -53,7 +54,7 @@ def archived(url: str, root: Path, store: dict[str, Any] | None = None) -> Confi
 
 def erase(config: Config, **select: str) -> int:
     given: dict[str, Any] = {"key": None, "subject": None, "seqs": None, "where": None, **select}
-    return command.run(config, **given, reason="request 4711", in_stream=False, dry_run=False, as_json=False)
+    return show_one(command.run(config, **given, reason="request 4711", in_stream=False, dry_run=False))
 
 
 def keys(config: Config) -> set[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 
 import pytest
 
-from jetcapture_py.capture.pressure import WeightedSemaphore
+from jetcapture_py.capture.pressure import CaptureMemory, WeightedSemaphore
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -60,3 +61,33 @@ async def _within(gate: WeightedSemaphore, weight: int) -> int:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return gate.taken
+
+
+class Holder:
+    """A capture that holds so many bytes, of which some are in open blocks."""
+
+    def __init__(self, memory: CaptureMemory, held: int, opened: int) -> None:
+        self._held = held, opened
+        memory.join(self)
+
+    def held(self) -> tuple[int, int]:
+        return self._held
+
+
+def test_a_capture_alone_may_use_all_memory() -> None:
+    memory = CaptureMemory(1200)
+    alone = Holder(memory, 1000, 900)
+    assert (memory.part, memory.elsewhere(alone), memory.open_bytes(alone)) == (1200, 0, 600)
+
+
+def test_captures_that_share_memory_ask_for_equal_parts_and_may_hold_what_others_leave() -> None:
+    memory = CaptureMemory(1200)
+    busy, quiet, third = Holder(memory, 700, 500), Holder(memory, 0, 0), Holder(memory, 100, 50)
+    assert memory.part == 400
+    assert [memory.elsewhere(each) for each in (busy, quiet, third)] == [100, 800, 700]
+    assert [memory.open_bytes(each) for each in (busy, quiet, third)] == [550, 200, 200], "at least an equal part"
+    memory.leave(third)
+    assert memory.part == 600
+    del quiet
+    gc.collect()
+    assert memory.part == 1200, "one that is forgotten holds nothing"

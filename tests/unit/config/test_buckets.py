@@ -62,10 +62,11 @@ def test_wrong_sources_are_refused_in_one_line(sections: dict[str, Any], problem
     assert caught.value.problems == (problem,)
 
 
-def test_the_schema_requires_one_of_the_three() -> None:
+def test_the_schema_requires_one_of_the_three_or_patterns() -> None:
     source = model.schema()["$defs"]["SourceConfig"]
     assert source["required"] == ["consumer"]
-    assert source["oneOf"] == [{"required": [name]} for name in ("stream", "bucket", "object_store")]
+    one = [{"required": [name]} for name in ("stream", "bucket", "object_store")]
+    assert source["oneOf"] == [*one, {"anyOf": [{"required": ["streams"]}, {"required": ["buckets"]}]}]
 
 
 @pytest.mark.parametrize(

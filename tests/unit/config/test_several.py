@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.several import ConfigFiles, SelectedConfigs
+from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedConfigs
 from jetcapture_py.errors import ConfigError
 from tests.support.running import settings
 
@@ -29,7 +29,11 @@ def lines(selected: SelectedConfigs) -> tuple[str, ...]:
 
 
 def problems(selected: SelectedConfigs) -> dict[str, tuple[str, ...]]:
-    return {path.name: problem for path, problem in selected.problems.items()}
+    return {capture.path.name: problem for capture, problem in selected.problems.items()}
+
+
+def paths(selected: SelectedConfigs) -> list[Path]:
+    return [capture.path for capture in selected.configs]
 
 
 def test_a_directory_stands_for_its_yaml_files_that_are_not_hidden(tmp_path: Path) -> None:
@@ -39,11 +43,11 @@ def test_a_directory_stands_for_its_yaml_files_that_are_not_hidden(tmp_path: Pat
     (tmp_path / "d.yml").write_text((tmp_path / "a.yaml").read_text().replace("stream: A", "stream: D"))
     files = ConfigFiles([tmp_path, tmp_path / "a.yaml"])
     assert not files.single
-    assert [path.name for path in files.select().configs] == ["a.yaml", "b.yaml", "d.yml"]
+    assert [path.name for path in paths(files.select())] == ["a.yaml", "b.yaml", "d.yml"]
 
 
 def test_a_directory_without_configurations_is_an_error(tmp_path: Path) -> None:
-    (problem,) = ConfigFiles([tmp_path]).select().problems[tmp_path]
+    (problem,) = ConfigFiles([tmp_path]).select().problems[CaptureId(tmp_path)]
     assert problem.endswith("expected files that end in .yaml or .yml, found none")
 
 
@@ -52,7 +56,7 @@ def test_a_single_file_is_reported_as_ever_and_several_name_theirs(tmp_path: Pat
     alone = ConfigFiles([wrong]).select()
     found = ConfigFiles([wrong, write(tmp_path, "right")]).select()
     assert lines(found) == tuple(f"{wrong}: {line}" for line in lines(alone))
-    assert [path.name for path in found.configs] == ["right.yaml"]
+    assert [path.name for path in paths(found)] == ["right.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_files_that_cannot_run_together_are_reported_with_path_and_suggestion(
     one, two = write(tmp_path, "first", **first), write(tmp_path, "second", **second)
     found = ConfigFiles([one, two]).select()
     assert lines(found)[0].startswith(f"{two}: {problem.format(first=one)}")
-    assert [*found.configs] == [one]
+    assert paths(found) == [one]
 
 
 def test_the_same_stream_is_captured_twice_with_another_consumer_or_login_or_server(tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_a_file_that_broke_keeps_what_runs_and_a_removed_one_does_not(tmp_path: 
     write(tmp_path, "second", key="changed")
     (tmp_path / "third.yaml").unlink()
     found = files.select(running)
-    assert {path.name: config.key for path, config in found.configs.items()} == {
+    assert {capture.path.name: config.key for capture, config in found.configs.items()} == {
         "first.yaml": "{subject}",
         "second.yaml": "changed",
     }
@@ -192,7 +196,7 @@ def test_a_directory_that_is_renamed_or_becomes_a_file_keeps_what_runs_and_other
     write(tmp_path, "other", key="changed")
     for reason in ("No such file or directory", "Not a directory"):
         found = files.select(running)
-        assert {path.name: config.key for path, config in found.configs.items()} == {
+        assert {capture.path.name: config.key for capture, config in found.configs.items()} == {
             "other.yaml": "changed",
             "first.yaml": "{subject}",
         }
@@ -215,7 +219,7 @@ def test_a_file_whose_name_is_not_printable_is_refused(tmp_path: Path) -> None:
     right = write(tmp_path, "right")
     odd = write(tmp_path, "odd").rename(tmp_path / os.fsdecode(b"caf\xe9.yaml"))
     found = ConfigFiles([right, odd]).select()
-    assert [*found.configs] == [right]
+    assert paths(found) == [right]
     assert lines(found) == (
         f"{odd}: captures are named after their files, and this name is not printable; rename the file",
     )

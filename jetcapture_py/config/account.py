@@ -1,0 +1,120 @@
+"""A configuration of many streams of an account: which streams it selects, and the configuration of each capture.
+
+    source:
+      streams: ["orders-*", "!orders-test"]   # in place of `stream`
+      buckets: ["*"]                          # KV buckets and object stores
+      consumer: archive
+
+The other settings are those of every capture. `{stream}` stands for its stream in `source.consumer`, `store.url`, `key`
+and the names of tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from jetcapture_py.config.buckets import bucket_of
+from jetcapture_py.config.model import MANY, Config, Managed, SourceConfig, is_of_many
+from jetcapture_py.config.section import validated
+from jetcapture_py.errors import ConfigError
+
+T = TypeVar("T", bound=Config | Managed)
+Parse = Callable[[object, Mapping[str, str]], T]
+"""Makes a capture's configuration of plain values. Raises ConfigError."""
+
+STREAM = "{stream}"
+WORK_QUEUE = "its retention is workqueue, and an archive takes its messages from other consumers"
+"""Why a stream is left out unless it is named exactly."""
+_PLACEHOLDERS = (
+    ("source", "consumer"),
+    ("store", "url"),
+    ("key",),
+    ("maintain", "table", "name"),
+    ("maintain", "table", "quarantine"),
+    ("maintain", "table", "location"),
+)
+"""Settings in which `{stream}` is replaced; in `on_stored.subject`, every capture does that."""
+
+
+class AccountConfig(Generic[T]):
+    """The configuration of many captures. Raises ConfigError with one line per problem."""
+
+    def __init__(self, data: Mapping[str, Any], env: Mapping[str, str], parse: Parse[T]) -> None:
+        self._data, self._env, self._parse = data, env, parse
+        source = data["source"]
+        if given := [name for name in ("stream", "bucket", "object_store") if source.get(name) is not None]:
+            many = next(name for name in MANY if source.get(name) is not None)
+            raise ConfigError(f"source.{many}: cannot be combined with {given[0]}")
+        patterns = {name: source.get(name) for name in ("streams", "buckets", "max_streams")}
+        checked = validated(
+            SourceConfig, {"stream": "S", "consumer": "C", **patterns}, rename=lambda line: f"source.{line}"
+        )
+        self.streams, self.buckets, self.max_streams = checked.streams, checked.buckets, checked.max_streams
+        if not any(not pattern.startswith("!") for pattern in (*self.streams, *self.buckets)):
+            raise ConfigError("source.streams: expected a name or a pattern without !")
+        self._check_what_captures_share()
+        self.sample = self.capture("STREAM" if self.streams else "KV_BUCKET")
+        """The configuration of a capture; its `nats`, `http` and `log` are those of all."""
+
+    @classmethod
+    def of(cls, data: object, env: Mapping[str, str], parse: Parse[T]) -> AccountConfig[T] | None:
+        """Return the configuration that these plain values are; None for one of a single capture."""
+        return cls(data, env, parse) if isinstance(data, dict) and is_of_many(data) else None
+
+    @property
+    def divided(self) -> bool:
+        """Whether every stream or every key has an archive of its own, so that no archive says which streams it has."""
+        url = str((self._data.get("store") or {}).get("url"))
+        return STREAM in url or "{key}" in url
+
+    def selects(self, stream: str, *, takes: bool = False) -> bool:
+        """Whether a stream is selected; `takes` says that an archive would take messages from other consumers."""
+        if stream in self.streams:
+            return not _fits_any(self.streams, stream, excluding=True)
+        if takes:
+            return False
+        held = bucket_of(stream)
+        name, patterns = (stream, self.streams) if held is None else (held[1], self.buckets)
+        return _fits_any(patterns, name) and not _fits_any(patterns, name, excluding=True)
+
+    def capture(self, stream: str) -> T:
+        """Return the configuration of a stream's capture. Raises ConfigError."""
+        source = {name: value for name, value in self._data["source"].items() if name not in (*MANY, "max_streams")}
+        held = None if stream in self.streams else bucket_of(stream)
+        setting, name = held or ("stream", stream)
+        data = {**self._data, "source": {**source, setting: name}}
+        if setting == "object_store":
+            data.pop("decode", None)  # its messages are parts of files
+        for path in _PLACEHOLDERS:
+            data = _replaced(data, path, stream)
+        return self._parse(data, self._env)
+
+    def _check_what_captures_share(self) -> None:
+        """Raise ConfigError for settings with which captures would be in each other's way."""
+        limits, maintain = self._data.get("limits"), self._data.get("maintain")
+        if isinstance(limits, dict) and limits.get("spool") is not None:
+            raise ConfigError("limits.spool: cannot be combined with source.streams, whose captures share the memory")
+        table = maintain.get("table") if isinstance(maintain, dict) else None
+        names = table if isinstance(table, dict) else {}
+        for name in ("name", "quarantine"):
+            if isinstance(text := names.get(name), str) and STREAM not in text:
+                raise ConfigError(f"maintain.table.{name}: expected {STREAM} in it: each stream has its own table")
+
+
+def _replaced(data: Mapping[str, Any], path: Sequence[str], stream: str) -> dict[str, Any]:
+    """Return the settings with `{stream}` replaced at `path`."""
+    name, *rest = path
+    value = data.get(name)
+    if isinstance(value, dict) and rest:
+        return {**data, name: _replaced(value, rest, stream)}
+    if isinstance(value, str) and not rest and STREAM in value:
+        return {**data, name: value.replace(STREAM, stream)}
+    return dict(data)
+
+
+def _fits_any(patterns: Iterable[str], name: str, *, excluding: bool = False) -> bool:
+    """Whether a name fits one of the patterns, or with `excluding` one of those after `!`."""
+    chosen = (pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!") is excluding)
+    return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) for pattern in chosen)

@@ -1,0 +1,201 @@
+"""One command for one or many captures: find the streams of a configuration, do the work for each, and print it.
+
+One capture is shown in full. Of many, each is one line, and the worst exit code counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from jetcapture_py import text
+from jetcapture_py.archive import layout
+from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
+from jetcapture_py.config.model import Config, Managed
+from jetcapture_py.config.several import CaptureFiles, CaptureId, ConfigFiles, Find, FoundStreams
+from jetcapture_py.config.values import is_stream_name
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.text import escaped, one_line
+from jetcapture_py.verify.findings import Progress, ignore
+
+log = logging.getLogger("jetcapture.many")
+
+THREADS = 8
+"""Captures about which a command asks at the same time."""
+TIMEOUT = 10.0
+"""Seconds that the server may take to list its streams."""
+UNKNOWN = "the server has no answer about it now"
+_WORST = (0, 3, 1, 2)
+"""Exit codes, the worst last."""
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def on_server(file: AccountConfig[T]) -> FoundStreams:
+    """Find the streams that the server has now. Raises SourceError."""
+    return asyncio.run(_on_server(file))
+
+
+async def _on_server(file: AccountConfig[T]) -> FoundStreams:
+    names, left_out, offset, total = [], {}, 0, 1
+    async with ReadSession(file.sample.nats, "jetcapture streams", timeout=TIMEOUT) as session:
+        while offset < total:
+            answer = await session.request("STREAM.LIST", {"offset": offset})
+            infos = answer.get("streams") or ()
+            for info in infos:
+                name = info["config"]["name"]
+                takes = info["config"].get("retention") == "workqueue"
+                if file.selects(name, takes=takes):
+                    names.append(name)
+                elif takes and file.selects(name):
+                    left_out[name] = WORK_QUEUE
+            unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
+            left_out |= {name: UNKNOWN for name in unknown if file.selects(name)}
+            total, offset = answer.get("total", 0), offset + max(len(infos), answer.get("limit", 0), 1)
+    return FoundStreams(sorted(names), dict(sorted(left_out.items())))
+
+
+def in_archive(file: AccountConfig[Config]) -> FoundStreams:
+    """Find the streams that the archive has, also those that are gone; on the server, where no archive has all.
+
+    Raises JetcaptureError.
+    """
+    if file.divided:
+        return on_server(file)
+    archive = ArchiveFiles(file.sample.store.url, file.sample.store.options)
+    names = {*archive.names(), *archive.names(layout.QUARANTINE)}
+    return FoundStreams(sorted(name for name in names if is_stream_name(name) and file.selects(name)))
+
+
+def captures(
+    paths: Sequence[Path],
+    streams: Sequence[str] | None = None,
+    http: str | None = None,
+    *,
+    find: Find[Config] = on_server,
+    together: bool = False,
+) -> ConfigFiles:
+    """Return the files that a command names; `together`, their captures are meant for one process."""
+    return ConfigFiles(paths, http, find=find, streams=streams or (), together=together)
+
+
+# ---------------------------------------------------------------------- work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """What a command says of one capture."""
+
+    summary: str
+    """One line for a list of captures, not escaped."""
+    lines: Iterable[str | Text] = ()
+    """Everything, for one capture."""
+    records: Iterable[Mapping[str, Any]] = ()
+    """The same as JSON values, a line each."""
+    as_list: bool = False
+    """Whether the records of a single capture are one line."""
+    code: int = 0
+    """The exit code."""
+
+
+def run(
+    files: CaptureFiles[T],
+    work: Callable[[T, Progress], CommandResult],
+    *,
+    as_json: bool = False,
+    threads: int = 1,
+    of_one: bool = False,
+    tell_left_out: bool = False,
+) -> int:
+    """Do `work` for every capture, of many in `threads`, and print what it says; return the worst exit code.
+
+    A failure of one of many does not keep the others from being done. With `of_one`, there must be a single capture.
+    `tell_left_out` also prints which streams are left out. Raises ConfigError for wrong files, and JetcaptureError.
+    """
+    found = files.chosen()
+    if of_one and len(found.configs) > 1:
+        raise ConfigError(f"expected one capture, got {len(found.configs)}; --stream chooses one")
+    if len(found.configs) == 1 and not found.problems and (files.single or files.chooses_one or of_one):
+        with text.progress_bars() as progress:
+            result = work(next(iter(found.configs.values())), progress)
+        return show_one(result, as_json=as_json)
+    others = found.left_out if tell_left_out else {}
+    captures = sorted({*found.configs, *found.problems, *others}, key=lambda capture: capture.name)
+    width = max((len(escaped(capture.name)) for capture in captures), default=0)
+    codes = [0]
+    with ThreadPoolExecutor(threads, "captures") as pool:
+
+        def attempted(capture: CaptureId) -> CommandResult:
+            if capture in others:
+                return CommandResult(summary=f"left out: {others[capture]}", records=[{"left_out": others[capture]}])
+            if capture in found.problems:
+                return failed(ConfigError(*(line.removeprefix(f"{capture}: ") for line in found.problems[capture])))
+            try:
+                return work(found.configs[capture], ignore)
+            except Exception as error:  # also a bug, or a library's: the others are done
+                return failed(error)
+
+        for capture, result in zip(captures, pool.map(attempted, captures), strict=True):
+            codes.append(result.code)
+            stream = _stream(found.configs.get(capture)) or capture.stream
+            show_line(capture.name, stream, result, width, as_json=as_json)
+    return max(codes, key=_WORST.index)
+
+
+def show_one(result: CommandResult, *, as_json: bool = False) -> int:
+    """Print everything about one capture; return the exit code."""
+    if as_json:
+        values: Iterable[object] = [list(result.records)] if result.as_list else result.records
+        sys.stdout.writelines(_json(value) for value in values)
+    else:
+        console = Console(soft_wrap=True, highlight=False)
+        for line in result.lines:
+            if isinstance(line, Text):
+                console.print(line)
+            else:
+                sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+    return result.code
+
+
+def show_line(name: str, stream: str, result: CommandResult, width: int, *, as_json: bool) -> None:
+    """Print one of many captures: as JSON, a line for each record."""
+    if as_json:
+        about = {"capture": name, "stream": stream}
+        sys.stdout.writelines(_json(about | dict(record)) for record in result.records)
+    else:
+        sys.stdout.write(f"{escaped(name).ljust(width)}  {one_line(result.summary, text.LONGEST_LOGGED)}\n")
+    sys.stdout.flush()
+
+
+def _json(value: object) -> str:
+    """Return a line that cannot affect a terminal."""
+    return json.dumps(value).replace("\x7f", "\\u007f") + "\n"
+
+
+def failed(error: Exception) -> CommandResult:
+    """Return what is said of a capture for which the work failed."""
+    if not isinstance(error, JetcaptureError):
+        log.debug("traceback", exc_info=error)
+    reason = "; ".join(str(error).splitlines()) if isinstance(error, JetcaptureError) else one_line(error)
+    code = 2 if isinstance(error, ConfigError) else 1
+    return CommandResult(summary=f"failed: {reason}", records=[{"error": reason}], code=code)
+
+
+def _stream(config: Config | Managed | None) -> str:
+    if config is None:
+        return ""
+    return config.stream_name if isinstance(config, Managed) else config.source.stream

@@ -1,0 +1,165 @@
+"""Commands take files, directories and configurations of many streams: one line a capture, the worst exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.test_run import command
+from tests.integration.manage.api import create
+from tests.support.documents import ARCHIVE, SERVER, blocks
+from tests.support.nats_server import NatsServer
+from tests.support.running import connection
+from tests.support.several import fill, of_stream, subject, write
+
+Start = Callable[..., NatsServer]
+STREAMS = ("ORDERS-1", "ORDERS-2", "OTHER")
+MESSAGES = 40
+
+
+def account(url: str, tmp_path: Path) -> Path:
+    """The configuration of the page on accounts, with a decoder that may fail."""
+    (block,) = blocks("docs/accounts.md", "yaml")
+    assert len(block.text.splitlines()) <= 10
+    path = tmp_path / "account.yaml"
+    text = block.text.replace(SERVER, url).replace(ARCHIVE, str(tmp_path / "archive"))
+    path.write_text(
+        text.replace("compact: {}", "compact: {after: 0s, grace: 0s}") + "decode: {format: json}\nhttp: null\n"
+    )
+    return path
+
+
+async def holding(url: str) -> None:
+    """A bucket, an object store, a work queue and streams; in one of these a message that no decoder can read."""
+    await fill(url, STREAMS, 0)
+    async with connection(url) as client:
+        stream = client.jetstream()
+        for number in range(MESSAGES):
+            for name in STREAMS:
+                await stream.publish(subject(name), b'{"number": %d}' % number)
+        await stream.publish(subject("OTHER"), b"no JSON")
+        await (await stream.create_key_value(bucket="settings")).put("colour", b'{"number": 1}')
+        await (await stream.create_object_store("files")).put("name", b"content")
+    await create(url, {"name": "JOBS", "subjects": ["jobs.>"], "retention": "workqueue", "num_replicas": 1})
+
+
+def records(text: str) -> dict[str, dict[str, Any]]:
+    return {each["capture"]: each for each in map(json.loads, text.splitlines())}
+
+
+def names(lines: str) -> list[str]:
+    return [line.split()[0] for line in lines.splitlines()]
+
+
+def of_account(streams: Iterable[str]) -> list[str]:
+    return sorted(f"account.{name}" for name in streams)
+
+
+ALL = of_account((*STREAMS, "KV_settings", "OBJ_files"))
+
+
+@pytest.fixture
+def captured(nats_server: Start, tmp_path: Path) -> tuple[str, Path]:
+    """The server's address, and a configuration of everything there, captured once."""
+    url = nats_server().url
+    asyncio.run(holding(url))
+    path = account(url, tmp_path)
+    done = command("run", str(path), "--until-caught-up")
+    assert done.returncode == 0, done.stderr
+    return url, path
+
+
+def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one_does(
+    captured: tuple[str, Path], tmp_path: Path
+) -> None:
+    url, path = captured
+    assert {each.name for each in (tmp_path / "archive").iterdir() if not each.name.startswith(("_", "."))} == {
+        *STREAMS,
+        "KV_settings",
+        "OBJ_files",
+    }
+    checked = command("check", str(path))
+    assert (names(checked.stdout), checked.returncode) == (sorted([*ALL, "account.JOBS"]), 0), checked
+    assert "account.JOBS         left out: its retention is workqueue" in checked.stdout
+    for words in (("verify",), ("apply",), ("objects",), ("maintain",), ("quarantine", "list")):
+        done = command(*words, str(path))
+        assert (names(done.stdout), done.returncode) == (ALL, 0), (words, done.stdout, done.stderr)
+    some = command("check", str(path), "--json", "--stream", "ORDERS-1", "--stream", "OTHER")
+    assert (sorted(records(some.stdout)), some.returncode) == (of_account(("ORDERS-1", "OTHER")), 0), some.stderr
+    listed = command("status", str(path))
+    assert (names(listed.stdout), listed.returncode) == (["capture", *ALL], 0), listed
+    quarantined = records(command("quarantine", "list", str(path), "--json").stdout)
+    assert {name: each["messages"] for name, each in quarantined.items() if each["messages"]} == {"account.OTHER": 1}
+    erased = command("erase", str(path), "--subject", subject("ORDERS-2"), "--reason", "request 1", "--json")
+    assert erased.returncode == 0, erased.stderr
+    assert {name: each["messages"] for name, each in records(erased.stdout).items() if each["messages"]} == {
+        "account.ORDERS-2": MESSAGES
+    }
+    (tmp_path / "archive" / "ORDERS-1").rename(tmp_path / "elsewhere")
+    done = command("verify", str(path), "--json")
+    codes = {name: each["exit_code"] for name, each in records(done.stdout).items()}
+    assert (done.returncode, codes["account.ORDERS-1"], codes["account.OTHER"]) == (1, 1, 0)
+
+    async def delete() -> None:
+        async with connection(url) as client:
+            await client.jetstream().delete_stream("ORDERS-2")
+
+    asyncio.run(delete())
+    assert names(command("objects", str(path)).stdout) == of_account(("ORDERS-2", "OTHER", "KV_settings", "OBJ_files"))
+    assert "account.ORDERS-2" not in names(command("check", str(path)).stdout), "it is gone from the server"
+
+
+def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_it(
+    captured: tuple[str, Path],
+) -> None:
+    _, path = captured
+    one = ("--stream", "OTHER")
+    assert command("verify", str(path), *one).stdout.startswith("complete: every one of 41 messages up to sequence 41")
+    assert "no JSON" in command("quarantine", "show", str(path), "41", *one).stdout
+    assert "40  " in command("tap", str(path), "-n", "3", *one).stdout
+    done = command("tap", str(path))
+    assert done.returncode == 2
+    assert done.stderr == "jetcapture: source.streams: many captures, where one is expected; --stream chooses one\n"
+    done = command("objects", str(path), "--stream", "NONE")
+    assert done.returncode == 0, "its name fits"
+    done = command("objects", str(path), "--stream", "KV_settings", "--stream", "_watermark")
+    assert done.returncode == 2
+    done = command("erase", str(path), "--seq", "3", "--reason", "request 2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "jetcapture: expected one capture, got 5; --stream chooses one\n"
+
+
+def test_files_and_directories_are_shown_like_that_and_what_is_wrong_with_one_is_said(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    url = nats_server().url
+    asyncio.run(fill(url, STREAMS, MESSAGES))
+    directory = tmp_path / "captures"
+    for stream in STREAMS:
+        write(directory, stream.lower(), of_stream(url, stream, tmp_path / "archive"))
+    lone = write(tmp_path, "lost", of_stream(url, "LOST", tmp_path / "archive"))
+    assert command("run", str(directory), "--until-caught-up").returncode == 0
+    done = command("verify", str(directory), str(lone))
+    assert done.returncode == 1
+    found = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    assert found.pop("lost").strip() == "NOT proven: 0 messages up to sequence 0 are stored, but could not be compared"
+    assert [text.strip()[:9] for text in found.values()] == ["complete:"] * 3
+    assert command("check", str(directory)).returncode == 0
+    done = command("apply", str(directory), "--dry-run")
+    assert (done.returncode, {line.split("  ", 1)[1].strip() for line in done.stdout.splitlines()}) == (
+        0,
+        {"consumer as configured"},
+    )
+    write(directory, "again", of_stream(url, "OTHER", tmp_path / "archive"))
+    done = command("check", str(directory))
+    assert (done.returncode, done.stdout) == (2, ""), "what cannot run together is known before"
+    assert f"{directory}/again.yaml already captures stream OTHER" in done.stderr
+    write(directory, "again", of_stream(url, "OTHER", tmp_path / "archive", block={"max_aeg": "1s"}))
+    done = command("objects", str(directory))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("again.yaml: block.max_aeg: unknown setting; did you mean max_age?\n")

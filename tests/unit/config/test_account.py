@@ -1,0 +1,175 @@
+"""A configuration of many streams: which ones it selects, what each capture's is, and what stays when they change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jetcapture_py.config.account import AccountConfig
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.config.several import CaptureId, ConfigFiles, FoundStreams
+from jetcapture_py.errors import ConfigError, SourceError
+from tests.support.running import settings
+
+ENV = {"NAME": "archive"}
+
+
+def given(source: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    found = settings("nats://127.0.0.1:4222", "/archive", **sections)
+    return {**found, "source": {"consumer": "archive", **source}}
+
+
+def account(source: dict[str, Any], **sections: Any) -> AccountConfig[Config]:
+    found = AccountConfig.of(given(source, **sections), ENV, parse)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "selected"),
+    [
+        ({"streams": ["*"]}, ["ORDERS", "orders-a", "orders-test", "$MQTT_sess"]),
+        ({"streams": ["orders-*"]}, ["orders-a", "orders-test"]),
+        ({"streams": ["orders-*", "!orders-test"]}, ["orders-a"]),
+        ({"streams": ["!orders-*", "*"]}, ["ORDERS", "$MQTT_sess"]),
+        ({"streams": ["ORDERS", "JOBS"]}, ["ORDERS", "JOBS"]),
+        ({"streams": ["*", "JOBS", "!JOBS"]}, ["ORDERS", "orders-a", "orders-test", "$MQTT_sess"]),
+        ({"streams": ["KV_settings"]}, ["KV_settings"]),
+        ({"streams": ["KV_*"]}, []),
+        ({"buckets": ["*"]}, ["KV_settings", "OBJ_files"]),
+        ({"buckets": ["set*"]}, ["KV_settings"]),
+        ({"streams": ["ORDERS"], "buckets": ["files"]}, ["ORDERS", "OBJ_files"]),
+    ],
+)
+def test_patterns_select_streams_and_buckets_and_a_work_queue_only_by_its_name(
+    source: dict[str, Any], selected: list[str]
+) -> None:
+    there = ("ORDERS", "orders-a", "orders-test", "$MQTT_sess", "KV_settings", "OBJ_files")
+    file = account(source)
+    found = [name for name in there if file.selects(name)]
+    found += [name for name in ("JOBS",) if file.selects(name, takes=True)]
+    assert found == selected
+
+
+def test_each_capture_has_the_settings_of_all_with_its_stream_in_place_of_the_placeholder() -> None:
+    maintain = {"table": {"name": "nats.{stream}", "catalog": {"type": "sql", "uri": "sqlite://"}}}
+    file = account(
+        {"streams": ["*"], "buckets": ["*"], "consumer": "${NAME}-{stream}"},
+        decode={"format": "json"},
+        key="{stream}-{region}",
+        store={"url": "/archive/{stream}"},
+        maintain=maintain,
+    )
+    one = file.capture("ORDERS")
+    assert (one.source.stream, one.source.consumer, one.source.streams) == ("ORDERS", "${NAME}-ORDERS", ())
+    assert (one.key, one.store.url, one.decode.format) == ("ORDERS-{region}", "/archive/ORDERS", "json")
+    assert one.maintain
+    assert one.maintain.table
+    assert one.maintain.table.name == "nats.ORDERS"
+    bucket, files = file.capture("KV_settings"), account({"buckets": ["*"]}, decode={"format": "json"}).capture("OBJ_f")
+    assert (bucket.source.stream, bucket.source.bucket, bucket.decode.format) == ("KV_settings", "settings", "json")
+    assert (files.source.object_store, files.decode.format, files.key) == ("f", "raw", "{subject[2]}")
+
+
+@pytest.mark.parametrize(
+    ("source", "sections", "problem"),
+    [
+        ({"streams": []}, {}, "source.streams: expected a name or a pattern without !"),
+        ({"streams": ["!a"]}, {}, "source.streams: expected a name or a pattern without !"),
+        ({"streams": ["*"], "stream": "A"}, {}, "source.streams: cannot be combined with stream"),
+        ({"buckets": ["*"], "bucket": "A"}, {}, "source.buckets: cannot be combined with bucket"),
+        ({"streams": "*"}, {}, "source.streams: expected a list, got text"),
+        (
+            {"streams": ["a.b"]},
+            {},
+            'source.streams[0]: expected a stream\'s name, or a pattern such as orders-* or !orders-test, got "a.b"',
+        ),
+        ({"streams": ["*"], "max_streams": 0}, {}, "source.max_streams: expected at least 1, got 0"),
+        ({"streams": ["*"], "ack_wiat": "1m"}, {}, "source.ack_wiat: unknown setting; did you mean ack_wait?"),
+        (
+            {"streams": ["*"]},
+            {"limits": {"spool": {"path": "/spool", "size": "1GiB"}}},
+            "limits.spool: cannot be combined with source.streams, whose captures share the memory",
+        ),
+        (
+            {"streams": ["*"]},
+            {"maintain": {"table": {"name": "nats.all", "catalog": {"type": "sql"}}}},
+            "maintain.table.name: expected {stream} in it: each stream has its own table",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line_without_asking_a_server(
+    source: dict[str, Any], sections: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        account(source, **sections)
+    assert raised.value.problems == (problem,)
+
+
+def test_a_configuration_of_many_is_refused_where_one_is_expected() -> None:
+    with pytest.raises(ConfigError, match=r"^source.buckets: many captures, where one is expected; --stream chooses"):
+        parse(given({"buckets": ["*"]}), ENV)
+
+
+class Server:
+    """What a configuration finds."""
+
+    def __init__(self, *names: str) -> None:
+        self.names: tuple[str, ...] | None = names
+
+    def find(self, file: AccountConfig[Config]) -> FoundStreams:
+        if self.names is None:
+            raise SourceError("cannot connect to NATS")
+        return FoundStreams([name for name in self.names if file.selects(name)])
+
+
+def written(tmp_path: Path, source: dict[str, Any], **sections: Any) -> Path:
+    path = tmp_path / "account.yaml"
+    path.write_text(yaml.safe_dump(given(source, **sections)))
+    return path
+
+
+def test_captures_come_with_streams_and_a_running_one_stays_until_it_ends_or_is_not_selected(tmp_path: Path) -> None:
+    server, path = Server("A", "B"), written(tmp_path, {"streams": ["*"]})
+    files = ConfigFiles([path], find=server.find)
+    running = files.select().configs
+    assert [capture.name for capture in running] == ["account.A", "account.B"]
+    assert not files.single
+    assert files.of_many
+    server.names = ("C",)
+    found = files.select(running, again=False)
+    assert [capture.stream for capture in found.configs] == ["A", "B", "C"], "a capture tells by itself that it ends"
+    ended = {capture: config for capture, config in found.configs.items() if capture.stream != "A"}
+    assert [capture.stream for capture in files.select(ended, again=False).configs] == ["B", "C"]
+    server.names = None
+    found = files.select(ended, again=False)
+    assert (list(found.configs), str(found.failure)) == (list(ended), "cannot connect to NATS")
+    assert found.problems == {CaptureId(path): (f"{path}: cannot connect to NATS",)}
+    server.names = ("A", "B", "C")
+    written(tmp_path, {"streams": ["*", "!B"]})
+    assert [capture.stream for capture in files.select(ended, again=False).configs] == ["B", "C", "A"], "as it was read"
+    assert [capture.stream for capture in files.select(ended).configs] == ["C", "A"]
+    written(tmp_path, {"streams": ["*"]}, key=5)
+    assert files.select(ended).configs == ended, "a broken file keeps what runs"
+
+
+def test_no_more_streams_are_captured_than_allowed_and_the_others_are_named(tmp_path: Path) -> None:
+    server, path = Server("A", "B", "C"), written(tmp_path, {"streams": ["*"], "max_streams": 2})
+    found = ConfigFiles([path], find=server.find).select()
+    assert [capture.stream for capture in found.configs] == ["A", "B"]
+    (problem,) = found.problems.values()
+    assert problem == (f"{path}: source.max_streams: 3 streams match, and 2 are captured; left out: C",)
+
+
+def test_a_stream_that_another_file_captures_is_left_out_with_a_remedy(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(given({"stream": "A"})))
+    path = written(tmp_path, {"streams": ["*"]})
+    found = ConfigFiles([own, path], find=Server("A", "B").find).select()
+    assert [capture.name for capture in found.configs] == ["own", "account.B"]
+    (problem,) = found.problems.values()
+    work = "already captures stream A with consumer archive into this archive"
+    assert problem == (f'{path}: stream A: {own} {work}; leave it out with "!A"',)
