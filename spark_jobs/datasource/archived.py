@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import VanishedError
 from jetcapture_py.reading.arrow import PlanReader, read_planned
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Keep, Listing, ReadPlan, list_objects, plan
@@ -47,7 +49,10 @@ class ArchivedMessages:
 
     def partitions(self, first: int, last: int, keep: Keep | None, parts: int) -> list[ArchivedPartition]:
         """Divide the messages from `first` to `last` among up to about `parts` tasks. Raises JetcaptureError."""
-        whole = self.planned(first, last, keep, self._listed(last))
+        listing = self._listed(last)
+        whole = self.planned(first, last, keep, listing)
+        if any(name not in listing.files for name in whole.names):  # of a new list: objects have been compacted
+            self.listing = None
         return [ArchivedPartition(plan=_within(whole, *span)) for span in _spans(whole.names, first, last, parts)]
 
     def planned(self, first: int, last: int, keep: Keep | None, listing: Listing | None = None) -> ReadPlan:
@@ -65,11 +70,14 @@ class ArchivedMessages:
         """Return the end, exclusive, of a batch that begins at `first`, or after it if nothing is there, and ends at
         `last` or before.
 
-        It has at most this many messages, and objects of about `size` bytes, as far as names and sizes tell. Raises
+        It has at most this many messages, and objects of about `size` bytes, as far as names and sizes tell. It does
+        not reach beyond the last list if that has its beginning: a large archive is not listed for every batch. Raises
         JetcaptureError.
         """
         if messages is None and size is None:
             return last + 1
+        if self.listing is not None and first <= self.listed_to:
+            last = min(last, self.listed_to)
         listing = self._listed(last)
         names = [name for name in listing.objects if name.last_seq >= first and name.first_seq <= last]
         if not names:
@@ -83,28 +91,34 @@ class ArchivedMessages:
             sparse = _reached(names, firsts, lasts, [name.rows for name in names], messages)
             end = min(end, max(sparse, int(firsts.min()) + messages))
             if end - firsts.min() > messages:
-                end = retried(lambda: self._counted(first, end - 1, messages))
+                end = retried(partial(self._counted, first, end - 1, messages))
         return max(end, int(firsts.min()) + 1)
 
     def _counted(self, first: int, last: int, messages: int) -> int:
-        """Return the sequence after at most this many messages from `first` on, by their sequences."""
+        """Return the sequence after at most this many messages from `first` on, by their sequences.
+
+        Raises VanishedError after a compaction, for which the archive is listed again.
+        """
         reader = PlanReader(
             files=self.files, table=self.table, columns=[layout.SEQ], bounds=(), keys=None, seqs=(first, last)
         )
-        listing = list_objects(self.files, self.stream, self.selection.keys)
-        found = [
-            batch.column(0).to_numpy()
-            for name in listing.objects
-            if name.last_seq >= first and name.first_seq <= last
-            for batch in reader.batches(listing.files[name], name)
-        ]
+        listing = self._listed(last)
+        names = [name for name in listing.objects if name.last_seq >= first and name.first_seq <= last]
+        try:
+            found = [
+                batch.column(0).to_numpy() for name in names for batch in reader.batches(listing.files[name], name)
+            ]
+        except VanishedError:
+            self.listing = None
+            raise
         seqs = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
         return last + 1 if len(seqs) <= messages else int(seqs[messages])
 
     def _listed(self, last: int) -> Listing:
         """Return the objects; an earlier list as long as it has everything up to `last`."""
         if self.listing is None or self.listed_to < last:
-            self.listing, self.listed_to = list_objects(self.files, self.stream, self.selection.keys), last
+            self.listing = list_objects(self.files, self.stream, self.selection.keys)
+            self.listed_to = last
         return self.listing
 
 

@@ -222,7 +222,7 @@ def _choose_decoder(
     if options.format in _OF_SCHEMA and not options.columns:
         whole = _decoder(options, {})
         if fields.items() <= _spark_types(_stored(whole)).items():
-            return whole, {name: to_arrow_type(kind) for name, kind in fields.items()}
+            return whole, {name: to_arrow_type(kind, timezone="UTC") for name, kind in fields.items()}
     texts = {name: _type(name, kind) for name, kind in fields.items()}
     types = {name: _arrow_type(name, text) for name, text in texts.items()}
     return _decoder(options, _declared(texts, paths=options.format not in ("csv", "tsv"))), types

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, cast
 
 import pyarrow as pa
@@ -192,21 +193,30 @@ class CombinedSource:
             keep=OwnMessages(erased=erased) if erased else None,
         )
         rows, first = StreamRows(config=self.config, reader=reader), part.first
+        options = self.reading.model_copy(update={"fail_on_data_loss": True})  # what has left the stream is noticed
         while first < part.end:
             rest = LivePartition(first=first, end=part.end, created=part.created, subjects=part.subjects)
             try:
-                for after, some in live_rows(rows, self.reading, rest):
+                for after, some in live_rows(rows, options, rest):
                     yield from some
                     first = after
                 return
             except SourceError:
-                with Session(self.reading, f"jetcapture spark {self.stream}") as session:
-                    boundary = self.finder.find(session)
-                last = min(part.end - 1, boundary.archived)
-                if last < first or not boundary.continues(part.created, last + 1):
+                boundary = self._after_loss()
+                last = 0 if boundary is None else min(part.end - 1, boundary.archived)
+                if boundary is not None and last >= first and boundary.continues(part.created, last + 1):
+                    yield from self.archived.read(first, last, boundary.own or None)
+                    first = last + 1
+                elif options is self.reading or self.options.fail_on_data_loss:
                     raise
-                yield from self.archived.read(first, last, boundary.own or None)
-                first = last + 1
+                else:
+                    options = self.reading  # the rest of it, or nothing
+
+    def _after_loss(self) -> Boundary | None:
+        """Find the boundary after messages have left the stream; None if the stream has gone too."""
+        with suppress(MissingStreamError), Session(self.reading, f"jetcapture spark {self.stream}") as session:
+            return self.finder.find(session)
+        return None
 
     def _tell_removed(self, boundary: Boundary, first: int, last: int) -> None:
         """Log which of these messages are gone from the archive on purpose."""
@@ -366,6 +376,8 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._session = Session(self._source.reading, f"jetcapture spark {self._source.stream}")
         before = self._boundary
         boundary = self._source.finder.find(self._session)
+        if before is not None and before.state.created != boundary.state.created:
+            self._source.archived.listing = None  # the sequences in it are those of another incarnation
         if before is not None and before.filters[-1] != boundary.filters[-1] and self._live is not None:
             self._live.stop()
             self._live = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,7 @@ AVRO: dict[str, Any] = {
         {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
         {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
         {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
     ],
 }
 SENT = {
@@ -79,14 +80,17 @@ SENT = {
     "local": datetime(2026, 1, 31, 12),
     "price": Decimal("1.25"),
     "counts": {"a": 1},
+    "at": datetime(2026, 1, 31, 12, tzinfo=UTC),
 }
+ROW = SENT | {"at": SENT["at"].astimezone().replace(tzinfo=None)}
+"""As PySpark returns it, with timestamps in the process's time zone."""
 
 
 def test_without_columns_a_read_has_all_fields_of_the_schema(spark: SparkSession, live: Live, tmp_path: Path) -> None:
     (tmp_path / "r.avsc").write_text(json.dumps(AVRO))
     live.send([("orders.a", datum(AVRO, SENT))])
     (row,) = read(spark, live, format="avro", schema=str(tmp_path / "r.avsc")).drop(*layout.ENVELOPE).collect()
-    assert row.asDict() == SENT
+    assert row.asDict() == ROW
     (row,) = (
         spark.read.format("nats")
         .options(**live.options, format="avro", schema=str(tmp_path / "r.avsc"))
@@ -134,7 +138,7 @@ def test_the_archive_of_avros_logical_types_is_read(
     asyncio.run(capture_all(config(live.options["servers"], tmp_path / "archive", decode=decode)))
     frame = read_archive(spark, str(tmp_path / "archive"), STREAM)
     found = frame.select(layout.ROW, *SENT).orderBy(layout.ROW).collect()
-    assert [row.asDict() for row in found] == [{layout.ROW: 0, **SENT}, {layout.ROW: 1, **SENT, "id": 2}]
+    assert [row.asDict() for row in found] == [{layout.ROW: 0, **ROW}, {layout.ROW: 1, **ROW, "id": 2}]
 
 
 def test_several_rows_of_a_message_are_numbered(spark: SparkSession, live: Live) -> None:

@@ -43,10 +43,15 @@ class Query:
 
     def run(self) -> list[int]:
         """Read the batch that was planned; the sequences in it."""
-        found: list[int] = []
+        return [seq for seq, _ in self.rows()]
+
+    def rows(self) -> list[tuple[int, bytes]]:
+        """Read the batch that was planned; sequences and payloads, in order."""
+        found: list[tuple[int, bytes]] = []
         for part in pickle.loads(pickle.dumps(self.reader.partitions(self.start, self.next_end))):
             for batch in pickle.loads(pickle.dumps(self.reader)).read(part):
-                found += batch.column(layout.SEQ).to_pylist()
+                columns = (batch.column(name).to_pylist() for name in (layout.SEQ, layout.PAYLOAD))
+                found += zip(*columns, strict=True)
         self.end = self.next_end
         return sorted(found)
 
