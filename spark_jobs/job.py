@@ -47,6 +47,14 @@ _NOT_INSTALLED = (
     "install jetcapture where Spark runs, or pass it to spark-submit with --py-files and call "
     "spark.dataSource.register(NatsDataSource), from spark_jobs.datasource"
 )
+_NOISE = re.compile(
+    rb"WARNING: |OpenJDK 64-Bit Server VM warning: Sharing is only|Using Spark's default log4j"
+    rb"|Setting default log level to |To adjust logging level use |Setting Spark log level to "
+    rb"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?:INFO|WARN) "
+)
+"""What a JVM and Spark say at every start."""
+_OURS = re.compile(r"jetcapture_py\.errors\.\w+: (.*)")
+"""An error of ours as the data sources raise it: without a traceback."""
 _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FILE_IS_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? ")
 
@@ -71,15 +79,49 @@ def session(app_name: str, *urls: str | None) -> SparkSession:
 
 def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
-    for name, value in _settings(urls).items():
-        builder = builder.config(name, value)
-    with warnings.catch_warnings():
+    with _without_noise(), warnings.catch_warnings():
+        for name, value in _settings(urls).items():
+            builder = builder.config(name, value)
         # Connect sets all of them again on the session and warns about static ones
         warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
         spark = builder.getOrCreate()
     if _TIME_ZONE not in spark.conf.getAll:  # not set by spark-submit, a file or the server
         spark.conf.set(_TIME_ZONE, "UTC")
     return spark
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Have a JVM that is started in the block write to standard error without `_NOISE`, as long as it runs."""
+    reading, writing = os.pipe()
+    sys.stderr.flush()
+    target = os.dup(2)
+    passing = threading.Thread(target=_pass_on, args=(reading, target), name="stderr of the JVM", daemon=True)
+    passing.start()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    except BaseException:
+        os.dup2(target, 2)
+        passing.join(1)  # what it says about the failure comes first
+        raise
+    os.dup2(target, 2)
+
+
+def _pass_on(reading: int, target: int) -> None:
+    rest = b""
+    while chunk := os.read(reading, 1 << 16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        kept = b"".join(line + b"\n" for line in lines if not _NOISE.match(line))
+        if rest.startswith(b"\r"):  # a progress bar, which has no end of a line
+            kept, rest = kept + rest, b""
+        with suppress(OSError):
+            os.write(target, kept)
+    with suppress(OSError):
+        os.write(target, rest)
+    os.close(reading)
+    os.close(target)
 
 
 def _settings(urls: Sequence[str | None]) -> dict[str, str]:
@@ -91,11 +133,14 @@ def _settings(urls: Sequence[str | None]) -> dict[str, str]:
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit started the JVM and chose the rest
         require_java()
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        terminal = sys.stderr.isatty()
+        if terminal:
+            os.environ.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # how wide Spark's bar is
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
+            "spark.ui.showConsoleProgress": str(terminal).lower(),
             "spark.log.level": "FATAL",  # the job prints errors in one line
             "spark.sql.warehouse.dir": tempfile.gettempdir(),  # otherwise Spark creates one in the working directory
         }
@@ -220,6 +265,8 @@ def spark_error(error: BaseException) -> str:
     if raised is not None:
         name, message = raised.groups()
         found = message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
+    elif ours := _OURS.findall(text):
+        found = ours[-1].split(" SQLSTATE:", 1)[0]
     else:
         found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
     if "Failed to find the data source: nats." in found or "No module named 'spark_jobs'" in found:

@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import http.client
 import json
+import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -49,6 +51,15 @@ MAX_LINES = 5
 """Lines of a list: open blocks, reasons, objects."""
 _COUNTS = ("pending", "unacked", "max_ack_pending", "redelivered", "delivered", "ack_floor", "waiting_pulls")
 _LEVELS = "▁▂▃▄▅▆▇█"
+_NAME = 13
+"""Characters of a name and the blanks after it."""
+_STYLES = (
+    (re.compile(r"\S+ / \S+ at "), "bold"),
+    (re.compile(r"this replica: (?:Ready|Healthy)"), "bold green"),
+    (re.compile(r"this replica: |problem |  error: |cannot |NATS "), "bold red"),
+    (re.compile(r"  warning: |quarantine "), "yellow"),
+)
+"""Beginnings of lines, and how a terminal shows them."""
 _CURVE = 45
 """Characters of a curve; each is the highest value of its part of the time."""
 _ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  addresses to ask, not to listen on
@@ -96,7 +107,8 @@ async def _watch(config: Config, *, as_json: bool) -> int:
                     earlier.append(status)
                 except SourceError as error:
                     problem = str(error)
-                shown = await _shown(config, status, problem, _trend(earlier), as_json=as_json)
+                width = console.width if redraws else None
+                shown = await _shown(config, status, problem, _trend(earlier), as_json=as_json, width=width)
                 if live is not None:
                     live.update(shown, refresh=True)
                 else:
@@ -105,13 +117,21 @@ async def _watch(config: Config, *, as_json: bool) -> int:
     return 0
 
 
-async def _shown(config: Config, status: CaptureStatus | None, problem: str, trend: Trend, *, as_json: bool) -> Text:
+async def _shown(
+    config: Config,
+    status: CaptureStatus | None,
+    problem: str,
+    trend: Trend,
+    *,
+    as_json: bool,
+    width: int | None = None,
+) -> Text:
     """Return the status, or the `problem` in place of one, with the facts of a replica on this machine."""
     replica = await asyncio.to_thread(ask_replica, config)
     if as_json:
         fields = {"problems": [problem]} if status is None else status.fields()
         return Text(json.dumps({**fields, "replica": replica}, default=format_time))
-    return Text("\n".join(lines(status, problem, replica, trend)))
+    return styled(lines(status, problem, replica, trend), width)
 
 
 # ------------------------------------------------------------------ many captures
@@ -457,6 +477,24 @@ def lines(status: CaptureStatus | None, problem: str, replica: Mapping[str, Any]
         yield ""
         for name, values in trend.items():
             yield f"{name:<13}{curve(values)}".rstrip()
+
+
+def styled(found: Iterable[str], width: int | None = None) -> Text:
+    """Return lines with colors, which a terminal may show; each is broken below its value if it exceeds `width`."""
+    text = Text()
+    for line in found:
+        style = next((style for beginning, style in _STYLES if beginning.match(line)), "")
+        parts = [line]
+        if width is not None and len(line) > width:
+            parts = wrap(line, width, subsequent_indent=" " * min(_NAME, width // 3), drop_whitespace=True)
+        for part in parts:
+            shown = Text(part, style)
+            if part is line and not style:
+                shown.stylize("dim", 0, _NAME)
+            shown.highlight_regex(f"[{_LEVELS}]+", "cyan")
+            text.append_text(shown).append("\n")
+    text.rstrip()
+    return text
 
 
 def curve(values: Sequence[float], width: int = _CURVE) -> str:

@@ -19,9 +19,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_jobs.datasource.one_line import one_line_errors
+
 NAME = "nats"
 
 
+@one_line_errors
 class NatsDataSource(DataSource):
     """The entry point for Spark. Modules are imported on demand: every Spark session that looks up any Python data
     source loads this one."""

@@ -49,6 +49,7 @@ from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived
 from spark_jobs.datasource.offsets import recreated
+from spark_jobs.datasource.one_line import one_line_errors
 from spark_jobs.datasource.options import CommonOptions, parse
 from spark_jobs.datasource.read import POLL, Offset, StreamReader
 from spark_jobs.datasource.routed import LivePartition, StreamRows, described, live_parts, live_rows, reading_options
@@ -234,6 +235,7 @@ class CombinedSource:
 _LOGINS = {name.replace("_", "") for name in login.OPTIONS}
 
 
+@one_line_errors
 class JetcaptureDataSource(DataSource):
     """The entry point for Spark."""
 
@@ -255,6 +257,7 @@ class JetcaptureDataSource(DataSource):
         return CombinedStreamReader(CombinedSource(self.options), schema)
 
 
+@one_line_errors
 class CombinedBatchReader(DataSourceReader):
     """Everything up to the last message that the stream has now."""
 
@@ -276,6 +279,7 @@ class CombinedBatchReader(DataSourceReader):
         return self._source.read(partition)
 
 
+@one_line_errors
 class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read, first of the archive and then of the stream."""
 

@@ -35,6 +35,7 @@ from spark_jobs.datasource.offsets import (
     recreated,
     split,
 )
+from spark_jobs.datasource.one_line import one_line_errors
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
@@ -161,6 +162,7 @@ def read(options: ReadOptions, schema: StructType, part: StreamPartition) -> Ite
             yield from columns.batches(Fetch(session, options, part, bare=columns.bare), part)
 
 
+@one_line_errors
 class BatchReader(DataSourceReader):
     """A bounded read. Raises ConfigError for columns that cannot be read."""
 
@@ -190,6 +192,7 @@ class BatchReader(DataSourceReader):
         return read(self._options, self._schema, cast("StreamPartition", partition))
 
 
+@one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read.
 

@@ -39,6 +39,7 @@ from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, byte_strings, che
 from jetcapture_py.reading.convert import encode_json
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey
+from spark_jobs.datasource.one_line import one_line_errors
 from spark_jobs.datasource.options import WriteOptions
 from spark_jobs.publishing.instructions import without_instructions
 from spark_jobs.publishing.publish import publish_batches
@@ -255,6 +256,7 @@ class _Writer:
         return Written(*publish_batches(messages, self._options.nats, self._options.window))
 
 
+@one_line_errors
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """For `df.write` and INSERT. Spark creates one per write; all attempts of the tasks share it."""
 
@@ -263,6 +265,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._publish(iterator, self._save)
 
 
+@one_line_errors
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """For `df.writeStream`. The query's id comes from its checkpoint, so a batch keeps its ids after a restart."""
 

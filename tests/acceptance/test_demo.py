@@ -78,7 +78,7 @@ class Run:
         return shlex.split(line)
 
 
-@pytest.fixture(scope="module", params=["", pytest.param("--spark", marks=pytest.mark.spark)])
+@pytest.fixture(scope="module", params=["", pytest.param("--spark", marks=(pytest.mark.spark, pytest.mark.exhaustive))])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """In a directory whose name means something to URLs, globs, YAML, SQL, shells or terminals, wherever it can."""
     parent, mark = tmp_path_factory.mktemp("demo"), uuid.uuid4().hex

@@ -24,7 +24,7 @@ from jetcapture_py.config import block
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.monitoring import status as status_command
 from jetcapture_py.monitoring.http_server import Answer, HttpServer
-from jetcapture_py.monitoring.status import ask_replica, curve, lines
+from jetcapture_py.monitoring.status import ask_replica, curve, lines, styled
 from tests.support.nats_server import NatsServer
 from tests.support.running import capture_all, config, publish, publish_and_capture, running, serve, settings, until
 
@@ -278,6 +278,22 @@ def test_a_curve_is_as_high_as_its_values_and_never_too_wide(values: list[float]
     assert shape is None or found == shape
     if shape is None:
         assert found == "".join(sorted(found))
+
+
+def test_lines_are_broken_below_their_values_and_coloured_by_what_they_mean() -> None:
+    found = [
+        "ORDERS / archive at 12:00 UTC",
+        f"{'pending':<13}{'12,345':<22}not delivered yet",
+        "problem      " + "x " * 30,
+    ]
+    whole = styled(found)
+    assert whole.plain.splitlines() == [line.rstrip() for line in found]
+    narrow = styled(found, 40)
+    lines = narrow.plain.splitlines()
+    assert all(len(line) <= 40 for line in lines)
+    assert narrow.plain.split() == whole.plain.split()
+    assert lines[2] == " " * 13 + "delivered yet"
+    assert [str(span.style) for span in whole.spans if "red" in str(span.style)] == ["bold red"]
 
 
 def test_an_answer_of_another_version_is_one_line() -> None:

@@ -139,7 +139,8 @@ class Query:
 
 def message(error: Exception) -> str:
     """The line of ours in Spark's error."""
-    found = re.findall(r"^(?:\w+\.)*(?:ConfigError|SourceError): (.*)$", str(error), re.MULTILINE)
+    assert "Traceback" not in str(error), "the worker's traceback says nothing to a user"
+    found = re.findall(r"(?:^|: )(?:\w+\.)*(?:ConfigError|SourceError): (.*)$", str(error), re.MULTILINE)
     assert found, error
     return str(found[-1])
 

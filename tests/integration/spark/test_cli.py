@@ -76,7 +76,7 @@ def orders(archive: Archive) -> Archive:
 
 @pytest.mark.parametrize("job", sorted(JOBS))
 def test_every_job_tells_its_own_arguments(job: str) -> None:
-    done = run([*JETCAPTURE, "spark", job, "--help"])
+    done = run([*JETCAPTURE, "spark", job, "-h"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: {job} ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import weakref
@@ -11,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from spark_jobs.job import guarded
+from spark_jobs.job import _pass_on, guarded
 
 
 def raising(error: BaseException) -> None:
@@ -59,3 +60,25 @@ def test_a_job_ends_with_one_line_and_an_exit_code(
     assert callable(job)
     assert guarded("query", job) == code
     assert capsys.readouterr().err == said
+
+
+def test_what_every_jvm_says_at_its_start_is_dropped_and_everything_else_passes() -> None:
+    (theirs, into), (out, target) = os.pipe(), os.pipe()
+    noise = (
+        b"WARNING: Using incubator modules: jdk.incubator.vector",
+        b"Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties",
+        b'Setting default log level to "WARN".',
+        b"To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).",
+        b"26/11/25 19:51:55 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform",
+        b'Setting Spark log level to "FATAL".',
+    )
+    told = (
+        b"java.lang.OutOfMemoryError: Java heap space",
+        b"26/11/25 19:51:55 ERROR Executor: lost",
+        b"\r[Stage 1:> (0 + 2) / 8]",
+    )
+    os.write(into, b"\n".join([*noise[:3], told[0], *noise[3:], *told[1:]]))
+    os.close(into)
+    _pass_on(theirs, target)
+    assert os.read(out, 1 << 16) == b"\n".join(told)
+    os.close(out)

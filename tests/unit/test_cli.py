@@ -1,0 +1,44 @@
+"""How commands behave in a terminal, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from jetcapture_py.cli import JOBS, app
+
+
+def commands(command: click.Command, *words: str) -> Iterator[tuple[str, ...]]:
+    """The words of every command and group, but for jobs, which read their own arguments."""
+    if words[:1] != ("spark",) or words[-1] not in JOBS:
+        yield words
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands(each, *words, name)
+
+
+@pytest.mark.parametrize("words", list(commands(get_command(app))), ids=" ".join)
+def test_every_command_explains_itself_with_a_short_option(words: tuple[str, ...]) -> None:
+    short, long = (CliRunner().invoke(app, [*words, option]) for option in ("-h", "--help"))
+    assert (short.exit_code, short.output) == (0, long.output)
+    assert "-h, --help" in short.output
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(text: str) -> list[str]:
+        asked = {"_JETCAPTURE_COMPLETE": "complete_bash", "COMP_WORDS": text, "COMP_CWORD": str(text.count(" "))}
+        program = "import sys; sys.argv[0] = 'jetcapture'; from jetcapture_py.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **asked}
+        )
+        return done.stdout.split()
+
+    assert completed("jetcapture ver") == ["verify"]
+    assert "--strict" in completed("jetcapture verify --")
+    assert completed("jetcapture spark re") == ["replay", "restore", "report"]
