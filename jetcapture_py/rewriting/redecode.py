@@ -155,7 +155,6 @@ class _Redecoder(Recapture):
         sources = Files(self._archive).find([f"{layout.QUARANTINE}/{stream}"])
         if not sources:
             plan(self._archive, stream, quarantine=True)  # raises an error if there is no such archive either
-        self._erased = self._archive.erased(stream)
         if sources and not done.dry_run:
             await self.check_store()
         rows, total = 0, sum(source.name.rows for source in sources)
@@ -178,6 +177,7 @@ class _Redecoder(Recapture):
         """Decode the messages of objects, as far as these still exist: a compaction replaces them by others."""
         done = self._done
         self._decoded, self._failures = [], []
+        self._erased = self._archive.erased(self.config.source.stream, self._erased)
         self._files = Files(self._archive)
         found = [source for source in map(self._files.lookup, paths) if source is not None]
         changed = len(paths) - len(found)
