@@ -112,7 +112,9 @@ def _settings(
         "column_encoding": {column.name: how for column, _, how, _ in columns if how == _DELTA},
         "compression": {leaf: "none" if tiny else compression for _, paths, _, tiny in columns for leaf in paths},
         "compression_level": {
-            column.name: _LEVEL for column, _, how, _ in columns if how == _DENSE and compression == "zstd"
+            column.name: _LEVEL
+            for column, _, how, tiny in columns
+            if how == _DENSE and not tiny and compression == "zstd"
         }
         or None,
         "write_statistics": [leaf for column, paths, _, _ in columns if column.name not in _OPAQUE for leaf in paths],

@@ -389,6 +389,14 @@ def test_what_repeats_itself_at_length_is_compressed_more_and_what_does_not_is_n
     assert found == {"text": [{layout.PAYLOAD: 3, "note": 3}, None], "noise": [None, None]}
 
 
+def test_payloads_that_are_too_small_to_compress_are_written_however_much_they_repeat() -> None:
+    for count in range(60, 130):
+        payloads = pa.array([b"{}"] * count, pa.binary())
+        rows = batch([(seq, seq) for seq in range(1, count + 1)])
+        rows = rows.set_column(rows.schema.get_field_index(layout.PAYLOAD), layout.PAYLOAD, payloads)
+        assert read(write(rows))[layout.PAYLOAD].combine_chunks() == payloads
+
+
 def test_how_rows_are_cut_into_batches_does_not_change_the_file() -> None:
     chance = random.Random(0)
     rows = batch(plain(3000), id=[chance.randrange(2600) for _ in range(3000)])
