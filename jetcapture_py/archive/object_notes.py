@@ -201,15 +201,16 @@ class ObjectNote:
     stored: Any = field(repr=False)
     """When the object was stored, in seconds since the epoch."""
 
-    def kinds_of(self, hashes_: Any, sizes: Any, modified: Any) -> list[ObjectKind | None]:
-        """Return the kind of each object, given by hash, size and time of modification (0: unknown); None where the
-        note does not tell it."""
+    def kinds_of(self, hashes_: Any, sizes: Any, modified: Any) -> dict[int, ObjectKind]:
+        """Return the kinds of objects, given by hash, size and time of modification (0: unknown), by their indexes; of
+        those that the note tells."""
         if not len(self.hashes):
-            return [None] * len(hashes_)
+            return {}
         places = np.minimum(np.searchsorted(self.hashes, hashes_), len(self.hashes) - 1)
         same = (self.hashes[places] == hashes_) & (self.sizes[places] == sizes)
         same &= (modified > 0) & (modified <= self.stored[places] + MARGIN)
-        return [self.kinds[number] if each else None for number, each in zip(self.numbers[places], same, strict=True)]
+        told = np.flatnonzero(same).tolist()
+        return {index: self.kinds[number] for index, number in zip(told, self.numbers[places[told]], strict=True)}
 
 
 def decode(data: bytes, stream: str, path: str) -> ObjectNote:

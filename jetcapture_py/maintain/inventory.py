@@ -189,9 +189,9 @@ class NotedObjects:
         doubtful: set[str] = set()
         asked = np.fromiter(map(object_notes.hash_of, paths), np.uint64, len(paths))
         for note in filter(None, map(self._notes.get, wanted)):
-            for path, kind in zip(paths, note.kinds_of(asked, sizes, modified), strict=True):
-                if kind is not None and found.setdefault(path, kind) != kind:
-                    doubtful.add(path)
+            for index, kind in note.kinds_of(asked, sizes, modified).items():
+                if found.setdefault(paths[index], kind) != kind:
+                    doubtful.add(paths[index])
         return {path: kind for path, kind in found.items() if path not in doubtful}
 
     def schema(self, kind: ObjectKind) -> pa.Schema:

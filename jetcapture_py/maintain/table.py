@@ -51,6 +51,8 @@ _ATTEMPTS = 8
 """How often a commit is planned again because another one was faster."""
 _WAIT = 0.2
 """Seconds that the first of them waits at most; each further one twice as long."""
+_AT_ONCE = 4096
+"""Paths that are looked up at once."""
 _LISTED = 10
 """Objects that wait of which the reason is told."""
 
@@ -168,8 +170,10 @@ def commit(
 def _refuse_gone(plan: TablePlan) -> None:
     """Raise ConflictError if an object was removed while it was committed. Those in the table before are not."""
     present = PathSet(file.path for file in plan.archive.below(plan.directory))
-    for path in plan.added():
-        if path not in present:
+    added = plan.added()
+    while some := list(islice(added, _AT_ONCE)):
+        if not present.issuperset(some):
+            path = next(path for path in some if path not in present)
             shown, name = plan.archive.shown, plan.table.identifier
             raise ConflictError(f"{shown}/{path} was removed while table {name} was committed")
 

@@ -146,4 +146,4 @@ def test_what_is_no_note_of_the_stream_is_refused() -> None:
     with pytest.raises(JetcaptureError):
         decode(content, "EVENTS", "x")
     empty = decode(b'{"format":1,"stream":"ORDERS","kinds":[],"objects":[]}', "ORDERS", "x")
-    assert empty.kinds_of(np.array([1], np.uint64), np.array([1]), np.array([1])) == [None]
+    assert empty.kinds_of(np.array([1], np.uint64), np.array([1]), np.array([1])) == {}
