@@ -1,11 +1,12 @@
-"""The Iceberg table of an archive with many objects: seconds and memory to plan it, to commit it, and for a later pass.
+"""Maintenance of an archive with many objects: seconds and memory to plan what to compact, to plan its table, to
+commit it, and for a later pass.
 
     python -m benchmarks.table [--objects 10000 100000 1000000] [--keys 100] [--together 10] [--without-notes]
-                               [--directory /tmp]
+                               [--directory /tmp] [--archive DIRECTORY] [--steps plan commit]
 
 All objects are links to a few that hold one message, under names of their own: nothing here reads more of an object
 than its footer. A capture's notes say what is in them; with --without-notes, all footers are read. Every step runs in a
-process of its own, whose largest resident memory is shown; the first only lists.
+process of its own, whose largest resident memory is shown; the first only lists, the second also finds what to merge.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -28,17 +28,19 @@ from jetcapture_py.archive.object_notes import NoteWriter
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.model import Config, parse
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.maintain.inventory import listed
 from jetcapture_py.maintain.table import commit
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
 from tests.support.archives import put
+from tests.support.memory import peak_resident
 from tests.support.running import STREAM
 
 INTERVAL = 3600
 START = 1_700_000_000 // INTERVAL * INTERVAL
 LINKS = 50_000
 """Links to one file; file systems have a limit."""
-STEPS = ("list", "plan", "commit", "next pass")
+STEPS = ("list", "compaction", "plan", "commit", "next pass")
 
 
 def config(root: Path) -> Config:
@@ -106,6 +108,9 @@ def step(name: str, root: Path) -> None:
     started, cpu, opened = time.monotonic(), time.process_time(), 0
     if name == "list":
         count = listed(archive.below(STREAM)).files
+    elif name == "compaction":
+        compaction = Compaction(archive, STREAM, CompactionSettings(target=256 << 20, after=0, grace=0))
+        count = sum(map(len, compaction.work()))
     else:
         result = commit(settings, archive, after=0, dry_run=name == "plan").result
         count, opened = result.files, result.opened
@@ -114,7 +119,7 @@ def step(name: str, root: Path) -> None:
         "opened": opened,
         "seconds": time.monotonic() - started,
         "cpu": time.process_time() - cpu,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        "peak": peak_resident(),
     }
     sys.stdout.write(json.dumps(took))
 
@@ -127,6 +132,8 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=10)
     parser.add_argument("--without-notes", action="store_true")
     parser.add_argument("--directory", type=Path)
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--archive", type=Path, help="keep the archive here, or take the one that is here")
     parser.add_argument("--step", nargs=2, metavar=("NAME", "ROOT"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.step:
@@ -134,13 +141,15 @@ def main() -> None:
         return
     for objects in chosen.objects:
         with tempfile.TemporaryDirectory(dir=chosen.directory) as directory:
-            root = Path(directory, "archive")
-            fill(root, objects, chosen.keys, chosen.together, noted=not chosen.without_notes)
-            for name in STEPS:
+            root = (chosen.archive or Path(directory)) / "archive"
+            if not root.exists():
+                root.parent.mkdir(exist_ok=True)
+                fill(root, objects, chosen.keys, chosen.together, noted=not chosen.without_notes)
+            for name in chosen.steps:
                 words = [sys.executable, "-m", "benchmarks.table", "--step", name, str(root)]
                 took = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
                 print(
-                    f"{objects:>9,} objects  {name:9} {took['seconds']:>7.1f} s {took['cpu']:>7.1f} CPU s"
+                    f"{objects:>9,} objects  {name:10} {took['seconds']:>7.1f} s {took['cpu']:>7.1f} CPU s"
                     f" {took['peak'] >> 20:>6,} MiB, {took['files']:,} files, {took['opened']:,} footers",
                     flush=True,
                 )

@@ -92,7 +92,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     signal.signal(signal.SIGALRM, lambda *_: die("at any time"))
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.2, longest) if number % 3 == 0 else 20 + longest)
     if number % 3:
-        kill_at(*kills[number % len(kills)])
+        kill_at(*kills[(number - number // 3) % len(kills)])
     maintenance = Maintenance(load(Path(sys.argv[1])))
     while True:
         maintenance.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 import signal
@@ -29,7 +30,7 @@ from tests.support.ports import free_port
 from tests.support.running import Command, consumer, objects, publish, remove_unfinished, settings
 
 TIMEOUT = 240.0
-KILLS = 20
+KILLS = int(os.environ.get("JETCAPTURE_TEST_KILLS", "20"))
 
 
 @contextmanager
