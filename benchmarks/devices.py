@@ -137,7 +137,8 @@ def main() -> None:
             words += ["--table"] if chosen.table else []
             print(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout)
         text = log.read_text()
-        print(f"{text.count('maintain.done')} passes, {text.count('maintain.failed')} failed")
+        failed = [line for line in text.splitlines() if "maintain.failed" in line]
+        print(f"{text.count('maintain.done')} passes, {len(failed)} failed", *failed, sep="\n")
 
 
 if __name__ == "__main__":

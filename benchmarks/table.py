@@ -24,7 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.object_notes import NoteWriter
+from jetcapture_py.archive.object_notes import MAX_OBJECTS, NoteWriter
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.model import Config, parse
@@ -95,10 +95,12 @@ def fill(root: Path, objects: int, keys: int, together: int, *, noted: bool) -> 
         os.link(sources[index // LINKS], path)
         if noted:
             writer.record(name, data[index // LINKS])
-    for path_, content, _ in writer.due():
-        note = root / path_
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_bytes(content)
+        if index + 1 == objects or index % MAX_OBJECTS == 0:
+            for path_, content, count in writer.due():
+                note = root / path_
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.write_bytes(content)
+                writer.wrote(path_, count)
 
 
 def step(name: str, root: Path) -> None:
