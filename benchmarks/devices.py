@@ -6,7 +6,7 @@
 Publishes the messages evenly over these minutes, each device on a subject of its own, to one capture whose settings are
 the defaults but for the interval. Prints every minute how many objects there are, for how many keys and intervals, and
 what is to come: objects of complete buckets beyond one for each key and interval. At the end it waits until the last
-bucket is complete, makes one more pass, and counts again; `jetcapture verify` then has to prove every message.
+bucket has ended, drains the capture, makes one more pass, and counts again; `jetcapture verify` then proves all messages.
 """
 
 from __future__ import annotations
@@ -122,17 +122,17 @@ def main() -> None:
                 await work
 
             asyncio.run(watch())
-            last = time.time()
-            while time.time() < (last // interval + 1) * interval + after + 2 * MINUTE:  # and the watermark has moved
-                time.sleep(MINUTE)
+            complete = (time.time() // interval + 1) * interval + after
+            while time.time() < complete:
+                time.sleep(min(MINUTE, complete - time.time() + 1))
                 report(archive, started, time.time() - interval - after)
             service.send_signal(signal.SIGTERM)
             if service.wait():
                 raise SystemExit(log.read_text())
-            print("one more pass:", flush=True)
+            capture.drain()
+            print("all is stored, the last bucket is complete; one more pass:", flush=True)
             maintain(capture.path, log=log).wait()
             report(archive, started, time.time())
-            capture.drain()
             words = [sys.executable, "-m", "jetcapture_py", "verify", str(capture.path), "--deep"]
             words += ["--table"] if chosen.table else []
             print(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout)

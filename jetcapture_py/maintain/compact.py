@@ -22,10 +22,12 @@ Large objects without overlap are left unchanged, so a second run does nothing.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -47,6 +49,8 @@ from jetcapture_py.store.archive import SHARE, ArchiveFiles
 from jetcapture_py.text import plural
 
 _REMOVERS = 16
+_NICE = 10
+"""Priority of the threads that merge: of a core that others want, too, they get about a tenth."""
 _AHEAD = 8
 """Units for each core that are ready to be compacted."""
 _MIN_ROWS = 1 << 18
@@ -308,13 +312,21 @@ def compact_in_threads(
                 progress(left, left_bytes)
 
     progress(left, left_bytes)
-    with ThreadPoolExecutor(_cores(), "compact") as threads:
+    with ThreadPoolExecutor(_cores(), "compact", initializer=_give_way) as threads:
         for bucket in buckets:
             for sources in compaction.work_in(bucket):
                 running[threads.submit(compact, sources)] = sources
                 take(_AHEAD * _cores())
         take(0)
     pa.default_memory_pool().release_unused()
+
+
+def _give_way() -> None:
+    """Have this thread run where nothing else wants its core, such as a capture beside it. Only Linux has that."""
+    if sys.platform == "linux":
+        own = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, own, max(os.getpriority(os.PRIO_PROCESS, own), _NICE))
 
 
 def _size_of(sources: Sequence[Source]) -> int:
