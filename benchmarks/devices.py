@@ -6,7 +6,8 @@
 Publishes the messages evenly over these minutes, each device on a subject of its own, to one capture whose settings are
 the defaults but for the interval. Prints every minute how many objects there are, for how many keys and intervals, and
 what is to come: objects of complete buckets beyond one for each key and interval. At the end it waits until the last
-bucket has ended, drains the capture, makes one more pass, and counts again; `jetcapture verify` then proves all messages.
+bucket has ended, drains the capture, makes one more pass, and counts again; `jetcapture verify` then proves that all
+messages are stored.
 """
 
 from __future__ import annotations
