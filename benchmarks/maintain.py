@@ -147,8 +147,8 @@ def maintaining(root: Path, directory: Path) -> Iterator[None]:
             words = [sys.executable, "-m", "jetcapture_py", "maintain", str(configured(copy, directory / "kept.yaml"))]
             with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
                 while process.poll() is None and not stop.wait(POLL):
-                    if any(path.stat().st_nlink == 1 for path in copy.rglob("*.parquet")):  # it has written one
-                        begun.set()
+                    if not begun.is_set() and any(path.stat().st_nlink == 1 for path in copy.rglob("*.parquet")):
+                        begun.set()  # it has written one
                 process.kill()
             shutil.rmtree(copy)
             if stop.is_set():
