@@ -36,6 +36,8 @@ from tests.support.running import STREAM, Command, objects, settings
 STEP = 1.0
 """Seconds between two batches of messages."""
 MINUTE = 60.0
+MARGIN = 30.0
+"""Seconds after which the watermark has passed a bucket's end."""
 
 
 async def publish(url: str, messages: int, devices: int, seconds: float) -> None:
@@ -123,7 +125,7 @@ def main() -> None:
                 await work
 
             asyncio.run(watch())
-            complete = (time.time() // interval + 1) * interval + after
+            complete = (time.time() // interval + 1) * interval + after + MARGIN
             while time.time() < complete:
                 time.sleep(min(MINUTE, complete - time.time() + 1))
                 report(archive, started, time.time() - interval - after)

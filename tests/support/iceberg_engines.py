@@ -31,6 +31,7 @@ import duckdb
 from duckdb_extensions import import_extension
 connection = duckdb.connect()
 connection.execute("SET TimeZone = 'UTC'")
+connection.execute("SET enable_progress_bar = false")  # it writes to the output of a slow query
 for name in ("avro", "iceberg"):
     import_extension(name)
     connection.execute(f"LOAD {name}")
