@@ -13,8 +13,10 @@ from jetcapture_py.capture.blocks import Block, Blocks
 from jetcapture_py.capture.spool import Spooling
 from jetcapture_py.config.model import LimitsConfig
 from jetcapture_py.config.shares import (
+    CAPTURE_BYTES,
     ENCODING_SHARE,
     LARGE_BLOCKS_WAITING,
+    MAX_CAPTURES_SHARE,
     OPEN_SHARE,
     OPEN_UNACKED_SHARE,
     SEALED_BLOCKS_SHARE,
@@ -99,14 +101,14 @@ class HoldsMemory(Protocol):
 
 
 class CaptureMemory:
-    """The memory `limit`, in bytes, of one capture, or of several that share it.
+    """The memory of one capture, or of several that share it: `limit` bytes, less what captures take without messages.
 
     Those that share it ask for messages in equal parts, so that all together ask for no more than one alone would. Open
     blocks may take what the others leave of their share, and at least an equal part.
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self._all = limit
         self.encoding = WeightedSemaphore(int(limit / ENCODING_SHARE))
         self._members: WeakSet[HoldsMemory] = WeakSet()
         self._sums: dict[int, tuple[int, int]] = {}
@@ -115,10 +117,17 @@ class CaptureMemory:
     def join(self, member: HoldsMemory) -> None:
         """Add a capture."""
         self._members.add(member)
+        self.encoding.limit = int(self.limit / ENCODING_SHARE)
 
     def leave(self, member: HoldsMemory) -> None:
         """Remove a capture."""
         self._members.discard(member)
+
+    @property
+    def limit(self) -> int:
+        """Maximum bytes for messages."""
+        others = CAPTURE_BYTES * max(0, len(self._members) - 1)
+        return self._all - min(others, self._all // MAX_CAPTURES_SHARE)
 
     @property
     def part(self) -> int:

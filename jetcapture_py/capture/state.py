@@ -69,7 +69,7 @@ class CaptureState:
             unacked=lambda: self.unacked,
             replies=lambda: self.held_replies(),
             part=lambda: self.budget.part,
-            elsewhere=lambda: self.elsewhere,
+            left=lambda: self.budget.limit - self.elsewhere,
         )
         self.observer = Observer(source.stream, source.consumer)
         self.opened = self.draining = False

@@ -117,8 +117,8 @@ class CaptureFiles(Generic[T]):
         return any(isinstance(file, AccountConfig) for file in self._files.values())
 
     def read(self) -> None:
-        """Read the files again. What is wrong becomes a problem of `captures`."""
-        self._broken, self._files, again = {}, {}, self._read
+        """Read the files again. What is wrong becomes a problem of `captures`; a file for many stays as it was."""
+        before, self._files, self._broken, again = self._files, {}, {}, self._read
         for path in self._expanded():
             try:
                 file = self._load(path)
@@ -129,6 +129,9 @@ class CaptureFiles(Generic[T]):
                 prefix = f"{path}: " if again or not self.single else ""
                 unread = error.problems[0].startswith(f"{path}: ")
                 self._broken[CaptureId(path)] = tuple(line if unread else f"{prefix}{line}" for line in error.problems)
+        for path, was in before.items():
+            if isinstance(was, AccountConfig) and {CaptureId(path), CaptureId(path.parent)} & self._broken.keys():
+                self._files.setdefault(path, was)
         self.single, self._read = self.single and not self.of_many, True
 
     def captures(self, running: Mapping[CaptureId, T] = MappingProxyType({})) -> Captures[T]:

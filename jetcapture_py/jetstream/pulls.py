@@ -329,7 +329,7 @@ class PullSlot:
 class Pulls:
     """The pulls of one consumer into `inbox`.
 
-    `used` returns the bytes held and received, `part` and `elsewhere` are those of `PullSource`, `wake` is set when
+    `used` returns the bytes held and received, `part` and `left` are those of `PullSource`, `wake` is set when
     there may be something to do, and `fail` is called when pulls can never succeed. `answered` is when the server last
     served or confirmed a pull. `ordered` is the state of this replica in `source.mode: ordered`.
     """
@@ -341,7 +341,7 @@ class Pulls:
         *,
         used: Callable[[], int],
         part: Callable[[], int],
-        elsewhere: Callable[[], int],
+        left: Callable[[], int],
         wake: asyncio.Event,
         fail: Callable[[SourceError], None],
     ) -> None:
@@ -354,7 +354,7 @@ class Pulls:
         self.answered = self.last_data = self._opened = 0.0
         self._last_total = 0  # messages received here when nothing is left, as far as known
         self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
-        self._part, self._elsewhere = part, elsewhere
+        self._part, self._left = part, left
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._log_limit = LogLimit()
         self._answers = PullAnswers(SLOTS + 1)
@@ -500,8 +500,7 @@ class Pulls:
         in_flight = self.in_flight
         used, ceiling = self._used() + in_flight, self._consumer.state.max_bytes
         self.limits.memory = self._part()
-        free = self._config.limits.memory - used - self._elsewhere()
-        return self.limits.next(free=free, held=used > 0, in_flight=in_flight, ceiling=ceiling, now=now)
+        return self.limits.next(free=self._left() - used, held=used > 0, in_flight=in_flight, ceiling=ceiling, now=now)
 
     # ------------------------------------------------------------------ receiving
 

@@ -115,8 +115,8 @@ class PullSource:
     """The consumer's messages.
 
     `held` returns the bytes held by the rest of the pipeline, `unacked` the number of unacknowledged messages in this
-    process, and `replies` their ack subjects. `part` returns the bytes of memory for what is received, by default all
-    of `limits.memory`, and `elsewhere` those of it that others use.
+    process, and `replies` their ack subjects. `part` returns the bytes of memory for what is received, and `left` those
+    that others leave; by default, all of `limits.memory`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PullSource:
         unacked: Callable[[], int],
         replies: Callable[[], pa.BinaryArray],
         part: Callable[[], int] | None = None,
-        elsewhere: Callable[[], int] = lambda: 0,
+        left: Callable[[], int] | None = None,
     ) -> None:
         self.config = config
         self.stream, self.consumer = config.source.stream, config.source.consumer
@@ -154,7 +154,7 @@ class PullSource:
             self._inbox,
             used=lambda: held() + self.waiting_bytes,
             part=self._part,
-            elsewhere=elsewhere,
+            left=left or (lambda: config.limits.memory),
             wake=self._wake,
             fail=self.fail,
         )

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from jetcapture_py.capture.pressure import CaptureMemory, WeightedSemaphore
+from jetcapture_py.config.shares import CAPTURE_BYTES
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,13 +82,21 @@ def test_a_capture_alone_may_use_all_memory() -> None:
 
 
 def test_captures_that_share_memory_ask_for_equal_parts_and_may_hold_what_others_leave() -> None:
-    memory = CaptureMemory(1200)
-    busy, quiet, third = Holder(memory, 700, 500), Holder(memory, 0, 0), Holder(memory, 100, 50)
-    assert memory.part == 400
-    assert [memory.elsewhere(each) for each in (busy, quiet, third)] == [100, 800, 700]
-    assert [memory.open_bytes(each) for each in (busy, quiet, third)] == [550, 200, 200], "at least an equal part"
+    unit = CAPTURE_BYTES
+    memory = CaptureMemory(14 * unit)
+    busy, quiet, third = Holder(memory, 7 * unit, 5 * unit), Holder(memory, 0, 0), Holder(memory, unit, unit)
+    assert (memory.limit, memory.part, memory.encoding.limit) == (12 * unit, 4 * unit, 4.5 * unit)
+    assert [memory.elsewhere(each) // unit for each in (busy, quiet, third)] == [1, 8, 7]
+    assert [memory.open_bytes(each) // unit for each in (busy, quiet, third)] == [5, 2, 2], "at least an equal part"
     memory.leave(third)
-    assert memory.part == 600
+    assert memory.part == 6.5 * unit
     del quiet
     gc.collect()
-    assert memory.part == 1200, "one that is forgotten holds nothing"
+    assert memory.part == memory.limit == 14 * unit, "one that is forgotten holds nothing"
+
+
+def test_captures_leave_at_least_half_of_the_memory_to_messages() -> None:
+    memory = CaptureMemory(4 * CAPTURE_BYTES)
+    held = [Holder(memory, 0, 0) for _ in range(10)]
+    assert memory.limit == 2 * CAPTURE_BYTES
+    assert memory.part == memory.limit // len(held)

@@ -153,7 +153,11 @@ def test_captures_come_with_streams_and_a_running_one_stays_until_it_ends_or_is_
     assert [capture.stream for capture in files.select(ended, again=False).configs] == ["B", "C", "A"], "as it was read"
     assert [capture.stream for capture in files.select(ended).configs] == ["C", "A"]
     written(tmp_path, {"streams": ["*"]}, key=5)
-    assert files.select(ended).configs == ended, "a broken file keeps what runs"
+    found = files.select(ended)
+    assert {capture.stream: config.key for capture, config in found.configs.items()} == dict.fromkeys(
+        ("A", "B", "C"), "{subject}"
+    ), "a broken file stays as it was"
+    assert list(found.problems) == [CaptureId(path)]
 
 
 def test_no_more_streams_are_captured_than_allowed_and_the_others_are_named(tmp_path: Path) -> None:
