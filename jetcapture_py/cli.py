@@ -92,7 +92,7 @@ def run(
             allocator.use_system_allocator()
             from jetcapture_py import supervisor
             from jetcapture_py.config.several import ConfigFiles
-            from jetcapture_py.manage.many import on_server
+            from jetcapture_py.jetstream.streams import on_server
 
             files = ConfigFiles(config, http, find=on_server)
         code = supervisor.run(
@@ -196,10 +196,11 @@ def apply(
     """Create or update the stream and the consumer; show each change as -old +new; delete nothing."""
     from jetcapture_py.config.model import parse_managed
     from jetcapture_py.config.several import CaptureFiles
+    from jetcapture_py.jetstream.streams import on_server
     from jetcapture_py.manage import many
     from jetcapture_py.manage.apply import run
 
-    files = CaptureFiles(config, parse_managed, many.on_server, streams or ())
+    files = CaptureFiles(config, parse_managed, on_server, streams or ())
     raise typer.Exit(many.run(files, lambda managed, _: run(managed, dry_run=dry_run), as_json=as_json))
 
 

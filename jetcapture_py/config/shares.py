@@ -27,8 +27,8 @@ STALLED_SHARE = 8
 """Unacknowledged messages, as a part of their limit, from which a pause may mean that the limit has been reached."""
 
 CAPTURE_BYTES, MAX_CAPTURES_SHARE = 8 << 20, 2
-"""Memory that one more capture in a process takes beside messages (measured with 60: 4 MiB if quiet, up to 11 if all are
-busy). Captures that share a limit leave room for that, at most this part of the limit."""
+"""Memory that one more capture in a process takes beside messages (measured with 60: 4 MiB if quiet, up to 11 if all
+are busy). Captures that share a limit leave room for that, at most this part of the limit."""
 
 # ------------------------------------------------------------------ decoding and blocks
 

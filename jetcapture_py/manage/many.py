@@ -5,7 +5,6 @@ One capture is shown in full. Of many, each is one line, and the worst exit code
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import sys
@@ -20,12 +19,12 @@ from rich.text import Text
 
 from jetcapture_py import text
 from jetcapture_py.archive import layout
-from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
+from jetcapture_py.config.account import AccountConfig, T
 from jetcapture_py.config.model import Config, Managed
 from jetcapture_py.config.several import CaptureFiles, CaptureId, ConfigFiles, Find, FoundStreams
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.streams import on_server
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import escaped, one_line
 from jetcapture_py.verify.findings import Progress, ignore
@@ -34,38 +33,11 @@ log = logging.getLogger("jetcapture.many")
 
 THREADS = 8
 """Captures about which a command asks at the same time."""
-TIMEOUT = 10.0
-"""Seconds that the server may take to list its streams."""
-UNKNOWN = "the server has no answer about it now"
 _WORST = (0, 3, 1, 2)
 """Exit codes, the worst last."""
 
 
 # ---------------------------------------------------------------------- streams
-
-
-def on_server(file: AccountConfig[T]) -> FoundStreams:
-    """Find the streams that the server has now. Raises SourceError."""
-    return asyncio.run(_on_server(file))
-
-
-async def _on_server(file: AccountConfig[T]) -> FoundStreams:
-    names, left_out, offset, total = [], {}, 0, 1
-    async with ReadSession(file.sample.nats, "jetcapture streams", timeout=TIMEOUT) as session:
-        while offset < total:
-            answer = await session.request("STREAM.LIST", {"offset": offset})
-            infos = answer.get("streams") or ()
-            for info in infos:
-                name = info["config"]["name"]
-                takes = info["config"].get("retention") == "workqueue"
-                if file.selects(name, takes=takes):
-                    names.append(name)
-                elif takes and file.selects(name):
-                    left_out[name] = WORK_QUEUE
-            unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
-            left_out |= {name: UNKNOWN for name in unknown if file.selects(name)}
-            total, offset = answer.get("total", 0), offset + max(len(infos), answer.get("limit", 0), 1)
-    return FoundStreams(sorted(names), dict(sorted(left_out.items())))
 
 
 def in_archive(file: AccountConfig[Config]) -> FoundStreams:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from jetcapture_py.monitoring.facts import MaintenanceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+COMMON_STAGES = ("decode", "key", "time")
+"""Stages that are counted from the start, so that their rates are 0 before the first failure."""
 SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
 
 
@@ -66,7 +68,8 @@ class Metrics(_Metrics):
         yield _counter("messages_stored", "Messages stored, including those in quarantine", stats.stored_messages)
         yield _counter("messages_acked", "Messages acknowledged after storing", stats.acked)
         yield _counter("messages_quarantined", "Messages quarantined", stats.quarantined)
-        stages = dict(stats.quarantine.stages)
+        failed = stats.quarantine.stages
+        stages = {stage: failed[stage] for stage in (*COMMON_STAGES, *failed)}
         yield _counters("messages_quarantined_by_stage", "Messages quarantined, by what failed", "stage", stages)
         text = "Messages delivered again after they were erased: acknowledged and not stored"
         yield _counter("messages_erased", text, stats.erased)

@@ -146,6 +146,7 @@ def test_with_one_file_nothing_in_logs_and_metrics_names_the_capture(nats_server
     labels = {family.name: {*family.samples[0].labels} for family in families if family.name.startswith("jetcapture")}
     assert labels.pop("jetcapture_info") == {"version", "stream", "consumer"}
     assert labels.pop("jetcapture_blocks_sealed") == {"reason"}
+    assert labels.pop("jetcapture_messages_quarantined_by_stage") == {"stage"}
     assert not any("capture" in each or "stream" in each for each in labels.values())
     assert "jetcapture_captures_failed" not in labels
     lines = [json.loads(line) for line in running.log.splitlines()]

@@ -344,7 +344,7 @@ def test_captures_of_the_same_subjects_are_refused_only_in_this_mode(tmp_path: P
             text = yaml.safe_dump(settings("nats://127.0.0.1:4222", "/archive", source=source))
             (tmp_path / f"{number}.yaml").write_text(text)
         found = ConfigFiles([tmp_path]).select()
-        return [path.stem for path in found.configs], [line for each in found.problems.values() for line in each]
+        return [capture.name for capture in found.configs], [line for each in found.problems.values() for line in each]
 
     assert selected("shared", "orders.*", "orders.a") == (["0", "1"], [])
     assert selected("ordered", "orders.a", "orders.b") == (["0", "1"], [])

@@ -157,7 +157,7 @@ def test_the_metrics_count_what_has_happened(nats_server: Start, tmp_path: Path)
         families = list(text_string_to_metric_families(text))
         assert {family.name for family in families} >= ASKED_FOR
         labels = {label for family in families for sample in family.samples for label in sample.labels}
-        assert labels == {"version", "stream", "consumer", "reason", "kind", "receiver", "le"}
+        assert labels == {"version", "stream", "consumer", "reason", "stage", "kind", "receiver", "le"}
 
     asyncio.run(scenario())
 

@@ -1,0 +1,37 @@
+"""The streams that a server has, for a configuration of many."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
+from jetcapture_py.config.several import FoundStreams
+from jetcapture_py.jetstream.read_session import ReadSession
+
+TIMEOUT = 10.0
+"""Seconds that the server may take to list its streams."""
+UNKNOWN = "the server has no answer about it now"
+
+
+def on_server(file: AccountConfig[T]) -> FoundStreams:
+    """Find the streams that the server has now. Raises SourceError."""
+    return asyncio.run(_on_server(file))
+
+
+async def _on_server(file: AccountConfig[T]) -> FoundStreams:
+    names, left_out, offset, total = [], {}, 0, 1
+    async with ReadSession(file.sample.nats, "jetcapture streams", timeout=TIMEOUT) as session:
+        while offset < total:
+            answer = await session.request("STREAM.LIST", {"offset": offset})
+            infos = answer.get("streams") or ()
+            for info in infos:
+                name = info["config"]["name"]
+                takes = info["config"].get("retention") == "workqueue"
+                if file.selects(name, takes=takes):
+                    names.append(name)
+                elif takes and file.selects(name):
+                    left_out[name] = WORK_QUEUE
+            unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
+            left_out |= {name: UNKNOWN for name in unknown if file.selects(name)}
+            total, offset = answer.get("total", 0), offset + max(len(infos), answer.get("limit", 0), 1)
+    return FoundStreams(sorted(names), dict(sorted(left_out.items())))
