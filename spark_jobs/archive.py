@@ -203,7 +203,8 @@ def read_stream(
         finder = BoundaryFinder(files, stream, () if capture is None else capture.source.filter_subjects)
         boundary = finder.find(session)
     first = boundary.first_live(1, watched=fail_on_data_loss)
-    listing = list_objects(files, stream, selection.keys)  # after the boundary, which it has to reach
+    # after the boundary, which it has to reach; of all times if the newest object says what the capture does
+    listing = list_objects(files, stream, selection.keys, None if capture is None else selection)
     capture = capture or described(files, stream, listing, login, decode)
     plan = make_plan(
         files,

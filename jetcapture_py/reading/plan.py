@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import floor
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -30,6 +31,10 @@ Keep = Callable[[Any, Any], Any]
 Times = tuple[datetime, datetime] | None
 """The first and last `_nats_timestamp` of an object; None without statistics."""
 
+_BUCKET_DIGITS = len("20260501T120000")
+_YEAR_1000, _YEAR_9999 = -30_610_224_000, 253_370_764_800
+_AFTER_ALL = "~"
+"""Comes after whatever an object's name begins with."""
 _TAIL = 1 << 14
 """Bytes that are read first from the end of an object; almost every footer is shorter."""
 _QUARANTINE = pa.schema(
@@ -164,7 +169,7 @@ def plan(
     listings = [] if listed_before is None else [listed_before]
 
     def planned() -> ReadPlan:
-        listing = listings.pop() if listings else list_objects(files, archive.directory, archive.selection.keys)
+        listing = listings.pop() if listings else archive.listed()
         if not parquet_only:
             archive.refuse_others(listing, archive.selection)
         if table is not None:
@@ -187,6 +192,10 @@ class _Archive:
     def directory(self) -> str:
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
 
+    def listed(self) -> Listing:
+        """List the objects that may hold messages of the selection."""
+        return list_objects(self.files, self.directory, self.selection.keys, self.selection)
+
     def plan(
         self,
         listing: Listing,
@@ -200,7 +209,7 @@ class _Archive:
         names, facts = self._chosen(listing)
         last: list[ObjectName] = []
         if not names:  # no rows, with the columns that the last object has
-            if not listing.objects:
+            if not listing.objects or self.selection != Selection():
                 listing = list_objects(self.files, self.directory)
             last = sorted(listing.objects, key=lambda name: name.bucket)[-1:]
             if not last:
@@ -357,23 +366,58 @@ def _overlaps(times: Times, start: datetime | None, end: datetime | None) -> boo
     return times is None or ((start is None or times[1] >= start) and (end is None or times[0] < end))
 
 
-def list_objects(files: ArchiveFiles, directory: str, keys: Collection[str | None] | None = None) -> Listing:
-    """List a stream's objects, or only those of `keys` and those in bundles. Raises JetcaptureError."""
+def list_objects(
+    files: ArchiveFiles,
+    directory: str,
+    keys: Collection[str | None] | None = None,
+    selection: Selection | None = None,
+) -> Listing:
+    """List a stream's objects, or only those of `keys` and those in bundles. Raises JetcaptureError.
+
+    With a `selection`, only those whose buckets may reach into its times.
+    """
     tops = [directory]
     if keys is not None:
         if directory.startswith(f"{layout.QUARANTINE}/"):
             raise JetcaptureError("the quarantine is not divided by key")
         tops = files.directories(directory, keys)
-    visible = [file for file in files.below(*tops) if file.path[file.path.rfind("/") + 1] not in "._"]
-    visible.sort(key=lambda file: file.path)
+    directories: set[str] = set()
+    chosen = selection or Selection()
+    first, last = _bucket_texts(chosen.start, chosen.end)
+    first_event, last_event = _bucket_texts(chosen.event_start, chosen.event_end)
+
+    def wanted(path: str) -> bool:
+        """Decide as `within_buckets`, without parsing: most of a large archive is of other days."""
+        above, _, name = path.rpartition("/")
+        if name[0] in "._":
+            return False
+        directories.add(above)
+        bucket = name[:_BUCKET_DIGITS]
+        if not first_event <= bucket < last_event:
+            return False
+        return first <= bucket < last or name[_BUCKET_DIGITS : _BUCKET_DIGITS + 1] == "E"
+
+    visible = sorted(files.below(*tops, wanted=wanted), key=lambda file: file.path)
     named = {file.name: file for file in visible if file.name is not None}
     return Listing(
         objects=[name for name in named if name.parquet],
         others=[name for name in named if not name.parquet],
         files=named,
-        directories=dict.fromkeys(file.path.rpartition("/")[0] for file in visible),
+        directories=directories,
         tops=tops,
     )
+
+
+def _bucket_texts(start: datetime | None, end: datetime | None) -> tuple[str, str]:
+    """Return the first beginning of names of objects from `start` to `end`, and one after the last."""
+
+    def text(seconds: float, otherwise: str) -> str:
+        four_digits = _YEAR_1000 <= seconds < _YEAR_9999
+        return layout.bucket_text(floor(seconds))[:_BUCKET_DIGITS] if four_digits else otherwise
+
+    first = "" if start is None else text(start.timestamp() - LONGEST_INTERVAL.total_seconds(), "")
+    last = _AFTER_ALL if end is None else text(end.timestamp() + 1, _AFTER_ALL)
+    return first, last
 
 
 def read_facts(

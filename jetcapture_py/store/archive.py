@@ -171,17 +171,20 @@ class ArchiveFiles:
         """Yield every file of the stream and its quarantine, unordered. Raises StoreError."""
         return self.below(stream, f"{layout.QUARANTINE}/{stream}")
 
-    def below(self, *directories: str) -> Iterator[File]:
-        """Yield every file below directories, relative to the archive's root, unordered. Raises StoreError."""
+    def below(self, *directories: str, wanted: Callable[[str], bool] = bool) -> Iterator[File]:
+        """Yield every file below directories, relative to the archive's root, unordered; only those whose paths, as in
+        `File`, are `wanted`. Raises StoreError."""
         self._do(_fresh)
         tops = [(root, f"{root}/{directory}") for root in self._roots() for directory in directories]
+        start = len(self._base) + 1
         if len(tops) == 1:  # need not be in memory as a whole
-            yield from (self._file(tops[0][0], path, info) for path, info in self._find(tops[0][1]))
+            root, top = tops[0]
+            yield from (self._file(root, path, info) for path, info in self._find(top) if wanted(path[start:]))
             return
         with ThreadPoolExecutor(self.threads, "list") as threads:
             listings = threads.map(lambda top: list(self._find(top[1])), tops)
             for (root, _), entries in zip(tops, listings, strict=True):
-                yield from (self._file(root, path, info) for path, info in entries)
+                yield from (self._file(root, path, info) for path, info in entries if wanted(path[start:]))
 
     def directories(self, stream: str, keys: Iterable[str | None]) -> list[str]:
         """List the directories that may hold messages of `keys`: those of the keys, and all bundles."""

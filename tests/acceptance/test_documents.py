@@ -38,11 +38,11 @@ PYTHON = {
     "docs/buckets.md": 2,
     "docs/query-from.md": 4,
     "docs/recipes.md": 5,
-    "docs/spark.md": 5,
+    "docs/spark.md": 6,
     "docs/table.md": 1,
     "docs/tutorial.md": 1,
 }
-"""Blocks of Python by page; a test below, or in test_tutorial.py or maintain/test_table.py, runs each of them."""
+"""Blocks of Python by page; a test below, or in test_tutorial.py, test_table.py or test_pipelines.py, runs each."""
 OTHERS = {
     ".",
     "cd",

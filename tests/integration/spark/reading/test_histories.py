@@ -124,7 +124,9 @@ class History:
         self.captured.live.do(lambda stream: stream.delete_stream(STREAM))
         assert restore([STREAM if argument == "COPY" else argument for argument in arguments]) == 0
         self.last = self.archived = left[-1].seq
-        self.expected, self.passed_over = left, []
+        read = {number for _, number in self.found}
+        self.expected = [sent for sent in self.expected if sent.seq <= to and sent.number in there | read]
+        self.passed_over = []
         self.capture()  # which notes that there is one more incarnation
 
     # ------------------------------------------------------------------ the archive

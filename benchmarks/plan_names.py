@@ -1,0 +1,143 @@
+"""Planning to read one day of an archive with very many objects, in Spark: time, and memory of all processes.
+
+    python -m benchmarks.plan_names [--names 10000 100000 1000000] [--rounds 3]
+
+The objects of the day and of the one before are written: a bucket may be a day long, which its footer tells. Those of
+earlier days are names alone, which the archive lists with them: what a store takes to list so many objects is not in
+the figures. Each number of names has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from jetcapture_py.archive import layout
+from jetcapture_py.store.archive import ArchiveFiles
+from spark_jobs.archive import read_archive
+from spark_jobs.job import session
+from tests.support.archives import Archive
+
+DAY = datetime(2026, 5, 1, tzinfo=UTC)
+KEYS, INTERVAL = 10, 900
+_DAY = 86_400
+EACH = 100
+"""Messages of an object."""
+
+
+def names(root: Path, count: int) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return paths of so many objects of earlier days, the latest ones first, as a listing has them."""
+    info: Mapping[str, Any] = {"size": 40_000, "mtime": 0.0}
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    bucket, seq = int(DAY.timestamp()) - _DAY, 1 << 40
+    while len(found) < count:
+        bucket -= INTERVAL
+        for key in range(KEYS):
+            seq -= EACH
+            name = layout.ObjectName(
+                stream="ORDERS",
+                key=str(key),
+                bucket=bucket,
+                first_seq=seq,
+                last_seq=seq + EACH - 1,
+                rows=EACH,
+                digest=f"{seq:016x}",
+            )
+            found.append((f"{root}/{name.path}", info))
+    return found[:count]
+
+
+def fill(root: Path) -> None:
+    """Write the objects of two days."""
+    archive, seq = Archive(root), 1 << 41
+    for bucket in range(int(DAY.timestamp()) - _DAY, int(DAY.timestamp()) + _DAY, INTERVAL):
+        for key in range(KEYS):
+            archive.write(range(seq, seq + EACH), str(key), bucket=bucket, metadata={layout.INTERVAL: str(INTERVAL)})
+            seq += EACH
+
+
+class Memory:
+    """Watches the resident memory of this process and its children; a context manager."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while not self._ended.wait(0.05):
+            size = 0
+            for process in (own, *own.children(recursive=True)):
+                try:
+                    size += process.memory_info().rss
+                except psutil.Error:
+                    continue
+            self.peak = max(self.peak, size)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def measure(root: Path, count: int, rounds: int) -> None:
+    """Plan, read, and print the figures of an archive with `count` objects."""
+    of_day = KEYS * _DAY // INTERVAL
+    made = names(root, count - 2 * of_day)
+    listed = ArchiveFiles._find
+
+    def find(self: ArchiveFiles, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        yield from listed(self, directory)
+        yield from made
+
+    ArchiveFiles._find = find  # type: ignore[method-assign]
+    with Memory() as memory:
+        spark = session("plan_names benchmark")
+        times = []
+        for number in range(rounds + 1):
+            began = time.perf_counter()
+            frame = read_archive(spark, str(root), "ORDERS", start=DAY, end=DAY + timedelta(days=1))
+            times.append(time.perf_counter() - began)
+            if not number and frame.count() != of_day * EACH:
+                raise SystemExit("not the day's rows")
+    print(
+        f"{count:>9,} names: {statistics.median(times[1:]):5.2f} s to plan a day of {of_day} objects; "
+        f"{memory.peak / (1 << 20):,.0f} MiB in all processes",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--names", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--root", type=Path, help="measure this archive, in this process")
+    chosen = parser.parse_args()
+    if chosen.root is not None:
+        measure(chosen.root, chosen.names[0], chosen.rounds)
+        return
+    with tempfile.TemporaryDirectory(prefix="jetcapture-") as directory:
+        fill(Path(directory))
+        for count in chosen.names:
+            words = ["--root", directory, "--names", str(count), "--rounds", str(chosen.rounds)]
+            subprocess.run([sys.executable, "-m", "benchmarks.plan_names", *words], check=True)
+
+
+if __name__ == "__main__":
+    main()

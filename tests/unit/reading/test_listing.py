@@ -1,0 +1,55 @@
+"""A listing for a selection leaves out what the selection's times exclude, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.reading.plan import list_objects, within_buckets
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import ArchiveFiles
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ArchiveFiles:
+    """An archive with an object an hour of four days, each fifth one in a bucket of event time."""
+    for hour in range(96):
+        name = ObjectName(
+            stream="ORDERS",
+            key=str(hour % 3),
+            bucket=int((NOON + timedelta(hours=hour - 48)).timestamp()),
+            first_seq=hour + 1,
+            last_seq=hour + 1,
+            rows=1,
+            digest="0" * 16,
+            event_time=hour % 5 == 0,
+        )
+        (tmp_path / name.path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name.path).touch()
+    return ArchiveFiles(str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {},
+        {"start": NOON, "end": NOON + timedelta(hours=2)},
+        {"start": NOON + timedelta(microseconds=1), "end": NOON + timedelta(microseconds=2)},
+        {"start": NOON + timedelta(days=365)},
+        {"event_start": NOON, "event_end": NOON + timedelta(hours=1)},
+        {"start": NOON, "event_end": NOON},
+        {"start": datetime.min.replace(tzinfo=UTC), "end": datetime.max.replace(tzinfo=UTC)},
+    ],
+)
+def test_a_listing_for_a_selection_has_what_may_be_needed(files: ArchiveFiles, times: dict[str, datetime]) -> None:
+    selection = Selection(**times)
+    every, some = list_objects(files, "ORDERS"), list_objects(files, "ORDERS", None, selection)
+    needed = within_buckets(every.objects, selection)
+    assert within_buckets(some.objects, selection) == needed
+    assert len(some.objects) <= len(needed) + 2  # names have whole seconds
+    assert sorted(some.directories) == sorted(every.directories)
