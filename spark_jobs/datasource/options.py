@@ -20,7 +20,7 @@ from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from spark_jobs.publishing import login
 
-_SPARKS_OWN = ("checkpointlocation",)
+_SPARKS_OWN = ("checkpointlocation", "queryname")
 """Options that Spark adds to those of a sink."""
 
 

@@ -37,7 +37,7 @@ def run(directory: Path) -> None:
         cwd=directory,
         env=variables,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.spark
