@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, Self
 
 import nats
@@ -101,8 +102,14 @@ class World:
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, traceback)
+
+    async def _close_client(self) -> None:
+        with suppress(OSError):  # it may be connecting again
+            await self.client.close()
 
     async def _start(self) -> None:
         self._stack.push_async_callback(self._end_everything)
@@ -110,7 +117,7 @@ class World:
         for server in self.servers:
             self.proxies.append(await self._stack.enter_async_context(Proxy(partial(getattr, server, "port"))))
         self.client = await self._connect()
-        self._stack.push_async_callback(self.client.close)
+        self._stack.push_async_callback(self._close_client)
         self.jetstream = JetStream(self.client, 3 if self.shape.servers >= 3 else 1, ordered=self.shape.ordered)
         await self.jetstream.create_stream()
         options = await self._make_store()
