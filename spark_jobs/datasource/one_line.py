@@ -19,7 +19,6 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 _ENTRIES = (
     "schema",
     "reader",
-    "streamReader",
     "writer",
     "streamWriter",
     "initialOffset",
@@ -29,6 +28,8 @@ _ENTRIES = (
     "read",
     "write",
 )
+"""Methods that Spark calls in a worker. Not `streamReader`: in place of an error from there, Spark reports one of its own,
+and only the traceback has both."""
 
 
 def one_line_errors(entry: Entry) -> Entry:

@@ -27,8 +27,6 @@ from spark_jobs.replay import replay
 from spark_jobs.report import report
 from tests.support.running import STREAM
 
-restore.SMALL = 0  # the archive is read on the executors, however small it is
-
 
 def seen(frame: DataFrame) -> list[int]:
     """Rows, distinct sequences and the last one."""
@@ -104,6 +102,7 @@ def _watch(spark: SparkSession, ended: threading.Event) -> None:
 
 def main(master: str) -> None:
     """Run jobs until the input ends."""
+    restore.SMALL = 0  # the archive is read on the executors, however small it is
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
