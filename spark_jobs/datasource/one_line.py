@@ -28,8 +28,7 @@ _ENTRIES = (
     "read",
     "write",
 )
-"""Methods that Spark calls in a worker. Not `streamReader`: in place of an error from there, Spark reports one of its own,
-and only the traceback has both."""
+"""Methods that Spark calls in a worker. An error of `streamReader` needs its traceback: Spark raises another one there."""
 
 
 def one_line_errors(entry: Entry) -> Entry:
