@@ -28,7 +28,7 @@ _ENTRIES = (
     "read",
     "write",
 )
-"""Methods that Spark calls in a worker. An error of `streamReader` needs its traceback: Spark raises another one there."""
+"""Methods that Spark calls in a worker. An error of `streamReader` needs its traceback: Spark raises another one."""
 
 
 def one_line_errors(entry: Entry) -> Entry:
