@@ -138,9 +138,9 @@ class Driver:
 
 
 def _executors(worker: subprocess.Popen[bytes]) -> list[int]:
-    """The processes that a worker has started."""
+    """The executors that a worker has started; the script that started the worker may have left it a shell."""
     try:
-        return [child.pid for child in psutil.Process(worker.pid).children()]
+        return [child.pid for child in psutil.Process(worker.pid).children() if child.name() == "java"]
     except psutil.NoSuchProcess:
         return []
 
