@@ -37,7 +37,7 @@ INTERRUPTED = 128 + signal.SIGINT
 """Exit code after SIGINT, by shell convention."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALS = (signal.SIGINT, *_ENDING)
-_ATTEMPTS = 4
+_ATTEMPTS = 10
 """How often a statement is run before an archive that changes all the time is an error."""
 _PATIENCE = 0.5
 """Seconds that an interrupted statement gets to end."""

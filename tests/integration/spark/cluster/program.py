@@ -48,7 +48,7 @@ def _query(_: SparkSession, url: str, output: str) -> str:
 
 
 def _compact(spark: SparkSession, url: str) -> list[int]:
-    done = compact(spark, url, STREAM, older_than=0, grace=0, incomplete=True)
+    done = compact(spark, url, STREAM, older_than=-86_400, grace=0, incomplete=True)
     assert not done.errors, done.errors
     return [done.objects_before, done.objects_after]
 
@@ -73,7 +73,9 @@ JOBS: dict[str, Callable[..., Any]] = {
     "compact": _compact,
     "replay": _replay,
     "report": lambda spark, url: report(spark, url, STREAM),
-    "restore": lambda _, url, servers: restore.main([url, STREAM, "--as", "RESTORED", "--servers", servers]),
+    "restore": lambda _, url, servers: restore.main(
+        [url, STREAM, "--as", "RESTORED", "--subject-prefix", "restored", "--servers", servers]
+    ),
     "nats, batch": lambda spark, servers: seen(
         spark.read.format("nats").options(servers=servers, stream=STREAM).load()
     ),
