@@ -1,6 +1,6 @@
 """An archive and its stream as one table, against the sum of its parts; and streaming from the archive.
 
-python -m benchmarks.read_stream [--rows 5000000] [--live 100000] [--rounds 3]
+python -m benchmarks.read_stream [--rows 5000000] [--live 100000] [--rounds 3] [--batches 1 4]
 """
 
 from __future__ import annotations
@@ -84,25 +84,26 @@ def scan(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def stream(spark: SparkSession, path: Path, schema: st.StructType, rows: int) -> tuple[float, float]:
-    """Read the archive's rows in batches of a quarter, as a streaming query, and then the live ones.
+def stream(spark: SparkSession, path: Path, schema: st.StructType, size: int, batches: int) -> tuple[float, float]:
+    """Read the archive in `batches` of `size` rows, as a streaming query, and then the live rows.
 
     Return the seconds of the whole query, and those of the batches from the archive.
     """
     frame = spark.readStream.format("jetcapture").schema(schema).option("config", str(path))
-    frame = frame.option("maxOffsetsPerTrigger", rows // 4)
+    frame = frame.option("maxOffsetsPerTrigger", size)
     with tempfile.TemporaryDirectory() as checkpoint:
         began = time.perf_counter()
         writer = frame.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         whole = time.perf_counter() - began
-        archived = query.recentProgress[: -(-rows // (rows // 4))]
+        archived = query.recentProgress[:batches]
     return whole, sum(batch["durationMs"]["triggerExecution"] for batch in archived) / 1000
 
 
-def compare(spark: SparkSession, url: str, root: Path, path: Path, config: Config, rows: int, rounds: int) -> None:
+def compare(spark: SparkSession, url: str, root: Path, path: Path, config: Config, chosen: argparse.Namespace) -> None:
     """Print all figures."""
+    rows, rounds = chosen.rows, chosen.rounds
     live = spark.read.format("nats").option("servers", url).option("stream", STREAM).option("format", "json")
     live = live.option("columns", "region string, amount bigint, quantity bigint, order_id string")
     alone = seconds(rounds, lambda: scan(read_archive(spark, str(root), STREAM)))
@@ -116,13 +117,14 @@ def compare(spark: SparkSession, url: str, root: Path, path: Path, config: Confi
     for name, columns in (("raw", RAW), ("decoded", DECODED)):
         schema = every.select(*columns).schema
         native = seconds(rounds, lambda columns=columns: scan(every.select(*columns)))  # type: ignore[misc]
-        times = [stream(spark, path, schema, rows) for _ in range(rounds + 1)][1:]
-        whole, batches = (statistics.median(part) for part in zip(*times, strict=True))
-        print(
-            f"streaming, {name}: {rows / batches:,.0f} rows/s, {native / batches:.2f} of the native reader; "
-            f"with the query's start and the live rows {whole:.1f} s in place of {batches:.1f} s",
-            flush=True,
-        )
+        for count in chosen.batches:
+            times = [stream(spark, path, schema, -(-rows // count), count) for _ in range(rounds + 1)][1:]
+            whole, batches = (statistics.median(part) for part in zip(*times, strict=True))
+            print(
+                f"streaming, {name}, {count} batches: {rows / batches:,.0f} rows/s, {native / batches:.2f} of the "
+                f"native reader; with the query's start and the live rows {whole:.1f} s in place of {batches:.1f} s",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -131,6 +133,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--live", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     chosen = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="jetcapture-"))
     root, path = base / "archive", base / "capture.yaml"
@@ -148,7 +151,7 @@ def main() -> None:
             path.write_text(yaml.safe_dump(settings))
             spark = session("read_stream benchmark")
             spark.dataSource.register(JetcaptureDataSource)
-            compare(spark, server.url, root, path, parse(settings), chosen.rows, chosen.rounds)
+            compare(spark, server.url, root, path, parse(settings), chosen)
     finally:
         shutil.rmtree(base)
 
