@@ -63,7 +63,13 @@ def fill(root: Path) -> None:
     archive, seq = Archive(root), 1 << 41
     for bucket in range(int(DAY.timestamp()) - _DAY, int(DAY.timestamp()) + _DAY, INTERVAL):
         for key in range(KEYS):
-            archive.write(range(seq, seq + EACH), str(key), bucket=bucket, metadata={layout.INTERVAL: str(INTERVAL)})
+            archive.write(
+                range(seq, seq + EACH),
+                str(key),
+                bucket=bucket,
+                timestamps=[bucket * 1_000_000 + number for number in range(EACH)],
+                metadata={layout.INTERVAL: str(INTERVAL)},
+            )
             seq += EACH
 
 
