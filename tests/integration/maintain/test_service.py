@@ -146,6 +146,7 @@ def test_killed_again_and_again_while_two_of_them_run_no_reader_sees_a_wrong_cou
     assert sum(name.rows for name in objects(archive.root)) == messages == read()
 
 
+@pytest.mark.exhaustive
 def test_fifty_devices_end_as_one_object_each_and_bucket_after_passes_beside_the_capture(
     nats_server: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
