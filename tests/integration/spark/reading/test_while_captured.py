@@ -132,7 +132,8 @@ class World:
 
     def batches(self) -> int:
         commits = self.directory / "checkpoint/commits"
-        return sum(path.name.isdecimal() for path in commits.iterdir()) if commits.exists() else 0
+        names = [path.name for path in commits.iterdir()] if commits.exists() else []
+        return 1 + max((int(name) for name in names if name.isdecimal()), default=-1)  # Spark removes old ones
 
     def check_query(self) -> None:
         """Every message is in one batch, later ones in later batches."""
