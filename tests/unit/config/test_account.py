@@ -10,7 +10,7 @@ import yaml
 
 from jetcapture_py.config.account import AccountConfig
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.config.several import CaptureId, ConfigFiles, FoundStreams
+from jetcapture_py.config.several import CaptureId, ConfigFiles, FoundStreams, only
 from jetcapture_py.errors import ConfigError, SourceError
 from tests.support.running import settings
 
@@ -112,6 +112,13 @@ def test_what_is_wrong_is_one_line_without_asking_a_server(
 def test_a_configuration_of_many_is_refused_where_one_is_expected() -> None:
     with pytest.raises(ConfigError, match=r"^source.buckets: many captures, where one is expected; --stream chooses"):
         parse(given({"buckets": ["*"]}), ENV)
+
+
+def test_a_command_about_one_capture_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = written(tmp_path, {"streams": ["*"]})
+    assert only(path, "ORDERS").source.stream == "ORDERS"
+    with pytest.raises(ConfigError, match=f"^{path}: stream _streams: source.stream: .* is reserved"):
+        only(path, "_streams")
 
 
 class Server:
