@@ -448,6 +448,8 @@ class Supervisor:
         except (Exception, BaseExceptionGroup) as error:
             self._failed(member, error)
             return
+        finally:
+            member.capture.state.budget.leave(member.capture.state)  # also of one that could not be opened
         member.capture.state.ended = ""
         event(log, logging.INFO, "capture.stopped", **member.capture.state.stats.fields())
 

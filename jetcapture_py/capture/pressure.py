@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -104,24 +105,29 @@ class CaptureMemory:
     """The memory of one capture, or of several that share it: `limit` bytes, less what captures take without messages.
 
     Those that share it ask for messages in equal parts, so that all together ask for no more than one alone would. Open
-    blocks may take what the others leave of their share, and at least an equal part.
+    blocks may take what the others leave of their share, and at least an equal part. Captures may be made, and join, in
+    another thread than that in which they run.
     """
 
     def __init__(self, limit: int) -> None:
         self._all = limit
         self.encoding = WeightedSemaphore(int(limit / ENCODING_SHARE))
         self._members: WeakSet[HoldsMemory] = WeakSet()
+        self._changing = threading.Lock()
         self._sums: dict[int, tuple[int, int]] = {}
         self._counted = 0.0
 
     def join(self, member: HoldsMemory) -> None:
         """Add a capture."""
-        self._members.add(member)
+        with self._changing:
+            self._members.add(member)
         self.encoding.limit = int(self.limit / ENCODING_SHARE)
 
     def leave(self, member: HoldsMemory) -> None:
-        """Remove a capture."""
-        self._members.discard(member)
+        """Remove a capture, if it has joined."""
+        with self._changing:
+            self._members.discard(member)
+        self.encoding.limit = int(self.limit / ENCODING_SHARE)
 
     @property
     def limit(self) -> int:
@@ -147,5 +153,7 @@ class CaptureMemory:
         if len(self._members) < 2:
             return {}
         if (now := time.monotonic()) - self._counted >= _FRESH:
-            self._sums, self._counted = {id(member): member.held() for member in self._members}, now
+            with self._changing:
+                members = list(self._members)
+            self._sums, self._counted = {id(member): member.held() for member in members}, now
         return self._sums

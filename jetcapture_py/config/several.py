@@ -220,8 +220,12 @@ def refuse_wrong_files(problems: Mapping[CaptureId, tuple[str, ...]], failure: J
 
 def only(path: Path, stream: str | None) -> Config:
     """Return the configuration of one capture: the file's, or of one for many that of `stream`. Raises ConfigError."""
-    files = ConfigFiles([path], streams=[] if stream is None else [stream])
-    return load(path) if stream is None else next(iter(files.chosen().configs.values()))
+    if stream is None:
+        return load(path)
+    found = ConfigFiles([path], streams=[stream]).chosen()
+    if wrong := [line for lines in found.problems.values() for line in lines]:
+        raise ConfigError(*wrong)
+    return next(iter(found.configs.values()))
 
 
 def no_streams(file: AccountConfig[T]) -> FoundStreams:

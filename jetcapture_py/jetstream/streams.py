@@ -6,7 +6,9 @@ import asyncio
 
 from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
 from jetcapture_py.config.several import FoundStreams
+from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.text import one_line
 
 TIMEOUT = 10.0
 """Seconds that the server may take to list its streams."""
@@ -14,8 +16,13 @@ UNKNOWN = "the server has no answer about it now"
 
 
 def on_server(file: AccountConfig[T]) -> FoundStreams:
-    """Find the streams that the server has now. Raises SourceError."""
-    return asyncio.run(_on_server(file))
+    """Find the streams that the server has now. Raises JetcaptureError, also if this process can open no connection."""
+    try:
+        return asyncio.run(_on_server(file))
+    except JetcaptureError:
+        raise
+    except Exception as error:  # captures are running, and go on
+        raise SourceError(f"cannot look for streams: {one_line(error)}") from error
 
 
 async def _on_server(file: AccountConfig[T]) -> FoundStreams:

@@ -27,7 +27,7 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import about, event, setup
 from jetcapture_py.maintain.compact import CompactionSettings
 from jetcapture_py.maintain.maintenance import Maintenance, PassResult, Progress
-from jetcapture_py.manage.many import CommandResult, show_line, show_one
+from jetcapture_py.manage.many import NOTHING, CommandResult, show_line, show_one
 from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.monitoring.http_server import HttpServer
@@ -88,6 +88,8 @@ def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bo
     for lines in problems.values():
         for line in lines:
             _tell("", line)
+    if not configs and not problems:
+        sys.stderr.write(NOTHING)
     code, single = FAILED if problems else DONE, len(configs) == 1 and (files.single or files.chooses_one)
     width = max((len(escaped(capture.name)) for capture in configs), default=0)
     with text.progress_bars() as show:

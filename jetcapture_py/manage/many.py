@@ -26,6 +26,7 @@ from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.root import NOT_OURS
 from jetcapture_py.text import escaped, one_line
 from jetcapture_py.verify.findings import Progress, ignore
 
@@ -33,6 +34,7 @@ log = logging.getLogger("jetcapture.many")
 
 THREADS = 8
 """Captures about which a command asks at the same time."""
+NOTHING = "no captures: there is no stream, and no bucket, that the configuration selects\n"
 _WORST = (0, 3, 1, 2)
 """Exit codes, the worst last."""
 
@@ -48,7 +50,7 @@ def in_archive(file: AccountConfig[Config]) -> FoundStreams:
     if file.divided:
         return on_server(file)
     archive = ArchiveFiles(file.sample.store.url, file.sample.store.options)
-    names = {*archive.names(), *archive.names(layout.QUARANTINE)}
+    names = {*archive.names(), *archive.names(layout.QUARANTINE)} - NOT_OURS
     return FoundStreams(sorted(name for name in names if is_stream_name(name) and file.selects(name)))
 
 
@@ -108,6 +110,8 @@ def run(
     captures = sorted({*found.configs, *found.problems, *others}, key=lambda capture: capture.name)
     width = max((len(escaped(capture.name)) for capture in captures), default=0)
     codes = [0]
+    if not captures:
+        sys.stderr.write(NOTHING)
     with ThreadPoolExecutor(threads, "captures") as pool:
 
         def attempted(capture: CaptureId) -> CommandResult:

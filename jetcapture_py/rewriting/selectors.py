@@ -282,9 +282,12 @@ class Condition:
             self._tables[quarantine] = Table(
                 facts.schemas, quarantine, lambda name: name.casefold() in self._names, case_sensitive=False
             )
-        known = set(layout.PARTITIONS).union(*(table.columns for table in self._tables.values()))
-        if len(by_name) == len(files) and not self._columns <= known:  # text objects do not tell their columns
-            raise ConfigError("--where: it names a column that no object has; text is in single quotes")
+        if len(by_name) == len(files):  # text objects do not tell their columns
+            folded = (name.casefold() for table in self._tables.values() for name in table.columns)
+            known = {*layout.PARTITIONS, *folded}
+            self._columns -= _TIMES_NOW - known
+            if not self._columns <= known:
+                raise ConfigError("--where: it names a column that no object has; text is in single quotes")
         return {by_name[name].path: reason for name, reason in broken.items()}
 
     def selected(self, file: File) -> MessageSet:
@@ -339,8 +342,8 @@ class Condition:
         if tree != template:
             raise ConfigError("--where: expected one condition, as after WHERE")
         references = list(_references(where))
-        self._columns = frozenset(names[0].casefold() for names in references)
-        self._names = frozenset(name.casefold() for names in references for name in names)
+        self._columns = frozenset(names[0] for names, free in references if free)
+        self._names = frozenset(name for names, _ in references for name in names)
 
     def _tree(self, statement: str) -> dict[str, Any]:
         """Return DuckDB's parse tree of a SELECT. Raises ConfigError."""
@@ -367,6 +370,8 @@ class Condition:
 
 
 _POSITION, _ROWS = "_nats_position", "_nats_rows"
+_TIMES_NOW = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
+"""What SQL takes for the time now where no column has that name."""
 _UNFIT = "the condition does not fit its columns: try it with jetcapture query"
 _TEXT_ENVELOPE: dict[str, pa.DataType] = {
     **{field.name: field.type for field in ENVELOPE if field.name != REPLY},
@@ -377,18 +382,25 @@ _TEXT_ENVELOPE: dict[str, pa.DataType] = {
 }
 
 
-def _references(node: Any) -> Iterator[list[str]]:
-    """Yield the names of each column in a part of a parse tree. Raises ConfigError for what is about other tables."""
+def _references(node: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple[list[str], bool]]:
+    """Yield the folded names of each column in a part of a parse tree, and whether it is certain to be one.
+
+    What is `bound` are parameters of lambdas, or what they may be: `a -> 'b'` may also be a field of the JSON in column
+    a. Raises ConfigError for what is about other tables.
+    """
     if isinstance(node, list):
         for each in node:
-            yield from _references(each)
+            yield from _references(each, bound)
     elif isinstance(node, dict):
         if node.get("class") in ("SUBQUERY", "STAR"):
             raise ConfigError("--where: expected a condition on columns by their names, without SELECT or COLUMNS")
         if node.get("class") == "COLUMN_REF":
-            yield node["column_names"]
+            names = [name.casefold() for name in node["column_names"]]
+            yield names, names[0] not in bound
+        if node.get("class") == "LAMBDA":
+            bound |= {names[0] for names, _ in _references(node["lhs"]) if len(names) == 1}
         for each in node.values():
-            yield from _references(each)
+            yield from _references(each, bound)
 
 
 def selector_of(key: str | None, subject: str | None, seqs: str | None, template: str) -> Selector | None:

@@ -29,7 +29,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_NOT_OURS = {"lost+found", PROBE}
+NOT_OURS = {"lost+found", PROBE}
 """Names in a directory that still counts as empty, besides hidden files."""
 
 
@@ -165,7 +165,7 @@ def _parent(path: str) -> str:
 def _is_empty(handle: int) -> bool:
     """Whether a directory has nothing but hidden files and what is not ours."""
     names = os.listdir(handle)
-    return all(name.startswith(".") or name in _NOT_OURS for name in names)
+    return all(name.startswith(".") or name in NOT_OURS for name in names)
 
 
 def _write_marker(handle: int) -> None:

@@ -114,6 +114,15 @@ def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one
     assert "account.ORDERS-2" not in names(command("check", str(path)).stdout), "it is gone from the server"
 
 
+def test_what_the_file_system_has_in_the_archive_is_no_stream_and_nothing_to_do_is_said(tmp_path: Path) -> None:
+    path = account("nats://127.0.0.1:1", tmp_path)
+    (tmp_path / "archive" / "lost+found").mkdir(parents=True)
+    for words in (("maintain",), ("erase", "--key", "a", "--reason", "request 1")):
+        done = command(words[0], str(path), *words[1:])
+        assert (done.stdout, done.returncode) == ("", 0), words
+        assert done.stderr == "no captures: there is no stream, and no bucket, that the configuration selects\n"
+
+
 def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_it(
     captured: tuple[str, Path],
 ) -> None:

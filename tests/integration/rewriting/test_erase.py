@@ -207,6 +207,35 @@ def test_a_condition_is_asked_of_every_copy_and_an_object_without_its_column_is_
     assert "not searched: the condition does not fit its columns" in line
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "len(list_filter([größe], lambda each: each = 4711)) > 0",
+        "len([each for each in [größe] if each = 4711]) > 0",
+        "größe = 4711 AND _nats_timestamp < current_timestamp",
+        '"Große" = 4711',
+    ],
+)
+def test_a_condition_has_columns_of_any_name_and_may_have_parameters_and_the_time_now(
+    tmp_path: Path, where: str
+) -> None:
+    values = {
+        layout.SEQ: pa.array([1, 2]),
+        layout.TIMESTAMP: pa.array([HOUR * 1_000_000] * 2, pa.timestamp("us", "UTC")),
+        "größe": pa.array([4711, 1]),
+        "Große": pa.array([4711, 1]),
+    }
+    arrays = {field.name: values.pop(field.name, pa.nulls(2, field.type)) for field in ENVELOPE}
+    encoder = Encoder(stream=STREAM, interval=900, compression="zstd", consumer="archive")
+    block = BlockId(key=None, bucket=HOUR)
+    put(tmp_path, encoder.encode(block, "age", [pa.RecordBatch.from_pydict({**arrays, **values})]))
+    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
+    assert run(config, where).remaining == []
+    assert positions(config) == [2]
+    with pytest.raises(ConfigError, match="names a column that no object has"):
+        run(config, "len(list_filter([größe], lambda each: each = user)) > 0")
+
+
 def test_messages_whose_headers_cannot_be_read_may_have_the_key_and_are_named(tmp_path: Path) -> None:
     """Of the same object, those with the key in a header that can be read are erased."""
     values = {

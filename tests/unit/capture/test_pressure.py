@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -100,3 +101,21 @@ def test_captures_leave_at_least_half_of_the_memory_to_messages() -> None:
     held = [Holder(memory, 0, 0) for _ in range(10)]
     assert memory.limit == 2 * CAPTURE_BYTES
     assert memory.part == memory.limit // len(held)
+
+
+def test_a_capture_may_join_in_another_thread_while_the_memory_of_the_others_is_added_up() -> None:
+    memory = CaptureMemory(4 * CAPTURE_BYTES)
+    found = []
+
+    class Joined(Holder):
+        def held(self) -> tuple[int, int]:
+            with ThreadPoolExecutor(1) as threads:
+                found.append(threads.submit(Holder, memory, 0, 0).result())
+            return super().held()
+
+    members = [Joined(memory, 1, 1) for _ in range(3)]
+    assert memory.elsewhere(members[0]) == 2
+    assert memory.limit == 2 * CAPTURE_BYTES
+    for member in (*members[1:], *found):
+        memory.leave(member)
+    assert memory.encoding.limit == 4 * CAPTURE_BYTES * memory.encoding.limit // memory.limit

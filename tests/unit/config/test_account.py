@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import yaml
 
 from jetcapture_py.config.account import AccountConfig
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.config.several import CaptureId, ConfigFiles, FoundStreams
+from jetcapture_py.config.several import CaptureId, ConfigFiles, FoundStreams, only
 from jetcapture_py.errors import ConfigError, SourceError
+from jetcapture_py.jetstream import streams
 from tests.support.running import settings
 
 ENV = {"NAME": "archive"}
@@ -114,6 +116,13 @@ def test_a_configuration_of_many_is_refused_where_one_is_expected() -> None:
         parse(given({"buckets": ["*"]}), ENV)
 
 
+def test_a_command_about_one_capture_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = written(tmp_path, {"streams": ["*"]})
+    assert only(path, "ORDERS").source.stream == "ORDERS"
+    with pytest.raises(ConfigError, match=f"^{path}: stream _streams: source.stream: .* is reserved"):
+        only(path, "_streams")
+
+
 class Server:
     """What a configuration finds."""
 
@@ -177,3 +186,17 @@ def test_a_stream_that_another_file_captures_is_left_out_with_a_remedy(tmp_path:
     (problem,) = found.problems.values()
     work = "already captures stream A with consumer archive into this archive"
     assert problem == (f'{path}: stream A: {own} {work}; leave it out with "!A"',)
+
+
+def test_what_runs_goes_on_if_the_process_cannot_even_look_for_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_session(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    path = written(tmp_path, {"streams": ["*"]})
+    running = ConfigFiles([path], find=Server("A").find).select().configs
+    monkeypatch.setattr(streams, "ReadSession", no_session)
+    found = ConfigFiles([path], find=streams.on_server).select(running)
+    assert found.configs == running
+    assert "Too many open files" in str(found.failure)
