@@ -124,7 +124,9 @@ def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_
     assert "40  " in command("tap", str(path), "-n", "3", *one).stdout
     done = command("tap", str(path))
     assert done.returncode == 2
-    assert done.stderr == "jetcapture: source.streams: many captures, where one is expected; --stream chooses one\n"
+    assert done.stderr == (
+        "jetcapture: source.streams: expected a configuration of one stream, or --stream to choose one of many\n"
+    )
     done = command("objects", str(path), "--stream", "NONE")
     assert done.returncode == 0, "its name fits"
     done = command("objects", str(path), "--stream", "KV_settings", "--stream", "_watermark")
