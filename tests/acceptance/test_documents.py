@@ -56,6 +56,7 @@ OTHERS = {
     "promtool",
     "python",
     "python3",
+    "venv-pack",
 }
 """Programs of others that commands may call."""
 
