@@ -37,7 +37,7 @@ help:
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
 	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md, kubernetes.md and modules.md, and the dashboard'
-	@echo 'make site    the documents as a site, in build/site; fails for a link that leads nowhere; ARGS=serve shows it'
+	@echo 'make site    the documents as a site, in build/site; fails for a broken link; ARGS=serve shows it'
 	@echo 'make screenshots   take the pictures of docs/images, in 17 minutes, with Chromium; ARGS="--minutes 5"'
 	@echo 'make dist    what a release consists of, in dist: sdist, wheel, chart (with helm), SBOM, checksums'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'

@@ -514,9 +514,7 @@ def demo(
     messages: Annotated[int, typer.Option(min=1000, help="How many orders to publish.")] = 200_000,
     with_spark: Annotated[
         bool | None,
-        typer.Option(
-            "--spark/--no-spark", help="Query with Spark, or with DuckDB; by default with Spark if it is there."
-        ),
+        typer.Option("--spark/--no-spark", help="Query with Spark, or with DuckDB; default: Spark if it is installed."),
     ] = None,
 ) -> None:
     """Start a NATS server; publish, capture and query orders, and publish the result, showing each step."""

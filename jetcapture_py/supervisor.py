@@ -4,8 +4,8 @@ Captures are started, replaced and drained until exactly the configured ones run
 one capture, and nothing in logs and metrics names it. With several files or a directory, each capture is named after
 its file, and all share the log, the HTTP server and the threads that encode.
 
-Of a file for many streams, captures also start with a stream and end with it. One that fails stops no other, and is
-started again.
+Captures of a file for many streams start when their stream appears and end when it is deleted. One that fails does not
+stop the others, and is started again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,7 +45,7 @@ ENCODERS = 4
 CANCEL_AGAIN = 1.0
 """Seconds after which a capture that was canceled before it was open is canceled again; nats-py may swallow that."""
 LOOK = 60.0
-"""Seconds between looks for the streams of a file for many, and after which a failed capture is started again."""
+"""Seconds between two searches for the streams of a file for many, and before its failed captures start again."""
 TERMINAL_CLOSES = 1.0
 """Seconds after SIGHUP in which the terminal may turn out to have closed."""
 
@@ -131,7 +132,7 @@ class _Member:
         self.task: asyncio.Task[None] | None = None
         self.failure = ""
         self.error: BaseException | None = None
-        """Why the capture of a stream failed, until it is known whether that is gone."""
+        """Why the capture of one of many streams failed, until it is known whether the stream was deleted."""
         self.began = time.monotonic()
 
     @property
@@ -185,7 +186,7 @@ class Supervisor:
         return any(member.capture.state.opened for member in self._members.values() if member.running)
 
     async def run(self, selected: SelectedConfigs) -> None:
-        """Run captures, and those that later files and streams ask for, until every one has ended.
+        """Run captures, and those of files and streams that come later, until every one has ended.
 
         Raises ConfigError for problems at the start, with `keep_going` only if there is no capture, and JetcaptureError
         if nothing can listen on a configured address.
@@ -232,8 +233,8 @@ class Supervisor:
 
         What has a problem stays as it is. At the start, `first`, it raises ConfigError, with `keep_going` only if
         nothing can run, and JetcaptureError if nothing can listen on a configured address. `reread` says that the files
-        were read again; otherwise only streams have been looked for. Without `restart`, the capture of a stream that
-        has failed at once stays so for now.
+        were read again; otherwise only streams were looked up. Without `restart`, a capture of one of many streams that
+        failed less than `LOOK` ago is not started again yet.
         """
         if first:
             setup(selected.log.format, selected.log.level)
@@ -248,7 +249,7 @@ class Supervisor:
         if self.stopping:
             return
         if first and not (self._keep_going and (made or self._files.of_many)):
-            refuse_wrong_files(refused, selected.failure)
+            refuse_wrong_files(replace(selected, problems=refused))
         if first and any(not capture.stream for capture in refused) and selected.failure is None:
             self.code = REFUSED
         server, usable = None, first or refused.keys() == selected.problems.keys()  # else what is common to all stays
@@ -296,7 +297,7 @@ class Supervisor:
         *,
         reread: bool,
     ) -> None:
-        """Log what is refused and left out, and whether captures have failed or ended with their streams."""
+        """Log what is refused and left out, and which captures have failed or ended with their streams."""
         before, self._refused = (
             self._refused,
             {capture: one_line("; ".join(lines), LONGEST_LOGGED) for capture, lines in refused.items()},

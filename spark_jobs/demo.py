@@ -125,7 +125,7 @@ def _failed(error: JetcaptureError) -> int:
 
 
 def _check_prerequisites(spark: bool | None) -> bool:
-    """Raise JetcaptureError if something is missing; return whether to use Spark."""
+    """Return whether to use Spark. Raises JetcaptureError if something is missing."""
     _server_binary()
     if importlib.util.find_spec("duckdb") is None:
         raise JetcaptureError("duckdb is missing: pip install 'jetcapture[demo]'")

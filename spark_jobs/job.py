@@ -52,7 +52,7 @@ _NOISE = re.compile(
     rb"|Setting default log level to |To adjust logging level use |Setting Spark log level to "
     rb"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?:INFO|WARN) "
 )
-"""What a JVM and Spark say at every start."""
+"""Lines that a JVM and Spark print at every start."""
 _OURS = re.compile(r"jetcapture_py\.errors\.\w+: (.*)")
 """An error of ours as the data sources raise it: without a traceback."""
 _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
@@ -92,7 +92,7 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Have a JVM that is started in the block write to standard error without `_NOISE`, as long as it runs."""
+    """Drop `_NOISE` from the standard error of a JVM that is started in the block, as long as it runs."""
     reading, writing = os.pipe()
     sys.stderr.flush()
     target = os.dup(2)

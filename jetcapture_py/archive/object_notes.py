@@ -40,9 +40,9 @@ _MAX_KINDS = 256
 _MAX_SCHEMA = 256 << 10
 """Bytes of a schema from which on objects are not noted."""
 _MAX_SCHEMAS = 4 << 20
-"""Bytes of all schemas of a note, about."""
+"""Approximate maximum bytes of all schemas of a note."""
 _MAX_UNWRITTEN = 16
-"""Full notes that wait for a store that takes objects but no notes; the oldest are dropped."""
+"""Maximum full notes that are kept for a store that takes objects but no notes; the oldest are dropped."""
 _HASH_BYTES = 8
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{16}\.json")
 
@@ -86,7 +86,7 @@ def hash_of(path: str) -> int:
 class NoteWriter:
     """The notes of one replica: `record` what it stored; write what is `due`, and say so with `wrote`. Thread-safe.
 
-    Both take too long for an event loop.
+    `record` and `due` take too long for an event loop.
     """
 
     def __init__(self, stream: str) -> None:
@@ -106,7 +106,7 @@ class NoteWriter:
         at = f"{datetime.fromtimestamp(self._begun, UTC):%Y%m%dT%H%M%SZ}"
         self._path = f"{directory(self._stream)}/{at}-{secrets.token_hex(8)}.json"
         self._kinds: dict[ObjectKind, int] = {}
-        self._places: dict[tuple[int, int, int, bool], int | None] = {}
+        self._indexes: dict[tuple[int, int, int, bool], int | None] = {}
         self._objects: list[tuple[str, int, int, int]] = []
         self._written = 0
 
@@ -124,38 +124,38 @@ class NoteWriter:
             return
         view = memoryview(data).cast("B")
         with self._lock:
-            if time.time() - self._begun > MAX_AGE:  # its name tells of which objects it may be
+            if time.time() - self._begun > MAX_AGE:  # readers tell from its name which objects it may have
                 self._end()
             try:
-                place = self._place(name, footer.find(lambda size: bytes(view[-size:])))
+                index = self._kind_index(name, footer.find(lambda size: bytes(view[-size:])))
             except (pa.ArrowException, ValueError):
                 return
-            if place is None:
+            if index is None:
                 return
-            self._objects.append((f"{hash_of(name.path):016x}", len(view), place, int(time.time())))
+            self._objects.append((f"{hash_of(name.path):016x}", len(view), index, int(time.time())))
             full = len(self._objects) >= MAX_OBJECTS or len(self._kinds) >= _MAX_KINDS
             if full or sum(len(kind.schema) for kind in self._kinds) > _MAX_SCHEMAS:
                 self._end()
 
-    def _place(self, name: ObjectName, data: bytes) -> int | None:
-        """Return the index of the kind that the footer `data` tells; None if it is too large to note.
+    def _kind_index(self, name: ObjectName, data: bytes) -> int | None:
+        """Return the index of the kind of the object with the footer `data`; None if its schema is too large to note.
 
         Raises pa.ArrowInvalid.
         """
         if len(self._reader.schemas) >= _MAX_KINDS:  # those of blocks that will not come again
             self._reader = footer.SchemaReader()
-            self._places.clear()
+            self._indexes.clear()
         number = self._reader.number(data)
         interval = footer.number_in(data, layout.INTERVAL) or 0
         bundles = (footer.number_in(data, layout.BUNDLES) or 0) if name.bundle else 0
         untimed = name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME)
         told = number, interval, bundles, untimed
-        if told not in self._places:
+        if told not in self._indexes:
             schema = self._reader.schemas[number].serialize().to_pybytes()
             kind = ObjectKind(schema=schema, interval=interval, bundles=bundles, untimed=untimed)
             fits = len(schema) <= _MAX_SCHEMA
-            self._places[told] = self._kinds.setdefault(kind, len(self._kinds)) if fits else None
-        return self._places[told]
+            self._indexes[told] = self._kinds.setdefault(kind, len(self._kinds)) if fits else None
+        return self._indexes[told]
 
     def due(self) -> list[tuple[str, bytes, int]]:
         """Return the notes to write: where, what, and for how many objects."""
@@ -202,8 +202,10 @@ class ObjectNote:
     """When the object was stored, in seconds since the epoch."""
 
     def kinds_of(self, hashes_: Any, sizes: Any, modified: Any) -> dict[int, ObjectKind]:
-        """Return the kinds of objects, given by hash, size and time of modification (0: unknown), by their indexes; of
-        those that the note tells."""
+        """Return the kind of each object that the note describes, by the object's index.
+
+        Objects are given by hash, size in bytes and time of modification (seconds since the epoch; 0: unknown).
+        """
         if not len(self.hashes):
             return {}
         places = np.minimum(np.searchsorted(self.hashes, hashes_), len(self.hashes) - 1)

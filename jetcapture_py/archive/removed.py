@@ -335,9 +335,9 @@ def _united(firsts: Any, lasts: Any) -> bytes:
 
 
 def _encoded(values: Any) -> Any:
-    """Return ranges, or times, as JSON has them: as a list if they are few, else all differences, compressed.
+    """Return ranges or times as JSON values: a list if they are few, else the compressed differences of all values.
 
-    Times are listed as differences as well, ranges as pairs of sequences.
+    A list has ranges as pairs of sequences, and times as differences.
     """
     differences = np.diff(values.ravel(), prepend=0)
     if len(values) <= MAX_LISTED:

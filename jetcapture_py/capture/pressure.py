@@ -29,7 +29,7 @@ from jetcapture_py.config.shares import (
 
 _UNLIMITED = 1 << 62
 _FRESH = 0.05
-"""Seconds for which the sums over captures that share memory are not computed again."""
+"""Seconds for which the sums over captures that share memory are cached."""
 
 
 def seal(
@@ -97,16 +97,16 @@ class HoldsMemory(Protocol):
     """A capture that holds memory."""
 
     def held(self) -> tuple[int, int]:
-        """Return the bytes that are held or asked for, and those of open blocks."""
+        """Return the bytes held or asked for, and those of open blocks."""
         ...
 
 
 class CaptureMemory:
-    """The memory of one capture, or of several that share it: `limit` bytes, less what captures take without messages.
+    """The memory of one capture, or of several that share it: `limit` bytes, less what captures need besides messages.
 
-    Those that share it ask for messages in equal parts, so that all together ask for no more than one alone would. Open
-    blocks may take what the others leave of their share, and at least an equal part. Captures may be made, and join, in
-    another thread than that in which they run.
+    Captures that share it ask for messages in equal parts, so that together they ask for no more than one alone would.
+    Open blocks may take what the others leave of the share of open blocks, and at least an equal part. Captures may be
+    made, and join, in another thread than that in which they run.
     """
 
     def __init__(self, limit: int) -> None:
@@ -137,7 +137,7 @@ class CaptureMemory:
 
     @property
     def part(self) -> int:
-        """An equal part of the memory."""
+        """Bytes of one capture's equal part."""
         return self.limit // max(1, len(self._members))
 
     def elsewhere(self, member: HoldsMemory) -> int:

@@ -26,7 +26,7 @@ log = logging.getLogger("jetcapture.capture")
 TICK = 0.1
 POLL = 1.0
 IDLE_POLL = 5.0
-"""Seconds between looks at what only messages change, if there are none."""
+"""Seconds between checks of what only messages can change, while there are none."""
 QUIET = 1.0
 """Seconds without a message after which tasks wait for one instead of looking every `TICK`."""
 STALLED = 0.1

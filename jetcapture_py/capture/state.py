@@ -107,11 +107,11 @@ class CaptureState:
 
     @property
     def elsewhere(self) -> int:
-        """Bytes that captures which share the memory hold or ask for."""
+        """Bytes that the other captures hold or ask for."""
         return self.budget.elsewhere(self)
 
     def held(self) -> tuple[int, int]:
-        """Return the bytes that are held or asked for, and those of open blocks."""
+        """Return the bytes held or asked for, and those of open blocks."""
         source = self.source
         return self.memory + source.waiting_bytes + source.pulls.in_flight, self.blocks.resident
 
@@ -132,7 +132,7 @@ class CaptureState:
 
     @asynccontextmanager
     async def encoding(self, size: int) -> AsyncIterator[None]:
-        """Wait until `size` bytes may be taken to make objects; inside the block they are."""
+        """Wait for `size` bytes of the memory for making objects, and hold them inside the block."""
         async with self.budget.encoding.acquire(size):
             self.encoding_bytes += size
             try:

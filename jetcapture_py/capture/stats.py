@@ -34,7 +34,7 @@ MAX_LOGGED_REASONS = 5
 MAX_OBJECTS = 10
 MAX_REASONS = 20
 MAX_STAGES = 20
-"""Maximum stages that are counted by their name; your own decoder may name any. The rest counts as other."""
+"""Maximum stages that are counted by name; your own decoder may name any. Further ones count as `other`."""
 _NEW_REASONS = 5
 """Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
 

@@ -113,7 +113,7 @@ class Rewritten:
     """Whether the source may be removed. Not if an object of the target's name existed, which did not say that it
     replaces the source: a compaction may be about to remove it in favor of the source. The next run removes it."""
     sha256: str | None = None
-    """Of the target's bytes; None if an earlier run has written it."""
+    """SHA-256 of the target's bytes; None if an earlier run has written it."""
 
 
 def rewrite(
@@ -132,7 +132,8 @@ def rewrite(
     if encoded is None:
         return Rewritten(source=source, target=None, dropped=footer.rows, removable=True)
     name, written = encoded.name, encoded.data
-    known, expected = files.lookup(name.path), rows.__call__
+    known = files.lookup(name.path)
+    expected: Callable[[], Iterator[pa.Table]] = rows
     before = () if known is None else replaced_by(files.footer(known))
     if known is None:
         files.put(name, written)
@@ -178,7 +179,7 @@ def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[i
 
 
 class _Rows:
-    """The rows that stay, for every call; few enough are kept in memory, others are read again."""
+    """Reads the rows that stay, as often as it is called; keeps up to `ROW_GROUP_BYTES` of them for the next call."""
 
     def __init__(self, read: Callable[[], Iterator[pa.Table]]) -> None:
         self._read = read

@@ -52,12 +52,14 @@ def summarize(
     errors: Sequence[str],
     dry_run: bool,
 ) -> Summary:
-    """Summarize the outcomes for so many chosen objects of `size` bytes together; `removed` are paths, `errors` are
-    failures to remove."""
+    """Summarize the outcomes for `objects` chosen objects of `size` bytes in total.
+
+    `removed` are paths, `errors` are failures to remove.
+    """
     changes = []
     for outcome in outcomes:
         pairs = zip(outcome.removable, outcome.sizes, strict=True)
-        gone = [each for path, each in pairs if dry_run or path in removed]
+        gone = [bytes_ for path, bytes_ in pairs if dry_run or path in removed]
         if gone or outcome.written:
             change = Change(
                 key=outcome.key,

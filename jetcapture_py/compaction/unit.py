@@ -67,7 +67,7 @@ class Outcome:
 
     `written` has path and bytes of new objects; in a dry run the path is empty, and they have `rows` rows. `holders`
     together have all messages, and the last of them was written at `since` (seconds since the epoch), so `removable`
-    may be removed, of which `sizes` are the bytes. `duplicates` counts copied rows. `left` is the reason why not
+    may be removed; `sizes` are their bytes. `duplicates` counts copied rows. `left` is the reason why not
     everything was compacted; `failed`: that is an error. `missing` are the sources that the host `worker` did not find.
     """
 
@@ -257,11 +257,11 @@ class _Compaction:
         done.duplicates = int(unit.counts.sum()) - survey_.rows(unit.first, unit.end)
         if self._spec.dry_run:
             kept = {name.path for name in holders}
-            gone = [each for each in unit.sources if each.name.path not in kept]
+            gone = [source for source in unit.sources if source.name.path not in kept]
         else:
             done.holders = [name.path for name in holders]
             gone = [unit.sources[index] for index in removable(unit, holders)]
-        done.removable, done.sizes = [each.name.path for each in gone], [each.size for each in gone]
+        done.removable, done.sizes = [source.name.path for source in gone], [source.size for source in gone]
         if done.holders and done.removable:
             now = time.time()  # a store's clock may be ahead
             done.since = now if done.written else min(now, max(map(self._files.modified, done.holders)))

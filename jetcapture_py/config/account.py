@@ -25,7 +25,7 @@ Parse = Callable[[object, Mapping[str, str]], T]
 """Makes a capture's configuration of plain values. Raises ConfigError."""
 
 STREAM = "{stream}"
-WORK_QUEUE = "its retention is workqueue, and an archive takes its messages from other consumers"
+WORK_QUEUE = "its retention is workqueue, so an archive would take messages from other consumers"
 """Why a stream is left out unless it is named exactly."""
 _PLACEHOLDERS = (
     ("source", "consumer"),
@@ -35,7 +35,7 @@ _PLACEHOLDERS = (
     ("maintain", "table", "quarantine"),
     ("maintain", "table", "location"),
 )
-"""Settings in which `{stream}` is replaced; in `on_stored.subject`, every capture does that."""
+"""Settings in which `{stream}` is replaced here; each capture replaces it in `on_stored.subject` itself."""
 
 
 class AccountConfig(Generic[T]):
@@ -52,25 +52,25 @@ class AccountConfig(Generic[T]):
             SourceConfig, {"stream": "S", "consumer": "C", **patterns}, rename=lambda line: f"source.{line}"
         )
         self.streams, self.buckets, self.max_streams = checked.streams, checked.buckets, checked.max_streams
-        if not any(not pattern.startswith("!") for pattern in (*self.streams, *self.buckets)):
+        if all(pattern.startswith("!") for pattern in (*self.streams, *self.buckets)):
             raise ConfigError("source.streams: expected a name or a pattern without !")
         self._check_what_captures_share()
         self.sample = self.capture("STREAM" if self.streams else "KV_BUCKET")
-        """The configuration of a capture; its `nats`, `http` and `log` are those of all."""
+        """The configuration of some capture; `nats`, `http` and `log` are the same for all."""
 
     @classmethod
     def of(cls, data: object, env: Mapping[str, str], parse: Parse[T]) -> AccountConfig[T] | None:
-        """Return the configuration that these plain values are; None for one of a single capture."""
+        """Return the configuration in the settings of a file; None if that is for a single capture."""
         return cls(data, env, parse) if isinstance(data, dict) and is_of_many(data) else None
 
     @property
     def divided(self) -> bool:
-        """Whether every stream or every key has an archive of its own, so that no archive says which streams it has."""
+        """Whether every stream or key has its own `store.url`, so that no archive can list all streams."""
         url = str((self._data.get("store") or {}).get("url"))
         return STREAM in url or "{key}" in url
 
     def selects(self, stream: str, *, takes: bool = False) -> bool:
-        """Whether a stream is selected; `takes` says that an archive would take messages from other consumers."""
+        """Whether a stream is selected. With `takes`, as for a work queue, only a stream that is named exactly is."""
         if stream in self.streams:
             return not _fits_any(self.streams, stream, excluding=True)
         if takes:
@@ -92,7 +92,7 @@ class AccountConfig(Generic[T]):
         return self._parse(data, self._env)
 
     def _check_what_captures_share(self) -> None:
-        """Raise ConfigError for settings with which captures would be in each other's way."""
+        """Raise ConfigError for settings that captures of one process cannot share."""
         limits, maintain = self._data.get("limits"), self._data.get("maintain")
         if isinstance(limits, dict) and limits.get("spool") is not None:
             raise ConfigError("limits.spool: cannot be combined with source.streams, whose captures share the memory")

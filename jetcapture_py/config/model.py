@@ -331,6 +331,11 @@ class Config(Section):
             raise wrong("limits.spool.path", f"{spool.path} is inside the archive, {root}; expected another directory")
         return self
 
+    @property
+    def stream_name(self) -> str:
+        """The stream's name."""
+        return self.source.stream
+
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""
         if (unacked := self.source.max_ack_pending) <= MANY_UNACKED:
@@ -361,18 +366,18 @@ def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
 
 
 def is_of_many(data: Mapping[str, Any]) -> bool:
-    """Whether plain values configure many captures."""
+    """Whether the settings of a file configure many captures."""
     source = data.get("source")
     return isinstance(source, dict) and any(source.get(name) is not None for name in MANY)
 
 
 def _of_one(data: object) -> dict[str, Any]:
-    """Return the settings. Raises ConfigError if they are none, or those of many captures."""
+    """Return the settings. Raises ConfigError if they are not a mapping, or configure many captures."""
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
     if is_of_many(data):
         many = next(name for name in MANY if data["source"].get(name) is not None)
-        raise ConfigError(f"source.{many}: many captures, where one is expected; --stream chooses one")
+        raise ConfigError(f"source.{many}: expected a configuration of one stream, or --stream to choose one of many")
     return data
 
 

@@ -1,6 +1,6 @@
-"""The captures of a command: read its files, find the streams of those for many, and decide what can run together.
+"""The captures of a command: read its files, find the streams that these select, and decide what can run together.
 
-A capture is named after its file, and if that is for many, also after its stream. Captures of one process have
+A capture is named after its file, and also after its stream if the file is for many. Captures of one process have
 different names, do not do the same work twice, and agree on the HTTP address and the log, of which a process has one.
 """
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from jetcapture_py.config import yaml_text
 from jetcapture_py.config.account import AccountConfig, Parse, T
-from jetcapture_py.config.model import Config, HttpConfig, LogConfig, Managed, load, parse, read_text
+from jetcapture_py.config.model import Config, HttpConfig, LogConfig, load, parse, read_text
 from jetcapture_py.config.section import validated
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError, JetcaptureError
@@ -40,7 +40,7 @@ _MAX_NAMED = 10
 
 
 class CaptureId(NamedTuple):
-    """A capture: its file and, if that is for many, its stream. In problems, also a file or a directory."""
+    """A capture: its file and, if that is for many, its stream. Problems of a file or directory have no stream."""
 
     path: Path
     stream: str = ""
@@ -61,12 +61,12 @@ class CaptureId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundStreams:
-    """The streams that a configuration of many selects now."""
+    """The streams that a configuration of many selects at the moment."""
 
     names: Sequence[str] = ()
-    """Those to capture, in order."""
+    """Streams to capture, sorted."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why others are left out."""
+    """Streams that are left out, and why."""
 
 
 Find = Callable[[AccountConfig[T]], FoundStreams]
@@ -75,7 +75,7 @@ Find = Callable[[AccountConfig[T]], FoundStreams]
 
 @dataclass(slots=True)
 class Captures(Generic[T]):
-    """The captures that files name now."""
+    """The captures of a command's files."""
 
     configs: dict[CaptureId, T] = field(default_factory=dict)
     """The configuration of each."""
@@ -94,12 +94,12 @@ class CaptureFiles(Generic[T]):
         self,
         arguments: Sequence[Path],
         parse: Parse[T],
-        find: Find[T],
+        find: Find[T] | None,
         streams: Sequence[str] = (),
         env: Mapping[str, str] = os.environ,
     ) -> None:
         self.single = len(arguments) == 1 and not arguments[0].is_dir()
-        """Whether there is one capture, which need not be named. Known for certain once the files have been read."""
+        """Whether there is one capture, which output need not name. Final once the files have been read."""
         self._directories = {path for path in arguments if path.is_dir()}
         self._arguments, self._parse, self._find, self._streams, self._env = arguments, parse, find, streams, env
         self._files: dict[Path, T | AccountConfig[T]] = {}
@@ -108,7 +108,7 @@ class CaptureFiles(Generic[T]):
 
     @property
     def chooses_one(self) -> bool:
-        """Whether the captures of one stream were chosen."""
+        """Whether one stream was chosen."""
         return len(self._streams) == 1
 
     @property
@@ -117,7 +117,7 @@ class CaptureFiles(Generic[T]):
         return any(isinstance(file, AccountConfig) for file in self._files.values())
 
     def read(self) -> None:
-        """Read the files again. What is wrong becomes a problem of `captures`; a file for many stays as it was."""
+        """Read the files again. Errors become problems of `captures`; a file for many then stays as it was."""
         before, self._files, self._broken, again = self._files, {}, {}, self._read
         for path in self._expanded():
             try:
@@ -135,64 +135,64 @@ class CaptureFiles(Generic[T]):
         self.single, self._read = self.single and not self.of_many, True
 
     def captures(self, running: Mapping[CaptureId, T] = MappingProxyType({})) -> Captures[T]:
-        """Return the captures, while `running` run: where a file or directory has a problem, what runs of it stays."""
+        """Return the captures. Where a file or directory has a problem, its `running` captures stay as they are."""
         if not self._read:
             self.read()
-        found: Captures[T] = Captures(problems=dict(self._broken))
+        captures: Captures[T] = Captures(problems=dict(self._broken))
         for path, file in self._files.items():
             if isinstance(file, AccountConfig):
-                self._add_streams(found, path, file, running)
-            elif not self._streams or _stream(file) in self._streams:
-                found.configs[CaptureId(path)] = file
+                self._add_streams(captures, path, file, running)
+            elif not self._streams or file.stream_name in self._streams:
+                captures.configs[CaptureId(path)] = file
         for capture, config in running.items():
-            if capture not in found.configs and self._broken.keys() & {capture, *capture.whole}:
-                found.configs[capture] = config
-        streams = {_stream(config) for config in found.configs.values()} | {each.stream for each in found.problems}
+            if capture not in captures.configs and self._broken.keys() & {capture, *capture.whole}:
+                captures.configs[capture] = config
+        streams = {config.stream_name for config in captures.configs.values()}
+        streams |= {capture.stream for capture in captures.problems}
         for stream in self._streams:
             if stream not in streams and not self._broken:
                 text = f"--stream: the configuration has no capture of stream {stream}"
-                found.problems[CaptureId(Path(stream))] = (text,)
-        return found
+                captures.problems[CaptureId(Path(stream))] = (text,)
+        return captures
 
     def chosen(self) -> Captures[T]:
-        """Return the captures for one command; problems are those of single streams. Raises ConfigError,
-        JetcaptureError."""
-        found = self.captures()
-        refuse_wrong_files(found.problems, found.failure)
-        return found
+        """Return the captures of a command, with the problems of single streams.
+
+        Raises ConfigError for problems of files, and JetcaptureError if streams cannot be found.
+        """
+        captures = self.captures()
+        refuse_wrong_files(captures)
+        return captures
 
     def _add_streams(
-        self, found: Captures[T], path: Path, file: AccountConfig[T], running: Mapping[CaptureId, T]
+        self, captures: Captures[T], path: Path, file: AccountConfig[T], running: Mapping[CaptureId, T]
     ) -> None:
-        """Add the captures of a file for many. What runs ends by itself with its stream, or when it is not selected."""
+        """Add the captures of a file for many. A running one stays while it is selected: it ends with its stream."""
         names = [capture.stream for capture in running if capture.path == path and file.selects(capture.stream)]
-        try:
-            streams = self._found(file)
-        except JetcaptureError as error:
-            streams, found.failure = FoundStreams(), error
-            found.problems[CaptureId(path)] = (f"{path}: {error}",)
+        streams = FoundStreams([name for name in self._streams if file.selects(name)])
+        if self._find is not None and not self._streams:
+            try:
+                streams = self._find(file)
+            except JetcaptureError as error:
+                captures.failure = error
+                captures.problems[CaptureId(path)] = (f"{path}: {error}",)
         names += [name for name in streams.names if name not in names]
-        found.left_out |= {CaptureId(path, name): reason for name, reason in streams.left_out.items()}
+        captures.left_out |= {CaptureId(path, name): reason for name, reason in streams.left_out.items()}
         if more := names[file.max_streams :]:
             left = ", ".join(more[:_MAX_NAMED]) + (", …" if len(more) > _MAX_NAMED else "")
             text = f"{plural(len(names), 'stream')} match, and {file.max_streams} are captured; left out: {left}"
-            found.problems[CaptureId(path, _EVERY)] = (f"{path}: source.max_streams: {text}",)
+            captures.problems[CaptureId(path, _EVERY)] = (f"{path}: source.max_streams: {text}",)
         for name in names[: file.max_streams]:
             capture = CaptureId(path, name)
             try:
-                found.configs[capture] = file.capture(name)
+                captures.configs[capture] = file.capture(name)
             except ConfigError as error:
-                found.problems[capture] = tuple(f"{capture}: {line}" for line in error.problems)
+                captures.problems[capture] = tuple(f"{capture}: {line}" for line in error.problems)
                 if capture in running:
-                    found.configs[capture] = running[capture]
-
-    def _found(self, file: AccountConfig[T]) -> FoundStreams:
-        if self._streams:
-            return FoundStreams([name for name in self._streams if file.selects(name)])
-        return self._find(file)
+                    captures.configs[capture] = running[capture]
 
     def _expanded(self) -> list[Path]:
-        """Return all files; note directories that are gone, cannot be read or have none as broken."""
+        """Return all files; mark directories that are gone, unreadable or empty as broken."""
         files: dict[Path, None] = {}
         for argument in self._arguments:
             try:
@@ -206,48 +206,37 @@ class CaptureFiles(Generic[T]):
         return AccountConfig.of(data, self._env, self._parse) or self._parse(data, self._env)
 
 
-def _stream(config: Config | Managed) -> str:
-    return config.stream_name if isinstance(config, Managed) else config.source.stream
-
-
-def refuse_wrong_files(problems: Mapping[CaptureId, tuple[str, ...]], failure: JetcaptureError | None) -> None:
-    """Raise `failure`, why streams could not be found, or ConfigError for problems with more than single streams."""
-    if failure is not None:
-        raise failure
-    if lines := [line for capture, lines in problems.items() if not capture.stream for line in lines]:
+def refuse_wrong_files(captures: Captures[T]) -> None:
+    """Raise the reason why streams could not be found, or ConfigError for problems of files and directories."""
+    if captures.failure is not None:
+        raise captures.failure
+    if lines := [line for capture, lines in captures.problems.items() if not capture.stream for line in lines]:
         raise ConfigError(*lines)
 
 
 def only(path: Path, stream: str | None) -> Config:
-    """Return the configuration of one capture: the file's, or of one for many that of `stream`. Raises ConfigError."""
+    """Return the configuration of one capture: that of the file, or of `stream` if the file is for many.
+
+    Raises ConfigError.
+    """
     if stream is None:
         return load(path)
-    found = ConfigFiles([path], streams=[stream]).chosen()
-    if wrong := [line for lines in found.problems.values() for line in lines]:
-        raise ConfigError(*wrong)
-    return next(iter(found.configs.values()))
-
-
-def no_streams(file: AccountConfig[T]) -> FoundStreams:
-    """Find no streams: for whoever runs captures of one stream each."""
-    raise ConfigError(f"source.streams: streams of {', '.join(file.sample.nats.servers)} are not looked for here")
+    captures = ConfigFiles([path], streams=[stream]).chosen()
+    if captures.problems:
+        raise ConfigError(*(line for lines in captures.problems.values() for line in lines))
+    return next(iter(captures.configs.values()))
 
 
 # ---------------------------------------------------------------------- captures of one process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectedConfigs:
-    """The captures that should run in a process, and what they share."""
+@dataclass(slots=True, kw_only=True)
+class SelectedConfigs(Captures[Config]):
+    """The captures that should run in a process, and what they share.
 
-    configs: Mapping[CaptureId, Config]
-    """The configuration of each."""
-    problems: Mapping[CaptureId, tuple[str, ...]]
-    """Problems with other files and directories, or with a running capture's new configuration, one line each."""
-    left_out: Mapping[CaptureId, str]
-    """Why streams are left out, although their names are selected."""
-    failure: JetcaptureError | None
-    """Why streams could not be found."""
+    `problems` also has those of running captures' new configurations.
+    """
+
     listen: str | None
     """The address of the HTTP server; None without one."""
     listen_required: bool
@@ -259,7 +248,7 @@ class SelectedConfigs:
 class ConfigFiles(CaptureFiles[Config]):
     """The configuration files of a process. `listen` overrides their `http`. Raises ConfigError if it is wrong.
 
-    Unless they are for captures that run `together`, `chosen` does not mind what they have in common.
+    With `together`, `chosen` also refuses captures that cannot run in one process.
     """
 
     def __init__(
@@ -268,7 +257,7 @@ class ConfigFiles(CaptureFiles[Config]):
         listen: str | None = None,
         env: Mapping[str, str] = os.environ,
         *,
-        find: Find[Config] = no_streams,
+        find: Find[Config] | None = None,
         streams: Sequence[str] = (),
         together: bool = True,
     ) -> None:
@@ -284,15 +273,15 @@ class ConfigFiles(CaptureFiles[Config]):
         if not self._together:
             return super().chosen()
         selected = self.select()
-        refuse_wrong_files(selected.problems, selected.failure)
-        return Captures(dict(selected.configs), dict(selected.problems), dict(selected.left_out))
+        refuse_wrong_files(selected)
+        return selected
 
     def select(
         self, running: Mapping[CaptureId, Config] = MappingProxyType({}), *, again: bool = True
     ) -> SelectedConfigs:
-        """Return what should run while `running` run: where something has a problem, what runs of it stays.
+        """Return the captures that should run. Where something has a problem, its `running` captures stay as they are.
 
-        Without reading the files `again`, only streams are looked for.
+        Unless the files are to be read `again`, only the streams are looked up.
         """
         if again:
             self.read()

@@ -256,7 +256,7 @@ GRACE = 10.0
 PAUSE = 0.5
 """Seconds between two attempts."""
 IDLE = 5.0
-"""Seconds without a message after which one pull is enough, until there is one."""
+"""Seconds without a message after which only one pull is kept open, until the next message."""
 
 
 _SLOTS_BY_PHASE = {Phase.STANDBY: 1, Phase.INTERRUPTED: 0}
@@ -329,9 +329,9 @@ class PullSlot:
 class Pulls:
     """The pulls of one consumer into `inbox`.
 
-    `used` returns the bytes held and received, `part` and `left` are those of `PullSource`, `wake` is set when
-    there may be something to do, and `fail` is called when pulls can never succeed. `answered` is when the server last
-    served or confirmed a pull. `ordered` is the state of this replica in `source.mode: ordered`.
+    `used` returns the bytes held and received, `part` and `left` are as in `PullSource`, `wake` is set when there may
+    be something to do, and `fail` is called when pulls can never succeed. `answered` is when the server last served or
+    confirmed a pull. `ordered` is the state of this replica in `source.mode: ordered`.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class Pulls:
         return quiet and not self.catching_up and not self._consumer.state.pending
 
     def rest(self) -> float:
-        """Return for how many seconds `renew` will have nothing to do, unless something happens."""
+        """Return the seconds until `renew` has something to do, if no message or status arrives before."""
         now = self._clock()
         open_slots = [slot for slot in self.slots if slot.active]
         if len(open_slots) < self._wanted(now) or self.held or not self._client.is_connected:

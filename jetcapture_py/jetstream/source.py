@@ -115,8 +115,8 @@ class PullSource:
     """The consumer's messages.
 
     `held` returns the bytes held by the rest of the pipeline, `unacked` the number of unacknowledged messages in this
-    process, and `replies` their ack subjects. `part` returns the bytes of memory for what is received, and `left` those
-    that others leave; by default, all of `limits.memory`.
+    process, and `replies` their ack subjects. `part` returns the bytes of this capture's equal part of the memory, and
+    `left` the bytes that other captures leave; both are `limits.memory` by default.
     """
 
     def __init__(

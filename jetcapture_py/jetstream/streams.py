@@ -1,8 +1,10 @@
-"""The streams that a server has, for a configuration of many."""
+"""List the streams of a server, and those that a configuration of many selects."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
 from jetcapture_py.config.several import FoundStreams
@@ -12,7 +14,7 @@ from jetcapture_py.text import one_line
 
 TIMEOUT = 10.0
 """Seconds that the server may take to list its streams."""
-UNKNOWN = "the server has no answer about it now"
+UNKNOWN = "the server cannot describe it at the moment: it is missing or offline"
 
 
 def on_server(file: AccountConfig[T]) -> FoundStreams:
@@ -26,12 +28,10 @@ def on_server(file: AccountConfig[T]) -> FoundStreams:
 
 
 async def _on_server(file: AccountConfig[T]) -> FoundStreams:
-    names, left_out, offset, total = [], {}, 0, 1
+    names, left_out = [], {}
     async with ReadSession(file.sample.nats, "jetcapture streams", timeout=TIMEOUT) as session:
-        while offset < total:
-            answer = await session.request("STREAM.LIST", {"offset": offset})
-            infos = answer.get("streams") or ()
-            for info in infos:
+        async for answer in stream_lists(session):
+            for info in answer.get("streams") or ():
                 name = info["config"]["name"]
                 takes = info["config"].get("retention") == "workqueue"
                 if file.selects(name, takes=takes):
@@ -40,5 +40,14 @@ async def _on_server(file: AccountConfig[T]) -> FoundStreams:
                     left_out[name] = WORK_QUEUE
             unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
             left_out |= {name: UNKNOWN for name in unknown if file.selects(name)}
-            total, offset = answer.get("total", 0), offset + max(len(infos), answer.get("limit", 0), 1)
     return FoundStreams(sorted(names), dict(sorted(left_out.items())))
+
+
+async def stream_lists(session: ReadSession) -> AsyncIterator[dict[str, Any]]:
+    """Yield the pages of the account's list of streams. Raises SourceError, also without permission."""
+    offset, total = 0, 1
+    while offset < total:
+        answer = await session.request("STREAM.LIST", {"offset": offset})
+        yield answer
+        listed = len(answer.get("streams") or ())
+        total, offset = answer.get("total", 0), offset + max(listed, answer.get("limit", 0), 1)

@@ -50,9 +50,9 @@ from jetcapture_py.text import plural
 
 _REMOVERS = 16
 _NICE = 10
-"""Priority of the threads that merge: of a core that others want, too, they get about a tenth."""
+"""Nice value of the threads that merge: on a core that others use too, they get about a tenth of the time."""
 _AHEAD = 8
-"""Units for each core that are ready to be compacted."""
+"""Maximum units per core that wait to be compacted."""
 _MIN_ROWS = 1 << 18
 """Rows that an object may always have."""
 
@@ -164,7 +164,7 @@ class Compaction:
 
     @property
     def listed(self) -> int:
-        """How many Parquet objects there are, also in buckets that are not selected or not complete."""
+        """Number of Parquet objects, also in buckets that are not selected or not complete."""
         return self._listed.files
 
     def paths(self) -> Iterator[str]:
@@ -172,7 +172,7 @@ class Compaction:
         return (path for path, _ in self._listed)
 
     def forget(self) -> None:
-        """Give back the memory of the listing, after all work."""
+        """Free the memory of the listing, after all work is done."""
         self._listed = Inventory(1)
 
     def work(self) -> Iterator[Sequence[Source]]:
@@ -301,10 +301,10 @@ def compact_in_threads(
 
     running: dict[Future[list[Outcome]], Sequence[Source]] = {}
 
-    def take(least: int) -> None:
-        """Take what is done, until so many are running."""
+    def collect(max_running: int) -> None:
+        """Add the outcomes of finished units, until at most this many are left."""
         nonlocal left, left_bytes
-        while len(running) > least:
+        while len(running) > max_running:
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 compaction.add(done.result())
                 sources = running.pop(done)
@@ -312,17 +312,17 @@ def compact_in_threads(
                 progress(left, left_bytes)
 
     progress(left, left_bytes)
-    with ThreadPoolExecutor(_cores(), "compact", initializer=_give_way) as threads:
+    with ThreadPoolExecutor(_cores(), "compact", initializer=_lower_priority) as threads:
         for bucket in buckets:
             for sources in compaction.work_in(bucket):
                 running[threads.submit(compact, sources)] = sources
-                take(_AHEAD * _cores())
-        take(0)
+                collect(_AHEAD * _cores())
+        collect(0)
     pa.default_memory_pool().release_unused()
 
 
-def _give_way() -> None:
-    """Have this thread run where nothing else wants its core, such as a capture beside it. Only Linux has that."""
+def _lower_priority() -> None:
+    """Let others on the machine, such as a capture, go before this thread. Only Linux has priorities of threads."""
     if sys.platform == "linux":
         own = threading.get_native_id()
         with suppress(OSError):

@@ -118,7 +118,7 @@ class _Tables:
 
             problems = self._dropped(name, quarantine, left, listed)
             with open_table(self._config, self._archive, quarantine=quarantine) as table:
-                # an object that came after the listing is looked up
+                # the listing may be older than an object: ask for it
                 unnamed = self._delete_unnamed(table, lambda path: gone(path) and not self._exists(path))
                 return problems + [f"table {name}: {each}" for each in unnamed]
 

@@ -84,16 +84,17 @@ def maintain(
 
 def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
     passes: dict[CaptureId, tuple[str, Maintenance]] = {}
-    configs, problems = _required(files, section=request is None)
-    for lines in problems.values():
+    selected = _required(files, section=request is None)
+    for lines in selected.problems.values():
         for line in lines:
             _tell("", line)
-    if not configs and not problems:
+    if not selected.configs and not selected.problems:
         sys.stderr.write(NOTHING)
-    code, single = FAILED if problems else DONE, len(configs) == 1 and (files.single or files.chooses_one)
-    width = max((len(escaped(capture.name)) for capture in configs), default=0)
+    code = FAILED if selected.problems else DONE
+    single = len(selected.configs) == 1 and (files.single or files.chooses_one)
+    width = max((len(escaped(capture.name)) for capture in selected.configs), default=0)
     with text.progress_bars() as show:
-        for capture, config in configs.items():
+        for capture, config in selected.configs.items():
             label = "" if single else f"{capture.name}: "
             maintenance = Maintenance(
                 config,
@@ -127,21 +128,18 @@ def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bo
     return code
 
 
-def _required(
-    files: ConfigFiles, *, section: bool
-) -> tuple[Mapping[CaptureId, Config], Mapping[CaptureId, tuple[str, ...]]]:
-    """Return the configurations, and problems with single streams.
+def _required(files: ConfigFiles, *, section: bool) -> SelectedConfigs:
+    """Return the captures, with the problems of single streams.
 
     Raises ConfigError if a file is wrong or, with `section`, lacks `maintain`, and JetcaptureError.
     """
     selected = files.select()
-    problems = dict(selected.problems)
     for capture, config in selected.configs.items() if section else ():
         if config.maintain is None:
             whole = CaptureId(capture.path)
-            problems[whole] = (f"{'' if files.single else f'{whole}: '}{_NO_SECTION}",)
-    refuse_wrong_files(problems, selected.failure)
-    return selected.configs, problems
+            selected.problems[whole] = (f"{'' if files.single else f'{whole}: '}{_NO_SECTION}",)
+    refuse_wrong_files(selected)
+    return selected
 
 
 _NO_SECTION = "maintain: required by `jetcapture maintain`, but not set, such as {compact: {}}"

@@ -20,7 +20,7 @@ from rich.text import Text
 from jetcapture_py import text
 from jetcapture_py.archive import layout
 from jetcapture_py.config.account import AccountConfig, T
-from jetcapture_py.config.model import Config, Managed
+from jetcapture_py.config.model import Config
 from jetcapture_py.config.several import CaptureFiles, CaptureId, ConfigFiles, Find, FoundStreams
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
@@ -33,8 +33,8 @@ from jetcapture_py.verify.findings import Progress, ignore
 log = logging.getLogger("jetcapture.many")
 
 THREADS = 8
-"""Captures about which a command asks at the same time."""
-NOTHING = "no captures: there is no stream, and no bucket, that the configuration selects\n"
+"""Maximum captures that a command examines at the same time."""
+NOTHING = "no captures: the configuration selects no stream and no bucket\n"
 _WORST = (0, 3, 1, 2)
 """Exit codes, the worst last."""
 
@@ -43,7 +43,7 @@ _WORST = (0, 3, 1, 2)
 
 
 def in_archive(file: AccountConfig[Config]) -> FoundStreams:
-    """Find the streams that the archive has, also those that are gone; on the server, where no archive has all.
+    """Find the streams that the archive has, also deleted ones; those of the server if no archive can list all.
 
     Raises JetcaptureError.
     """
@@ -62,7 +62,7 @@ def captures(
     find: Find[Config] = on_server,
     together: bool = False,
 ) -> ConfigFiles:
-    """Return the files that a command names; `together`, their captures are meant for one process."""
+    """Return the files that a command names. With `together`, their captures must be able to run in one process."""
     return ConfigFiles(paths, http, find=find, streams=streams or (), together=together)
 
 
@@ -71,16 +71,16 @@ def captures(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a command says of one capture."""
+    """A command's output about one capture."""
 
     summary: str
-    """One line for a list of captures, not escaped."""
+    """One line, for a list of captures; not escaped."""
     lines: Iterable[str | Text] = ()
     """Everything, for one capture."""
     records: Iterable[Mapping[str, Any]] = ()
-    """The same as JSON values, a line each."""
+    """The same as JSON objects, one a line."""
     as_list: bool = False
-    """Whether the records of a single capture are one line."""
+    """Whether the records of a single capture are printed as one JSON array."""
     code: int = 0
     """The exit code."""
 
@@ -94,10 +94,11 @@ def run(
     of_one: bool = False,
     tell_left_out: bool = False,
 ) -> int:
-    """Do `work` for every capture, of many in `threads`, and print what it says; return the worst exit code.
+    """Do `work` for every capture, several at a time in `threads`; print the results, and return the worst exit code.
 
-    A failure of one of many does not keep the others from being done. With `of_one`, there must be a single capture.
-    `tell_left_out` also prints which streams are left out. Raises ConfigError for wrong files, and JetcaptureError.
+    If it fails for one of many captures, the others are done all the same. With `of_one`, there must be a single
+    capture. `tell_left_out` also prints which streams are left out. Raises ConfigError for wrong files, and
+    JetcaptureError if streams cannot be found, or if the work fails for a single capture.
     """
     found = files.chosen()
     if of_one and len(found.configs) > 1:
@@ -126,7 +127,8 @@ def run(
 
         for capture, result in zip(captures, pool.map(attempted, captures), strict=True):
             codes.append(result.code)
-            stream = _stream(found.configs.get(capture)) or capture.stream
+            config = found.configs.get(capture)
+            stream = capture.stream if config is None else config.stream_name
             show_line(capture.name, stream, result, width, as_json=as_json)
     return max(codes, key=_WORST.index)
 
@@ -163,15 +165,9 @@ def _json(value: object) -> str:
 
 
 def failed(error: Exception) -> CommandResult:
-    """Return what is said of a capture for which the work failed."""
+    """Return the output about a capture for which the work failed."""
     if not isinstance(error, JetcaptureError):
         log.debug("traceback", exc_info=error)
     reason = "; ".join(str(error).splitlines()) if isinstance(error, JetcaptureError) else one_line(error)
     code = 2 if isinstance(error, ConfigError) else 1
     return CommandResult(summary=f"failed: {reason}", records=[{"error": reason}], code=code)
-
-
-def _stream(config: Config | Managed | None) -> str:
-    if config is None:
-        return ""
-    return config.stream_name if isinstance(config, Managed) else config.source.stream

@@ -52,7 +52,7 @@ MAX_LINES = 5
 _COUNTS = ("pending", "unacked", "max_ack_pending", "redelivered", "delivered", "ack_floor", "waiting_pulls")
 _LEVELS = "▁▂▃▄▅▆▇█"
 _NAME = 13
-"""Characters of a name and the blanks after it."""
+"""Width of the column of names, with the blanks after them."""
 _STYLES = (
     (re.compile(r"\S+ / \S+ at "), "bold"),
     (re.compile(r"this replica: (?:Ready|Healthy)"), "bold green"),
@@ -182,7 +182,7 @@ def _table(rows: Iterable[_Row]) -> Iterator[str]:
 
 
 class _Statuses:
-    """The status of many captures, with one connection for each login."""
+    """The status of many captures, with one connection for each section `nats`."""
 
     def __init__(self, configs: Mapping[CaptureId, Config], refused: Mapping[CaptureId, Sequence[str]]) -> None:
         self._configs, self._refused = configs, refused
@@ -480,7 +480,7 @@ def lines(status: CaptureStatus | None, problem: str, replica: Mapping[str, Any]
 
 
 def styled(found: Iterable[str], width: int | None = None) -> Text:
-    """Return lines with colors, which a terminal may show; each is broken below its value if it exceeds `width`."""
+    """Return lines with colors for a terminal; a line longer than `width` is broken and indented below its value."""
     text = Text()
     for line in found:
         style = next((style for beginning, style in _STYLES if beginning.match(line)), "")

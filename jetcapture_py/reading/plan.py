@@ -34,7 +34,7 @@ Times = tuple[datetime, datetime] | None
 _BUCKET_DIGITS = len("20260501T120000")
 _YEAR_1000, _YEAR_9999 = -30_610_224_000, 253_370_764_800
 _AFTER_ALL = "~"
-"""Comes after whatever an object's name begins with."""
+"""Sorts after every object's name."""
 _TAIL = 1 << 14
 """Bytes that are read first from the end of an object; almost every footer is shorter."""
 _QUARANTINE = pa.schema(
@@ -374,7 +374,7 @@ def list_objects(
 ) -> Listing:
     """List a stream's objects, or only those of `keys` and those in bundles. Raises JetcaptureError.
 
-    With a `selection`, only those whose buckets may reach into its times.
+    With a `selection`, it leaves out buckets that its times exclude.
     """
     tops = [directory]
     if keys is not None:
@@ -387,7 +387,7 @@ def list_objects(
     first_event, last_event = _bucket_texts(chosen.event_start, chosen.event_end)
 
     def wanted(path: str) -> bool:
-        """Decide as `within_buckets`, without parsing: most of a large archive is of other days."""
+        """As `within_buckets`, but without parsing the path: most objects of a large archive are of other days."""
         above, _, name = path.rpartition("/")
         if name[0] in "._":
             return False
@@ -409,7 +409,7 @@ def list_objects(
 
 
 def _bucket_texts(start: datetime | None, end: datetime | None) -> tuple[str, str]:
-    """Return the first beginning of names of objects from `start` to `end`, and one after the last."""
+    """Return the first text with which names of objects from `start` to `end` can begin, and one after the last."""
 
     def text(seconds: float, otherwise: str) -> str:
         four_digits = _YEAR_1000 <= seconds < _YEAR_9999

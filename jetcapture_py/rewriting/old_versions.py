@@ -15,10 +15,10 @@ HasErased = Callable[[OldVersion], bool]
 def delete_old_versions(
     archive: ArchiveFiles, directories: Sequence[str], has_erased: HasErased, *, dry_run: bool = False
 ) -> tuple[int, list[str]]:
-    """Delete old versions below directories, and the markers of files' removal that no version is left behind.
+    """Delete old versions below directories, and the delete markers of files of which no version is left.
 
-    A marker has the name of a file, and so its key; a run that was killed may have deleted only the versions. Returns
-    how many versions there were, and what could not be deleted, one line each. With `dry_run`, only counts.
+    A marker has a file's name, and so its key; a run that was killed may have deleted only the versions. Returns how
+    many versions there were, and what could not be deleted, one line each. With `dry_run`, only counts.
     """
     count, problems = 0, list[str]()
     kept: set[str] = set()
@@ -48,7 +48,7 @@ def delete_old_versions(
                 try:
                     marker.remove()
                 except StoreError as error:
-                    problems.append(f"{marker.file.path}, the marker of its removal: {error}")
+                    problems.append(f"{marker.file.path}, its delete marker: {error}")
     except StoreError as error:
         problems.append(f"old versions of objects: {error}")
     return count, problems

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 NO_MESSAGES = MessageSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
 _OPTIONAL = (layout.RAW_HEADERS,)
-"""Columns that objects lack without any value."""
+"""Columns that an object lacks if no message has a value for them."""
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 _NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
 
@@ -77,7 +77,7 @@ class Selector(Protocol):
         ...
 
     def untold(self, rows: pa.Table) -> str:
-        """Return why it is not known of some rows whether they are selected; "" if it is known of all."""
+        """Return why some rows cannot be decided; "" if all can."""
         ...
 
 
@@ -119,7 +119,7 @@ class KeySelector:
         return _mask(pc.equal(keys, self.key))
 
     def untold(self, rows: pa.Table) -> str:
-        """A key from a header is not known of messages whose headers cannot be read."""
+        """Messages whose headers cannot be read have no key from a header."""
         if layout.RAW_HEADERS in rows.schema.names and rows[layout.RAW_HEADERS].null_count < rows.num_rows:
             return "messages whose headers cannot be read have no key: select them by --subject or --where"
         return ""

@@ -20,6 +20,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError
 from jetcapture_py.jetstream.range_reader import FEW_AT_ONCE, nanoseconds, next_at_once, requested
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.streams import stream_lists
 from jetcapture_py.text import plural
 from jetcapture_py.verify.findings import Progress
 
@@ -135,12 +136,8 @@ def _origins(settings: dict[str, Any]) -> list[str]:
 
 async def _copies(session: ReadSession, stream: str, erased: Erased) -> AsyncIterator[str]:
     """Yield which streams of the account have, or may have, copies. Raises SourceError, also without permission."""
-    offset, total = 0, 1
-    while offset < total:
-        answer = await session.request("STREAM.LIST", {"offset": offset})
-        streams = answer.get("streams") or []
-        total, offset = int(answer.get("total", 0)) if streams else 0, offset + len(streams)
-        for other in (each["config"] for each in streams):
+    async for answer in stream_lists(session):
+        for other in (info["config"] for info in answer.get("streams") or ()):
             name = other["name"]
             if (other.get("mirror") or {}).get("name") == stream:
                 if count := await _count(session, name, erased):

@@ -172,8 +172,10 @@ class ArchiveFiles:
         return self.below(stream, f"{layout.QUARANTINE}/{stream}")
 
     def below(self, *directories: str, wanted: Callable[[str], bool] = bool) -> Iterator[File]:
-        """Yield every file below directories, relative to the archive's root, unordered; only those whose paths, as in
-        `File`, are `wanted`. Raises StoreError."""
+        """Yield every file below directories, relative to the archive's root, unordered. Raises StoreError.
+
+        `wanted` gets a path, as in `File`, and returns whether to yield the file.
+        """
         self._do(_fresh)
         tops = [(root, f"{root}/{directory}") for root in self._roots() for directory in directories]
         start = len(self._base) + 1
@@ -422,9 +424,9 @@ class ArchiveFiles:
 
     @cached_property
     def protection(self) -> Protection | None:
-        """How the bucket or container protects objects, asked once; None for stores that have no such settings.
+        """How the bucket or container protects objects, asked once.
 
-        None also with `{key}` in the bucket's name, because there are several.
+        None for stores without such settings, and with `{key}` in the bucket's name, because there are several.
         """
         kind = EXTRAS.get(self._remote.scheme) if self._remote is not None else None
         bucket, _, _ = self._template.partition("/")
@@ -438,7 +440,7 @@ class ArchiveFiles:
             return s3_protection(ask, self._options)
 
         def told(request: Callable[[Any], Any]) -> Any:
-            """Return the answer of Azure, or the error."""
+            """Return Azure's answer, or the error."""
             try:
                 return self._do(lambda fs: sync(fs.loop, request, fs.service_client, **self._limit(fs)))
             except Exception as error:  # of Azure's library

@@ -1,7 +1,7 @@
 """How a bucket or container protects what is in it: encryption, old versions, and locks against deletion.
 
-S3 is asked for the bucket's settings, Azure for those of the container and of the account that a client may read. What
-is not permitted, or not told, is a fact that is not known, and never an error.
+S3 is asked for the bucket's settings, Azure for those of the container and of the account that a client may read. A
+setting that cannot be read becomes a fact that is not known, never an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProtectionFact:
     """`ENCRYPTION`, `VERSIONS` or `LOCK`."""
     text: str
     known: bool = True
-    """Whether the store has told; otherwise the text says why not."""
+    """Whether the setting could be read; otherwise the text says why not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,15 @@ class Protection:
 
     facts: tuple[ProtectionFact, ...]
     keeps_versions: bool | None = None
-    """Whether it may have old versions of objects; None if it does not tell."""
+    """Whether it may have old versions of objects; None if that is not known."""
     deleted_days: int = 0
     """For how many days deleted objects can be restored, where that is known (Azure's soft delete)."""
     unsearched: str = ""
-    """What may have old content and cannot be listed."""
+    """What may hold old content and cannot be listed; "" for nothing."""
 
 
 def s3_protection(ask: Ask, options: Mapping[str, Any]) -> Protection:
-    """Return what a bucket of S3 does; `options` are `store.options`, which may have settings for each object."""
+    """Return how a bucket of S3 protects objects; `options` are `store.options`, with settings for each object."""
     own: Mapping[str, Any] = options.get("s3_additional_kwargs") or {}
     versions = _answer(ask, "get_bucket_versioning")
     status = versions.get("Status") if isinstance(versions, Mapping) else None
@@ -121,7 +121,10 @@ def _s3_lock(ask: Ask, own: Mapping[str, Any]) -> ProtectionFact:
 
 
 def azure_protection(container: Any, service: Any) -> Protection:
-    """Return what a container of Azure does: its properties, and those of the account, or why they are not known."""
+    """Return how a container of Azure protects objects.
+
+    `container` and `service` are the properties of the container and of the account, or the errors of asking for them.
+    """
     scope = getattr(getattr(container, "encryption_scope", None), "default_encryption_scope", None)
     key = "the account's key" if scope in (None, _ACCOUNT_KEY) else f"the encryption scope {one_line(str(scope))}"
     held = [
@@ -137,7 +140,7 @@ def azure_protection(container: Any, service: Any) -> Protection:
     known, days = not isinstance(service, Exception), 0
     if known and (policy := service.get("delete_retention_policy")) is not None and policy.enabled:
         days = int(policy.days or 0)
-    versions = "whether Azure keeps versions, only the account's settings tell"
+    versions = "only the account's settings tell whether Azure keeps versions"
     deleted = f"deleted objects can be restored for {plural(days, 'day')} (soft delete)" if days else "no soft delete"
     return Protection(
         facts=(

@@ -70,8 +70,8 @@ class ArchivedMessages:
         """Return the end, exclusive, of a batch that begins at `first`, or after it if nothing is there, and ends at
         `last` or before.
 
-        It has at most this many messages, and objects of about `size` bytes, as far as names and sizes tell. It does
-        not reach beyond the last list if that has its beginning: a large archive is not listed for every batch. Raises
+        It has at most this many messages, and objects of about `size` bytes, as far as names and sizes tell. It ends
+        with the last listing if that has its beginning: a large archive is not listed for every batch. Raises
         JetcaptureError.
         """
         if messages is None and size is None:

@@ -1,4 +1,4 @@
-"""Let Spark show an error of ours in one line: what is wrong, without the traceback of the worker that noticed it."""
+"""Have Spark show our errors in one line, without the traceback of the Python worker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jetcapture_py.errors import JetcaptureError
 Entry = TypeVar("Entry", bound=type)
 
 _IN_WORKER = "PYTHON_WORKER_FACTORY_"
-"""Spark gives variables with this beginning to its Python workers."""
+"""Spark sets variables with this prefix for its Python workers."""
 _HIDE = "SPARK_HIDE_TRACEBACK"
-"""A worker that has failed looks at it, answers with its exception, and ends."""
+"""A worker that fails reports its exception without a traceback if this is set, and ends."""
 _ENTRIES = (
     "schema",
     "reader",
@@ -35,16 +35,16 @@ def one_line_errors(entry: Entry) -> Entry:
     """Have the methods that Spark calls of a data source, a reader or a writer raise JetcaptureError in one line."""
     for name in _ENTRIES:
         if callable(method := vars(entry).get(name)):
-            setattr(entry, name, _in_one_line(method))
+            setattr(entry, name, _one_line(method))
     return entry
 
 
-def _in_one_line(method: Callable[..., Any]) -> Callable[..., Any]:
+def _one_line(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def called(*arguments: Any, **named: Any) -> Any:
         with _without_traceback():
-            found = method(*arguments, **named)
-        return _iterated(found) if isinstance(found, Iterator) else found
+            answer = method(*arguments, **named)
+        return _iterated(answer) if isinstance(answer, Iterator) else answer
 
     return called
 

@@ -71,7 +71,7 @@ def test_no_file_is_longer_than_a_reader_can_hold() -> None:
 
 
 def test_a_short_module_has_several_users() -> None:
-    """With a single one, it belongs into that file. Packages' own files do not count."""
+    """With a single one, it belongs in that file. Packages' own files do not count."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     users = {}
     for path in files():

@@ -306,7 +306,7 @@ def test_keda_scales_on_lag_beyond_that_of_a_waiting_block() -> None:
             {"config": {"store": {"url": "file:///data"}}},
             "config.store.url: /data is in no volume; set claim or persis",
         ),
-        ({"captures": {"a": {"log": {"level": "debug"}}}}, "captures.a.log: one process has one, so it belongs into"),
+        ({"captures": {"a": {"log": {"level": "debug"}}}}, "captures.a.log: one process has one, so it belongs in"),
         ({"captures": {"a": {}, "b": {}}}, "captures.b.source: the same consumer of the same stream as in captures.a"),
         ({"captures": {"metrics": {}}}, "captures.metrics: the replicas serve this name themselves"),
         ({"claim": "a", "persistence": {"enabled": True}}, "persistence.enabled: claim names an existing claim"),

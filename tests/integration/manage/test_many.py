@@ -120,7 +120,7 @@ def test_what_the_file_system_has_in_the_archive_is_no_stream_and_nothing_to_do_
     for words in (("maintain",), ("erase", "--key", "a", "--reason", "request 1")):
         done = command(words[0], str(path), *words[1:])
         assert (done.stdout, done.returncode) == ("", 0), words
-        assert done.stderr == "no captures: there is no stream, and no bucket, that the configuration selects\n"
+        assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
 
 
 def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_it(
@@ -133,7 +133,9 @@ def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_
     assert "40  " in command("tap", str(path), "-n", "3", *one).stdout
     done = command("tap", str(path))
     assert done.returncode == 2
-    assert done.stderr == "jetcapture: source.streams: many captures, where one is expected; --stream chooses one\n"
+    assert done.stderr == (
+        "jetcapture: source.streams: expected a configuration of one stream, or --stream to choose one of many\n"
+    )
     done = command("objects", str(path), "--stream", "NONE")
     assert done.returncode == 0, "its name fits"
     done = command("objects", str(path), "--stream", "KV_settings", "--stream", "_watermark")

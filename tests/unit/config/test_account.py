@@ -112,7 +112,7 @@ def test_what_is_wrong_is_one_line_without_asking_a_server(
 
 
 def test_a_configuration_of_many_is_refused_where_one_is_expected() -> None:
-    with pytest.raises(ConfigError, match=r"^source.buckets: many captures, where one is expected; --stream chooses"):
+    with pytest.raises(ConfigError, match=r"^source.buckets: expected a configuration of one stream, or --stream"):
         parse(given({"buckets": ["*"]}), ENV)
 
 

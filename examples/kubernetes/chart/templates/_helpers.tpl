@@ -46,7 +46,7 @@ jetcapture: {{ .Values.config | toYaml | nindent 2 }}
 {{- end -}}
 {{- range $section := list "http" "log" -}}
 {{- if hasKey ($capture | default dict) $section -}}
-{{- fail (printf "captures.%s.%s: one process has one, so it belongs into config.%s" $name $section $section) -}}
+{{- fail (printf "captures.%s.%s: one process has one, so it belongs in config.%s" $name $section $section) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -67,7 +67,7 @@ jetcapture: {{ .Values.config | toYaml | nindent 2 }}
 {{- if get $source . }}{{ $of = append $of . }}{{ end -}}
 {{- end -}}
 {{- if not $of -}}
-{{- fail (printf "%s.source: expected stream, bucket or object_store, found none of them" $where) -}}
+{{- fail (printf "%s.source: expected stream, streams, bucket, buckets or object_store, found none of them" $where) -}}
 {{- end -}}
 {{- if not $config.store.url -}}
 {{- fail (printf "%s.store.url: required, but not set" $where) -}}
