@@ -114,7 +114,7 @@ def test_azure_tells_its_encryption_lock_and_soft_delete(azure: AzurePlace, rest
     assert {level for level, _ in found.values()} == {"ok"}
     assert found["encryption"][1] == "Azure encrypts each object with the account's key"
     assert found["lock"][1] == "the container has no legal hold and no immutability policy"
-    assert found["versions"][1].startswith("deleted objects can be restored for 7 days (soft delete); whether Azure")
+    assert found["versions"][1].startswith("deleted objects can be restored for 7 days (soft delete); only the account")
     store = open_store(azure.url, azure.options)
     block = encoded([(seq, HOUR * 1_000_000 + seq) for seq in (1, 2)], bucket=HOUR)
     store.put(block.name, block.data)
