@@ -301,7 +301,10 @@ def test_keda_scales_on_lag_beyond_that_of_a_waiting_block() -> None:
         ),
         ({"config": {"source": {"consumer": ""}}}, "config.source.consumer: required, but not set"),
         ({"config": {"source": {"consumer": None}}}, "at '/config/source/consumer': got null, want string"),
-        ({"config": {"source": {"stream": ""}}}, "config.source: expected stream, streams, bucket, buckets or object_store, found none"),
+        (
+            {"config": {"source": {"stream": ""}}},
+            "config.source: expected stream, streams, bucket, buckets or object_store, found none",
+        ),
         (
             {"config": {"store": {"url": "file:///data"}}},
             "config.store.url: /data is in no volume; set claim or persis",
