@@ -6,8 +6,9 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +120,11 @@ class History:
             "--allow-holes",
             *servers,
         ]
-        if restore([*arguments, "--dry-run"]):  # what is left of the newest incarnation is none of its own messages
+        with redirect_stdout(StringIO()) as plan:
+            refused = restore([*arguments, "--dry-run"])
+        print(plan.getvalue())
+        # what is left of the newest incarnation is none of its own messages, or does not reach `to`
+        if refused or " at the end: " in plan.getvalue():
             return
         self.captured.live.do(lambda stream: stream.delete_stream(STREAM))
         assert restore([STREAM if argument == "COPY" else argument for argument in arguments]) == 0
