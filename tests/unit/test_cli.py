@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import click
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 from jetcapture_py.cli import JOBS, app
 
 
-def commands(command: click.Command, *words: str) -> Iterator[tuple[str, ...]]:
+def commands(command: object, *words: str) -> Iterator[tuple[str, ...]]:
     """The words of every command and group, but for jobs, which read their own arguments."""
     if words[:1] != ("spark",) or words[-1] not in JOBS:
         yield words
