@@ -14,15 +14,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import psutil
-
+from benchmarks.restore import watched
 from jetcapture_py.archive import layout
 from jetcapture_py.store.archive import ArchiveFiles
 from spark_jobs.archive import read_archive
@@ -73,34 +71,6 @@ def fill(root: Path) -> None:
             seq += EACH
 
 
-class Memory:
-    """Watches the resident memory of this process and its children; a context manager."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
-        own = psutil.Process()
-        while not self._ended.wait(0.05):
-            size = 0
-            for process in (own, *own.children(recursive=True)):
-                try:
-                    size += process.memory_info().rss
-                except psutil.Error:
-                    continue
-            self.peak = max(self.peak, size)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-
 def measure(root: Path, count: int, rounds: int) -> None:
     """Plan, read, and print the figures of an archive with `count` objects."""
     of_day = KEYS * _DAY // INTERVAL
@@ -112,7 +82,7 @@ def measure(root: Path, count: int, rounds: int) -> None:
         yield from made
 
     ArchiveFiles._find = find  # type: ignore[method-assign]
-    with Memory() as memory:
+    with watched() as memory:
         spark = session("plan_names benchmark")
         times = []
         for number in range(rounds + 1):

@@ -204,7 +204,7 @@ def read_stream(
         boundary = finder.find(session)
     first = boundary.first_live(1, watched=fail_on_data_loss)
     # after the boundary, which it has to reach; of all times if the newest object says what the capture does
-    listing = list_objects(files, stream, selection.keys, None if capture is None else selection)
+    listing = list_objects(files, stream, Selection(keys=selection.keys) if capture is None else selection)
     capture = capture or described(files, stream, listing, login, decode)
     plan = make_plan(
         files,

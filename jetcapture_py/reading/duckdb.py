@@ -200,7 +200,7 @@ class ArchiveViews:
     def outdated(self) -> bool:
         """Whether an object that the views read was removed or rewritten. Raises StoreError."""
         for planned in self._plans.values():
-            now = list_objects(self.files, planned.directory, planned.selection.keys, planned.selection).files
+            now = list_objects(self.files, planned.directory, planned.selection).files
             for name in planned.names:
                 file = now.get(name)
                 if file is None or file.size != planned.listing.files[name].size:

@@ -33,6 +33,7 @@ Times = tuple[datetime, datetime] | None
 
 _BUCKET_DIGITS = len("20260501T120000")
 _YEAR_1000, _YEAR_9999 = -30_610_224_000, 253_370_764_800
+_EVERYTHING = Selection()
 _AFTER_ALL = "~"
 """Sorts after every object's name."""
 _TAIL = 1 << 14
@@ -194,7 +195,7 @@ class _Archive:
 
     def listed(self) -> Listing:
         """List the objects that may hold messages of the selection."""
-        return list_objects(self.files, self.directory, self.selection.keys, self.selection)
+        return list_objects(self.files, self.directory, self.selection)
 
     def plan(
         self,
@@ -209,7 +210,7 @@ class _Archive:
         names, facts = self._chosen(listing)
         last: list[ObjectName] = []
         if not names:  # no rows, with the columns that the last object has
-            if not listing.objects or self.selection != Selection():
+            if not listing.objects or self.selection != _EVERYTHING:
                 listing = list_objects(self.files, self.directory)
             last = sorted(listing.objects, key=lambda name: name.bucket)[-1:]
             if not last:
@@ -366,25 +367,16 @@ def _overlaps(times: Times, start: datetime | None, end: datetime | None) -> boo
     return times is None or ((start is None or times[1] >= start) and (end is None or times[0] < end))
 
 
-def list_objects(
-    files: ArchiveFiles,
-    directory: str,
-    keys: Collection[str | None] | None = None,
-    selection: Selection | None = None,
-) -> Listing:
-    """List a stream's objects, or only those of `keys` and those in bundles. Raises JetcaptureError.
-
-    With a `selection`, it leaves out buckets that its times exclude.
-    """
+def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EVERYTHING) -> Listing:
+    """List a stream's objects that may hold messages of a selection, by keys and buckets. Raises JetcaptureError."""
     tops = [directory]
-    if keys is not None:
+    if selection.keys is not None:
         if directory.startswith(f"{layout.QUARANTINE}/"):
             raise JetcaptureError("the quarantine is not divided by key")
-        tops = files.directories(directory, keys)
+        tops = files.directories(directory, selection.keys)
     directories: set[str] = set()
-    chosen = selection or Selection()
-    first, last = _bucket_texts(chosen.start, chosen.end)
-    first_event, last_event = _bucket_texts(chosen.event_start, chosen.event_end)
+    first, last = _bucket_texts(selection.start, selection.end)
+    first_event, last_event = _bucket_texts(selection.event_start, selection.event_end)
 
     def wanted(path: str) -> bool:
         """As `within_buckets`, but without parsing the path: most objects of a large archive are of other days."""

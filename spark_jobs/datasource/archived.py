@@ -117,7 +117,7 @@ class ArchivedMessages:
     def _listed(self, last: int) -> Listing:
         """Return the objects; an earlier list as long as it has everything up to `last`."""
         if self.listing is None or self.listed_to < last:
-            self.listing = list_objects(self.files, self.stream, self.selection.keys, self.selection)
+            self.listing = list_objects(self.files, self.stream, self.selection)
             self.listed_to = last
         return self.listing
 

@@ -134,7 +134,7 @@ class CombinedSource:
     def opened(self, schema: st.StructType) -> None:
         """Prepare to read these columns."""
         if self.config is None:
-            listing = list_objects(self.files, self.stream, self.selection.keys)
+            listing = list_objects(self.files, self.stream, Selection(keys=self.selection.keys))
             decode = None if self.options.decode is None else read_yaml(self.options.decode, {})
             self.config = described(self.files, self.stream, listing, self.nats, cast("Any", decode))
         stored = {
@@ -393,7 +393,7 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._source.options
         if (moment := options.starting_timestamp) is not None:
             files, stream = self._source.files, self._source.stream
-            listing = list_objects(files, stream, self._source.selection.keys)
+            listing = list_objects(files, stream, Selection(keys=self._source.selection.keys))
             archived = first_archived(files, listing, moment, boundary.archived)
             if archived is not None:
                 return archived

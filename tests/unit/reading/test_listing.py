@@ -48,7 +48,7 @@ def files(tmp_path: Path) -> ArchiveFiles:
 )
 def test_a_listing_for_a_selection_has_what_may_be_needed(files: ArchiveFiles, times: dict[str, datetime]) -> None:
     selection = Selection(**times)
-    every, some = list_objects(files, "ORDERS"), list_objects(files, "ORDERS", None, selection)
+    every, some = list_objects(files, "ORDERS"), list_objects(files, "ORDERS", selection)
     needed = within_buckets(every.objects, selection)
     assert within_buckets(some.objects, selection) == needed
     assert len(some.objects) <= len(needed) + 2  # names have whole seconds
