@@ -138,6 +138,10 @@ class BoundaryFinder:
         self._known = basis, incarnations, own
         same = mark is not None and _is_of(mark, state)
         history = [] if mark is None or not same else [(entry.after, entry.subjects) for entry in mark.filters]
+        filters = history or [(0, self._subjects)]
+        if len(incarnations) > 1:  # what the stream was restored with had been selected before
+            restored = incarnations[1][1]
+            filters = [(0, ()), *((max(after, restored), subjects) for after, subjects in filters)]
         archived = 0
         if mark is not None:
             limit = _EVERYTHING if same else dict(incarnations).get(mark.created, 0)
@@ -148,7 +152,7 @@ class BoundaryFinder:
             archived=archived,
             incarnations=incarnations,
             own=own,
-            filters=tuple(history or [(0, self._subjects)]),
+            filters=tuple(filters),
         )
 
     async def _lineage(

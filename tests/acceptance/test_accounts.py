@@ -23,7 +23,7 @@ from nats.js.errors import NotFoundError
 from tests.acceptance.test_run import awaited
 from tests.integration.monitoring.test_http import get
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, Command, connection, rows, settings, until
+from tests.support.running import CONSUMER, Command, connection, remove_unfinished, rows, settings, until
 
 Start = Callable[..., NatsServer]
 SECONDS = float(os.environ.get("JETCAPTURE_TEST_SECONDS", "60"))
@@ -240,6 +240,7 @@ async def churn(url: str, tmp_path: Path, draw: random.Random) -> tuple[int, dic
             running.process.send_signal(signal.SIGHUP)
             await until(all_stored, f"the rest is stored: {missing}", 300)
             await asyncio.to_thread(running.drain)
+        remove_unfinished(archive)
         found = archived(archive)
         lost = {name: gone for name, each in account.expected.items() if (gone := each - found.get(name, set()))}
         assert not lost

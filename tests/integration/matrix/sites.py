@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,20 +118,23 @@ def cluster(directory: Path, version: tuple[int, int], command: str) -> Iterator
             stack.enter_context(NatsServer(directory / f"n{number}", extra, command=command))
             for number, extra in enumerate(cluster_configs())
         ]
-        asyncio.run(_answer(servers[0].url, "$JS.API.INFO"))
+        stream = {"name": "PROBE", "storage": "memory", "num_replicas": 3}  # refused until all three know each other
+        asyncio.run(_answer(servers[0].url, "$JS.API.STREAM.CREATE.PROBE", json.dumps(stream).encode()))
+        asyncio.run(_answer(servers[0].url, "$JS.API.STREAM.DELETE.PROBE"))
         yield Site(url=servers[0].url, version=version)
 
 
-async def _answer(url: str, subject: str, timeout: float = 60.0) -> None:
-    """Wait until JetStream answers there."""
-    deadline = time.monotonic() + timeout
+async def _answer(url: str, subject: str, body: bytes = b"", timeout: float = 60.0) -> None:
+    """Repeat a request until JetStream does it."""
+    deadline, said = time.monotonic() + timeout, ""
     async with connected(url) as client:
-        while True:
+        while time.monotonic() < deadline:
             try:
-                answer = await client.request(subject, b"", 2)
+                answer = await client.request(subject, body, 2)
                 if b'"error"' not in answer.data:
                     return
-            except (Error, TimeoutError):
-                if time.monotonic() > deadline:
-                    raise
+                said = answer.data.decode()
+            except (Error, TimeoutError) as error:
+                said = repr(error)
             await asyncio.sleep(0.02)
+    raise AssertionError(f"{subject} is not done after {timeout} s: {said}")

@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from nats.js.api import StreamConfig
-from nats.js.errors import NotFoundError
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import layout, watermark
 from spark_jobs.archive import read_stream
 from tests.integration.spark.live import Live
 from tests.support.publishing import Publisher, connect
-from tests.support.running import CONSUMER, STREAM, Command, objects, settings
+from tests.support.running import STREAM, Command, objects, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +38,7 @@ SECONDS = int(os.environ.get("JETCAPTURE_TEST_SECONDS", "30"))
 READS, KILLS = max(3, SECONDS // 3), max(2, SECONDS // 60)
 PUBLISHERS, GROUP = 3, 10
 """Messages that a publisher sends at once."""
-KEPT = 1000 + 5 * SECONDS
+KEPT = 600 + 5 * SECONDS
 """Messages that the stream keeps from the middle of the test on."""
 TIMEOUT = 600 + SECONDS
 SECTIONS: dict[str, Any] = {
@@ -64,7 +63,7 @@ class World:
     # ------------------------------------------------------------------ the stream
 
     def publish(self) -> None:
-        """Publish until told to stop, but nothing that the stream could drop before it is captured."""
+        """Publish until told to stop, but nothing that the stream could drop before the watermark covers it."""
         asyncio.run(self._publish())
 
     async def _publish(self) -> None:
@@ -90,9 +89,10 @@ class World:
     async def _watch(self, client: Any) -> None:
         """Shorten the stream's retention in the middle."""
         stream, middle, shortened = client.jetstream(), time.monotonic() + SECONDS / 2, False
+        mark = self.root / watermark.path(STREAM)
         while not self.stopping.is_set():
-            with suppress(NotFoundError):  # the capture starts
-                self.archived = (await stream.consumer_info(STREAM, CONSUMER)).ack_floor.stream_seq
+            if mark.exists():
+                self.archived = watermark.decode(mark.read_bytes()).seq
             state = (await stream.stream_info(STREAM)).state
             self.stored = state.last_seq
             if not shortened and time.monotonic() > middle and self.stored - self.archived < KEPT // 2:
