@@ -288,6 +288,7 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source = source
         self._session: Session | None = None
         self._live: StreamReader | None = None
+        self._subjects: tuple[str, ...] = ()
         self._boundary: Boundary | None = None
         self._initial: Offset | None = None
         self._latest: Offset | None = None
@@ -382,9 +383,6 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         boundary = self._source.finder.find(self._session)
         if before is not None and before.state.created != boundary.state.created:
             self._source.archived.listing = None  # the sequences in it are those of another incarnation
-        if before is not None and before.filters[-1] != boundary.filters[-1] and self._live is not None:
-            self._live.stop()
-            self._live = None
         self._boundary, self._asked = boundary, time.monotonic()
         return boundary
 
@@ -415,12 +413,24 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if size is not None and state.messages:
             few = max(1, int(size) * state.messages // max(1, state.bytes))
             messages = few if messages is None else min(messages, few)
+        limit = ReadAllAvailable() if messages is None else ReadMaxRows(messages)
+        for low, until, subjects in boundary.segments(first, boundary.end):
+            start = {"stream": self._source.stream, "created": state.created, "seq": low}
+            end = min(until, int(self._live_reader(subjects).latestOffset(start, limit)["seq"]))
+            if end > low:
+                return end
+        return first
+
+    def _live_reader(self, subjects: tuple[str, ...]) -> StreamReader:
+        """Return the reader that finds the ends of batches of the stream's messages of these subjects."""
+        if self._live is not None and self._subjects != subjects:
+            self._live.stop()
+            self._live = None
         if self._live is None:
-            reading = self._source.reading.model_copy(update={"subjects": boundary.filters[-1][1]})
+            reading = self._source.reading.model_copy(update={"subjects": subjects})
             self._live = StreamReader(reading, st.StructType([st.StructField(layout.SEQ, st.LongType())]))
-        start = {"stream": self._source.stream, "created": state.created, "seq": first}
-        found = self._live.latestOffset(start, ReadAllAvailable() if messages is None else ReadMaxRows(messages))
-        return int(found["seq"])
+            self._subjects = subjects
+        return self._live
 
     def _offset(self, boundary: Boundary, seq: int) -> Offset:
         return {**self._source.identity, "created": boundary.state.created, "seq": seq}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import layout, watermark
 from jetcapture_py.errors import ConfigError, SourceError
 from spark_jobs.datasource.combined import CombinedSource, CombinedStreamReader, JetcaptureDataSource
 from spark_jobs.restore import main as restore
@@ -125,6 +125,23 @@ def test_a_query_goes_on_in_a_restored_stream_and_not_in_another_one(captured: C
     with pytest.raises(SourceError, match=r"was deleted and recreated .* but the checkpoint reaches 20"):
         behind.plan()
     behind.reader.stop()
+
+
+def test_what_a_stream_was_restored_with_is_read_though_the_capture_does_not_select_it_now(captured: Captured) -> None:
+    captured.live.fill(15, "orders.old.{}")
+    captured.capture()
+    captured.live.do(lambda stream: stream.delete_stream(STREAM))
+    servers = ["--servers", captured.live.server.url]
+    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, *servers]) == 0
+    captured.sections["source"] = {"filter_subjects": ["orders.new.*"]}
+    captured.capture()
+    captured.live.fill(2, "orders.old.{}")
+    mark = captured.root / watermark.path(STREAM)
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "seq": 10}))  # it is not known to reach further
+    query = Query(captured)
+    assert [seq for batch in query.batches() for seq in batch] == list(range(1, 16))
+    captured.live.fill(2, "orders.new.{}")
+    assert Query(captured, query.end).batches() == [[18, 19]]
 
 
 def test_options_that_do_not_fit_a_checkpoint_or_each_other_are_refused_in_one_line(
