@@ -172,12 +172,11 @@ def test_a_process_waits_for_streams_and_for_a_server_and_ends_with_what_is_wron
 def test_nothing_is_lost_while_streams_come_and_go_and_processes_are_killed(nats_server: Start, tmp_path: Path) -> None:
     peak, done = asyncio.run(churn(nats_server().url, tmp_path, random.Random(1)))
     print(f"{peak >> 20} MiB at the peak; {done}")
-    assert min(done.values()) > 0
     assert peak <= 1.3 * LIMIT
 
 
 async def churn(url: str, tmp_path: Path, draw: random.Random) -> tuple[int, dict[str, int]]:
-    """Change an account for `SECONDS`; return the peak memory, and how often what was done."""
+    """Change an account in every way for `SECONDS` or longer; return the peak memory, and how often what was done."""
     done = dict.fromkeys(("created", "deleted", "again", "renamed", "killed"), 0)
     peak, archive = 0, tmp_path / "archive"
     async with connection(url) as client:
@@ -193,10 +192,14 @@ async def churn(url: str, tmp_path: Path, draw: random.Random) -> tuple[int, dic
             running.start()
             mirrors: set[str] = set()
             numbers, end = itertools.count(PLAIN), time.monotonic() + SECONDS
-            while time.monotonic() < end:
-                for name in draw.sample([name for name in names if name not in mirrors], 20):
-                    await account.publish(name, draw.randint(1, 20))
-                kind = draw.choice((*done, "looked", "published", "published"))
+            while (missed := [kind for kind, times in done.items() if not times]) or time.monotonic() < end:
+                if time.monotonic() < end:
+                    for name in draw.sample([name for name in names if name not in mirrors], 20):
+                        await account.publish(name, draw.randint(1, 20))
+                    kind = draw.choice((*done, "looked", "published", "published"))
+                else:  # a busy machine has not come to everything
+                    await asyncio.sleep(0.1)
+                    kind = draw.choice(missed)
                 old = draw.choice([name for name in names if name[0] == "S"])
                 if kind in ("deleted", "again", "renamed"):
                     if not await account.stored(old):  # what nobody has captured yet would be lost with it

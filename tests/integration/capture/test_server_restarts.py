@@ -47,7 +47,9 @@ def test_a_server_restarted_under_load_is_captured_from_as_before(
             await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"])
         stop = asyncio.Event()
         publishing = asyncio.create_task(publish_steadily(server.url, "orders.eu", stop))
-        async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})) as capture:
+        block, source = {"max_age": "0.2s"}, {"ack_wait": "5s"}
+        configuration = config(server.url, tmp_path / "archive", block=block, source=source)
+        async with running(configuration) as capture:
             await until(lambda: capture.stats.acked > 0, "messages are captured")
             await asyncio.to_thread(server.kill if crash else server.stop)
             await until(lambda: not capture.source.connected, "the connection is lost")
