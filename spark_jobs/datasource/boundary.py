@@ -139,7 +139,8 @@ class BoundaryFinder:
         same = mark is not None and _is_of(mark, state)
         history = [] if mark is None or not same else [(entry.after, entry.subjects) for entry in mark.filters]
         filters = history or [(0, self._subjects)]
-        if len(incarnations) > 1:  # what the stream was restored with had been selected before
+        if len(incarnations) > 1 and state.first_time < datetime.fromisoformat(state.created):
+            # what the stream was restored with, and still has, had been selected before
             restored = incarnations[1][1]
             filters = [(0, ()), *((max(after, restored), subjects) for after, subjects in filters)]
         archived = 0

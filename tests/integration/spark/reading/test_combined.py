@@ -144,6 +144,19 @@ def test_what_a_stream_was_restored_with_is_read_though_the_capture_does_not_sel
     assert Query(captured, query.end).batches() == [[18, 19]]
 
 
+def test_a_restored_stream_that_has_new_messages_alone_is_read_as_the_capture_selects(captured: Captured) -> None:
+    captured.live.fill(15, "orders.new.{}")
+    captured.capture()
+    captured.live.do(lambda stream: stream.delete_stream(STREAM))
+    servers = ["--servers", captured.live.server.url]
+    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, *servers]) == 0
+    captured.sections["source"] = {"filter_subjects": ["orders.new.*"]}
+    captured.capture()
+    captured.live.purge()
+    captured.live.fill(2, "orders.old.{}")
+    assert [seq for batch in Query(captured).batches() for seq in batch] == list(range(1, 16))
+
+
 def test_options_that_do_not_fit_a_checkpoint_or_each_other_are_refused_in_one_line(
     captured: Captured, tmp_path: Path
 ) -> None:
