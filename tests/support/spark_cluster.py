@@ -88,7 +88,11 @@ class Cluster:
 
     def _told(self) -> Any:
         """What the master says about itself."""
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as answer:
+        # until all its pages are there, a master answers with the one for people
+        with (
+            suppress(OSError, json.JSONDecodeError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as answer,
+        ):
             return json.load(answer)
         return None
 
