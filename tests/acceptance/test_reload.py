@@ -171,7 +171,7 @@ def test_a_capture_that_cannot_store_is_replaced_by_one_that_can_and_loses_nothi
     assert counts(tmp_path / "archive") == dict.fromkeys(STREAMS, MESSAGES)
 
 
-@pytest.mark.parametrize("times", [5])
+@pytest.mark.parametrize("times", [3, pytest.param(12, marks=pytest.mark.exhaustive)])
 def test_files_that_change_under_load_lose_nothing(nats_server: Start, tmp_path: Path, times: int) -> None:
     redelivered, _ = change_under_load(nats_server().url, tmp_path, times)
     assert redelivered == 0

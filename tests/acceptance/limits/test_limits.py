@@ -125,6 +125,7 @@ def test_what_encoding_needs_is_counted_and_given_back(
     assert held > 2.5 * size  # as received, sorted, encoded
 
 
+@pytest.mark.exhaustive
 def test_many_messages_of_8_mb_pass_through_a_small_memory_unchanged(nats_server: Start, tmp_path: Path) -> None:
     server, root = nats_server("max_payload: 8MB"), tmp_path / "archive"
     digests = []

@@ -80,7 +80,7 @@ def stored_by(command: Command) -> int:
     return sum(int(each["messages"]) for each in command.events("blocks.stored"))
 
 
-@pytest.mark.parametrize("storage", ["s3", "azure"])
+@pytest.mark.parametrize("storage", ["s3", pytest.param("azure", marks=pytest.mark.exhaustive)])
 def test_a_capture_that_is_killed_again_and_again_loses_nothing(
     nats_server: Start, tmp_path: Path, request: pytest.FixtureRequest, storage: str, driver: str
 ) -> None:
