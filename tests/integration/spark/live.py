@@ -7,9 +7,11 @@ import json
 import pickle
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError, ServerError
 from pyspark.sql import types as st
 
 from jetcapture_py.archive import layout
@@ -77,11 +79,16 @@ class Live:
         self.do(lambda stream: stream.purge_stream(STREAM, **what))
 
     def recreate(self) -> None:
-        """Delete the stream, and create one of the same name."""
+        """Delete the stream, and create an empty one of the same name."""
 
         async def work(stream: JetStreamContext) -> None:
-            await stream.delete_stream(STREAM)
-            await stream.add_stream(name=STREAM, subjects=["orders.>"])
+            while True:  # a server may bring back what was written just before, or fail to create a store
+                with suppress(NotFoundError):
+                    await stream.delete_stream(STREAM)
+                with suppress(ServerError):
+                    await stream.add_stream(name=STREAM, subjects=["orders.>"])
+                    if (await stream.stream_info(STREAM)).state.last_seq == 0:
+                        return
 
         self.do(work)
 
