@@ -181,7 +181,7 @@ def verify(
         )
 
     files = many.captures(config, streams)
-    raise typer.Exit(many.run(files, work, as_json=as_json, threads=1 if repair else many.THREADS))
+    raise typer.Exit(many.run(files, work, as_json=as_json, at_once=not repair, if_none=1))
 
 
 @app.command()
@@ -237,7 +237,7 @@ def check(
             files,
             lambda each, _: command.run(each, outage=seconds, price=price),
             as_json=as_json,
-            threads=many.THREADS,
+            at_once=True,
             tell_left_out=True,
         )
     )
@@ -278,7 +278,7 @@ def objects(
 
     selection = ObjectSelection(keys=keys or (), start=time_option("--from", start), end=time_option("--to", end))
     files = many.captures(config, streams, find=many.in_archive)
-    raise typer.Exit(many.run(files, lambda each, _: run(each, selection), as_json=as_json, threads=many.THREADS))
+    raise typer.Exit(many.run(files, lambda each, _: run(each, selection), as_json=as_json, at_once=True))
 
 
 @app.command()

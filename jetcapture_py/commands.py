@@ -96,7 +96,7 @@ def list_quarantine(
         from jetcapture_py.manage import many
         from jetcapture_py.manage import quarantine as command
     files = many.captures(config, streams, find=many.in_archive)
-    raise typer.Exit(many.run(files, lambda each, _: command.run_list(each), as_json=as_json, threads=many.THREADS))
+    raise typer.Exit(many.run(files, lambda each, _: command.run_list(each), as_json=as_json, at_once=True))
 
 
 @quarantine.command("show")

@@ -22,6 +22,8 @@ from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.text import plural
 
+CAPTURES_AT_ONCE = 8
+"""Maximum captures that a command examines at the same time."""
 RESERVED = ("metrics", "livez", "readyz", "snapshot", "status.json")
 """Paths of the process's own HTTP endpoints."""
 _OFF = "null"
@@ -106,10 +108,9 @@ class CaptureFiles(Generic[T]):
         self._broken: dict[CaptureId, tuple[str, ...]] = {}
         self._read = False
 
-    @property
-    def chooses_one(self) -> bool:
-        """Whether one stream was chosen."""
-        return len(self._streams) == 1
+    def shows_one(self, captures: Captures[T]) -> bool:
+        """Whether a command shows its only capture in full: one of a single file for one, or one that was chosen."""
+        return len(captures.configs) == 1 and not captures.problems and (self.single or len(self._streams) == 1)
 
     @property
     def of_many(self) -> bool:

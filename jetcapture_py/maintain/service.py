@@ -91,7 +91,7 @@ def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bo
     if not selected.configs and not selected.problems:
         sys.stderr.write(NOTHING)
     code = FAILED if selected.problems else DONE
-    single = len(selected.configs) == 1 and (files.single or files.chooses_one)
+    single = files.shows_one(selected)
     width = max((len(escaped(capture.name)) for capture in selected.configs), default=0)
     with text.progress_bars() as show:
         for capture, config in selected.configs.items():

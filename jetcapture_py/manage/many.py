@@ -21,7 +21,7 @@ from jetcapture_py import text
 from jetcapture_py.archive import layout
 from jetcapture_py.config.account import AccountConfig, T
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import CaptureFiles, CaptureId, ConfigFiles, Find, FoundStreams
+from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles, CaptureId, ConfigFiles, Find, FoundStreams
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server
@@ -32,8 +32,6 @@ from jetcapture_py.verify.findings import Progress, ignore
 
 log = logging.getLogger("jetcapture.many")
 
-THREADS = 8
-"""Maximum captures that a command examines at the same time."""
 NOTHING = "no captures: the configuration selects no stream and no bucket\n"
 _WORST = (0, 3, 1, 2)
 """Exit codes, the worst last."""
@@ -90,30 +88,32 @@ def run(
     work: Callable[[T, Progress], CommandResult],
     *,
     as_json: bool = False,
-    threads: int = 1,
+    at_once: bool = False,
     of_one: bool = False,
     tell_left_out: bool = False,
+    if_none: int = 0,
 ) -> int:
-    """Do `work` for every capture, several at a time in `threads`; print the results, and return the worst exit code.
+    """Do `work` for every capture, `at_once` for several; print the results, and return the worst exit code.
 
     If it fails for one of many captures, the others are done all the same. With `of_one`, there must be a single
-    capture. `tell_left_out` also prints which streams are left out. Raises ConfigError for wrong files, and
-    JetcaptureError if streams cannot be found, or if the work fails for a single capture.
+    capture. `tell_left_out` also prints which streams are left out. `if_none` is the exit code if there is no capture.
+    Raises ConfigError for wrong files, and JetcaptureError if streams cannot be found, or if the work fails for a
+    single capture.
     """
     found = files.chosen()
     if of_one and len(found.configs) > 1:
         raise ConfigError(f"expected one capture, got {len(found.configs)}; --stream chooses one")
-    if len(found.configs) == 1 and not found.problems and (files.single or files.chooses_one or of_one):
+    if files.shows_one(found) or (of_one and found.configs and not found.problems):
         with text.progress_bars() as progress:
             result = work(next(iter(found.configs.values())), progress)
         return show_one(result, as_json=as_json)
     others = found.left_out if tell_left_out else {}
     captures = sorted({*found.configs, *found.problems, *others}, key=lambda capture: capture.name)
     width = max((len(escaped(capture.name)) for capture in captures), default=0)
-    codes = [0]
+    codes = [0 if captures else if_none]
     if not captures:
         sys.stderr.write(NOTHING)
-    with ThreadPoolExecutor(threads, "captures") as pool:
+    with ThreadPoolExecutor(CAPTURES_AT_ONCE if at_once else 1, "captures") as pool:
 
         def attempted(capture: CaptureId) -> CommandResult:
             if capture in others:

@@ -26,7 +26,7 @@ from rich.text import Text
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config, NatsConfig
-from jetcapture_py.config.several import CaptureId, ConfigFiles
+from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureId, ConfigFiles
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
@@ -39,8 +39,6 @@ from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line, plural
 
 EVERY = 2.0
 """Seconds between the lines of `--watch`."""
-AT_ONCE = 8
-"""Captures whose status is asked for at the same time."""
 TIMEOUT = 5.0
 """Seconds that the server may take to answer."""
 REPLICA_TIMEOUT = 2.0
@@ -72,9 +70,8 @@ def run(files: ConfigFiles, *, watch: bool, as_json: bool) -> int:
     """Print the status of each capture; return 1 if there are problems, else 0. Raises ConfigError, SourceError."""
     found = files.chosen()
     configs = dict(sorted(found.configs.items(), key=lambda item: item[0].name))
-    one = len(configs) == 1 and not found.problems and (files.single or files.chooses_one)
     try:
-        if one:
+        if files.shows_one(found):
             (config,) = configs.values()
             return asyncio.run(_watch(config, as_json=as_json) if watch else once(config, as_json=as_json))
         return asyncio.run(_several(configs, found.problems, watch=watch, as_json=as_json))
@@ -189,7 +186,7 @@ class _Statuses:
         self._observed: dict[CaptureId, Observed] = {}
         self._failed: dict[NatsConfig, str] = {}
         self._sessions: dict[NatsConfig, ReadSession] = {}
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._at_once = asyncio.Semaphore(CAPTURES_AT_ONCE)
 
     async def __aenter__(self) -> Self:
         for capture, config in self._configs.items():

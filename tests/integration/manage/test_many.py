@@ -123,6 +123,12 @@ def test_what_the_file_system_has_in_the_archive_is_no_stream_and_nothing_to_do_
         assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
 
 
+def test_verify_fails_if_it_has_no_capture_to_prove(nats_server: Start, tmp_path: Path) -> None:
+    done = command("verify", str(account(nats_server().url, tmp_path)))
+    assert (done.stdout, done.returncode) == ("", 1), done.stderr
+    assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
+
+
 def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_it(
     captured: tuple[str, Path],
 ) -> None:
