@@ -27,7 +27,6 @@ app = typer.Typer(
 )
 
 
-_WHEN = "2026-05-01T12:00:00Z, a date, today or yesterday"
 _Http = Annotated[
     str | None,
     typer.Option("--http", metavar="ADDRESS", help="Where to serve metrics and probes, instead of http.listen."),
@@ -135,7 +134,7 @@ def verify(
         bool,
         typer.Option(
             "--strict",
-            help="Also fail on gaps, foreign files, objects without checksums, forks, and watermark problems.",
+            help="Also fail on gaps, forks, foreign files, missing checksums, filter changes, damaged watermarks.",
         ),
     ] = False,
     repair: Annotated[
@@ -293,7 +292,7 @@ def maintain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Keep archives in shape, as the section `maintain` says: merge small objects. Needs no NATS server."""
+    """Maintain archives as the section `maintain` says: compact, update tables, expire. Needs no NATS server."""
     from jetcapture_py import startup
     from jetcapture_py.capture import allocator
     from jetcapture_py.config.units import parse_duration

@@ -155,7 +155,7 @@ def redecode_quarantine(
 @app.command()
 def erase(
     config: Configs,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept, so without personal data.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason; it is stored: no personal data.")],
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Messages with this key.")] = None,
     subject: Annotated[
         str | None, typer.Option("--subject", metavar="SUBJECT", help="Messages on this subject; * and > match others.")
@@ -164,13 +164,13 @@ def erase(
         str | None, typer.Option("--seq", metavar="A[-B]", help="Messages with these stream sequences.")
     ] = None,
     where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Messages of which this is true, as after WHERE.")
+        str | None, typer.Option("--where", metavar="SQL", help="Messages for which this SQL condition is true.")
     ] = None,
     streams: Streams = None,
     in_stream: Annotated[
-        bool, typer.Option("--in-stream", help="Then delete from the stream every message that was ever erased.")
+        bool, typer.Option("--in-stream", help="Also delete from the stream all messages erased so far.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the same, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be erased; change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Erase messages for good, in every object and copy, and print a certificate; exit code 1 if something remains."""

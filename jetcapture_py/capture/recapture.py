@@ -1,4 +1,4 @@
-"""Store messages that no consumer delivers as a capture with this configuration does: decode, route, encode, put.
+"""Store messages without a consumer, exactly as a capture with this configuration would: decode, route, encode, put.
 
 Nothing is acknowledged, and the watermark stays. Names follow from messages: to store the same ones again changes
 nothing.

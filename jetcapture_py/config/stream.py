@@ -113,8 +113,8 @@ class RepublishSection(Section):
 class ConsumerLimitsSection(Section):
     """Limits of the stream's consumers."""
 
-    inactive_threshold: Nanoseconds | None = setting("Most a consumer may set.")
-    max_ack_pending: Limit | None = setting("Most a consumer may set.")
+    inactive_threshold: Nanoseconds | None = setting("Maximum that a consumer may set.")
+    max_ack_pending: Limit | None = setting("Maximum that a consumer may set.")
 
 
 class StreamSection(Section):

@@ -1,4 +1,4 @@
-"""Give files of an object store back from its archive, checked against their SHA-256.
+"""Read files of an object store from its archive, checked against their SHA-256.
 
 Messages on `$O.<store>.M.<name>` have the metadata of a file, of which the newest counts, and those on
 `$O.<store>.C.<nuid>` its contents. Only the row groups are read that may have messages of a file.

@@ -1,1 +1,1 @@
-"""Keeps archives in shape: passes of compaction, each part with bounded memory, once or as a service."""
+"""Maintains archives in bounded memory, once or as a service: compaction, Iceberg tables and expiry."""

@@ -41,7 +41,7 @@ from jetcapture_py.rewriting.selectors import (
     Condition,
     Selector,
     SequenceSelector,
-    UntoldError,
+    UndecidedError,
     selected,
 )
 from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_stream
@@ -207,7 +207,7 @@ class _Eraser:
         """What objects, by path and size, have said of their messages."""
         self._left: dict[str, str] = {}
         """Why objects keep erased messages, by their paths."""
-        self._untold: dict[str, str] = {}
+        self._undecided: dict[str, str] = {}
         """Why objects do not say which of their messages are selected."""
         self._clean: set[str] = set()
         """Paths of objects without erased messages. An object never changes its messages."""
@@ -244,7 +244,7 @@ class _Eraser:
         left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
         self.clean = not left
         done.remains += self._unfinished
-        done.remains += _grouped({**self._untold, **left})
+        done.remains += _grouped({**self._undecided, **left})
         self._note()
         return erased
 
@@ -261,14 +261,14 @@ class _Eraser:
     def _select(self, select: Selector | str) -> MessageSet:
         """Return the selected messages that are stored. Raises ConfigError, VanishedError, JetcaptureError."""
         files = self._files()
-        self._untold.clear()
+        self._undecided.clear()
         if isinstance(select, str):
             with Condition(self._archive, self._config, select) as condition:
                 broken = condition.prepare(files)
-                self._untold |= {path: f"{_NOT_SEARCHED}{reason}" for path, reason in broken.items()}
+                self._undecided |= {path: f"{_NOT_SEARCHED}{reason}" for path, reason in broken.items()}
                 chosen = self._asked([file for file in files if file.path not in broken], condition.selected)
-            if self._untold and len(self._untold) == len(files):
-                raise ConfigError(f"--where: {next(iter(self._untold.values())).removeprefix(_NOT_SEARCHED)}")
+            if self._undecided and len(self._undecided) == len(files):
+                raise ConfigError(f"--where: {next(iter(self._undecided.values())).removeprefix(_NOT_SEARCHED)}")
             return chosen
         chosen = self._asked(
             [file for file in files if select.may_match(_name(file))],
@@ -292,11 +292,11 @@ class _Eraser:
                         self._told[at] = ask(file)
                 except VanishedError:
                     raise
-                except UntoldError as error:
-                    self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
+                except UndecidedError as error:
+                    self._undecided[file.path] = f"{_NOT_SEARCHED}{error}"
                     return error.messages
                 except (DamagedError, JetcaptureError) as error:
-                    self._untold[file.path] = f"{_NOT_SEARCHED}{error}"
+                    self._undecided[file.path] = f"{_NOT_SEARCHED}{error}"
                     return NO_MESSAGES
             return self._told[at]
 

@@ -49,7 +49,7 @@ _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 _NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
 
 
-class UntoldError(Exception):
+class UndecidedError(Exception):
     """An object does not say which of its messages are selected; the text says why."""
 
     def __init__(self, text: str, messages: MessageSet = NO_MESSAGES) -> None:
@@ -68,7 +68,7 @@ class Selector(Protocol):
     def types(self, name: ObjectName) -> Mapping[str, pa.DataType]:
         """Return the columns that the object is asked for, and their types; none if its messages are enough.
 
-        Raises UntoldError if none would tell.
+        Raises UndecidedError if none would tell.
         """
         ...
 
@@ -76,7 +76,7 @@ class Selector(Protocol):
         """Return a mask of the rows that are selected."""
         ...
 
-    def untold(self, rows: pa.Table) -> str:
+    def undecided(self, rows: pa.Table) -> str:
         """Return why some rows cannot be decided; "" if all can."""
         ...
 
@@ -96,14 +96,14 @@ class KeySelector:
     def types(self, name: ObjectName) -> Mapping[str, pa.DataType]:
         """The key is the path's, or a column; for the quarantine, it follows from subject and headers, or is unknown.
 
-        Raises UntoldError if it is.
+        Raises UndecidedError if it is.
         """
         if not name.quarantine:
             return {layout.KEY: pa.string()} if name.bundle else {}
         of_users = plugins.is_reference(self.template)
         kinds = {"field"} if of_users else {part.kind for part in parse_template(self.template)}
         if "field" in kinds:
-            raise UntoldError("messages that could not be decoded have no key: select them by --subject or --where")
+            raise UndecidedError("messages that could not be decoded have no key: select them by --subject or --where")
         of_header = {layout.HEADERS: _HEADERS, layout.RAW_HEADERS: pa.binary()} if "header" in kinds else {}
         return {layout.SUBJECT: pa.string(), **of_header}
 
@@ -118,7 +118,7 @@ class KeySelector:
             return np.ones(rows.num_rows, np.bool_)
         return _mask(pc.equal(keys, self.key))
 
-    def untold(self, rows: pa.Table) -> str:
+    def undecided(self, rows: pa.Table) -> str:
         """Messages whose headers cannot be read have no key from a header."""
         if layout.RAW_HEADERS in rows.schema.names and rows[layout.RAW_HEADERS].null_count < rows.num_rows:
             return "messages whose headers cannot be read have no key: select them by --subject or --where"
@@ -145,7 +145,7 @@ class SubjectSelector:
         chosen = [text for text in subjects.to_pylist() if text is not None and matches(text, (self.subject,))]
         return _mask(pc.is_in(rows[layout.SUBJECT], pa.array(chosen, pa.string())))
 
-    def untold(self, _: pa.Table) -> str:
+    def undecided(self, _: pa.Table) -> str:
         """Every message has a subject."""
         return ""
 
@@ -170,7 +170,7 @@ class SequenceSelector:
         seqs = rows[layout.SEQ].to_numpy()
         return (seqs >= self.first) & (seqs <= self.last)
 
-    def untold(self, _: pa.Table) -> str:
+    def undecided(self, _: pa.Table) -> str:
         """Every message has a sequence."""
         return ""
 
@@ -178,7 +178,7 @@ class SequenceSelector:
 def selected(archive: ArchiveFiles, examiner: ObjectExaminer, file: File, selector: Selector) -> MessageSet:
     """Return the selected messages of an object.
 
-    Raises UntoldError, DamagedError, VanishedError, StoreError.
+    Raises UndecidedError, DamagedError, VanishedError, StoreError.
     """
     name = file.name
     assert name is not None  # noqa: S101  # every caller has an object
@@ -188,11 +188,11 @@ def selected(archive: ArchiveFiles, examiner: ObjectExaminer, file: File, select
         rows = pa.table({layout.SEQ: seqs, layout.TIMESTAMP: pa.array(times, pa.timestamp("us", "UTC"))})
         return _messages(rows, selector)
     if name.parquet:
-        parts, untold = [], ""
+        parts, undecided = [], ""
         with archive.parquet(file) as parquet:
             lacking = [column for column in types if column not in parquet.schema_arrow.names]
             if missing := [column for column in lacking if column not in _OPTIONAL]:
-                raise UntoldError(f"it has no column {missing[0]}")
+                raise UndecidedError(f"it has no column {missing[0]}")
             types = {column: type_ for column, type_ in types.items() if column not in lacking}
             for index in range(parquet.metadata.num_row_groups):
                 rows = parquet.read_row_group(index, columns=list(types), use_threads=False)
@@ -201,16 +201,16 @@ def selected(archive: ArchiveFiles, examiner: ObjectExaminer, file: File, select
                     for each, type_ in types.items()
                 }
                 parts.append(_messages(pa.table(columns), selector))
-                untold = untold or selector.untold(rows)
-        if untold:
-            raise UntoldError(untold, MessageSet.union(parts))
+                undecided = undecided or selector.undecided(rows)
+        if undecided:
+            raise UndecidedError(undecided, MessageSet.union(parts))
         return MessageSet.union(parts)
     if name.suffix not in layout.TEXT_SUFFIXES:
-        raise UntoldError("it is in a format of your own, of which only sequences and timestamps are known")
+        raise UndecidedError("it is in a format of your own, of which only sequences and timestamps are known")
     try:
         return MessageSet.union(_messages(rows, selector) for rows in text_rows(archive, file, name.suffix, types))
     except (pa.ArrowException, KeyError) as error:
-        raise UntoldError("its lines cannot be read") from error
+        raise UndecidedError("its lines cannot be read") from error
 
 
 def _messages(rows: pa.Table, selector: Selector) -> MessageSet:
@@ -291,7 +291,7 @@ class Condition:
         return {by_name[name].path: reason for name, reason in broken.items()}
 
     def selected(self, file: File) -> MessageSet:
-        """Return the messages of an object that the condition is true of. Raises UntoldError, VanishedError,
+        """Return the messages of an object that the condition is true of. Raises UndecidedError, VanishedError,
         StoreError."""
         name = file.name
         assert name is not None  # noqa: S101  # every caller has an object
@@ -302,7 +302,7 @@ class Condition:
         elif name.suffix in layout.TEXT_SUFFIXES:
             batches = self._text(file, name)
         else:
-            raise UntoldError("a format of your own has no columns that can be read")
+            raise UndecidedError("a format of your own has no columns that can be read")
         return MessageSet.union(map(self._messages, batches))
 
     def _reader(self, name: ObjectName) -> PlanReader:
@@ -324,14 +324,14 @@ class Condition:
         types = {each: type_ for each, type_ in types.items() if each not in paths}
         unknown = self._columns - {each.casefold() for each in (*types, *paths)}
         if unknown:
-            raise UntoldError("decode.columns does not have the type of each column of it that the condition names")
+            raise UndecidedError("decode.columns does not have the type of each column of it that the condition names")
         try:
             for rows in typed_rows(self._archive, file, name.suffix, {**IDENTITY_TYPES, **types}):
                 for column, value in paths.items():
                     rows = rows.append_column(column, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
                 yield rows
         except TextError as error:
-            raise UntoldError(str(error)) from error
+            raise UndecidedError(str(error)) from error
 
     def _parse(self) -> None:
         """Find the names in the condition. Raises ConfigError if it is more than one condition about columns."""
@@ -356,7 +356,7 @@ class Condition:
 
     def _messages(self, rows: pa.Table) -> MessageSet:
         if not self._columns <= set(map(str.casefold, rows.schema.names)):  # user, if missing, is a function
-            raise UntoldError(_UNFIT)
+            raise UndecidedError(_UNFIT)
         positions = rows.append_column(_POSITION, pa.array(range(rows.num_rows), pa.int64()))
         try:
             with self._lock:
@@ -364,8 +364,10 @@ class Condition:
                 found = self._connection.sql(self._statement).to_arrow_table()
         except self._error as error:
             if type(error).__name__ == "BinderException":
-                raise UntoldError(_UNFIT) from error
-            raise UntoldError(f"the condition failed ({type(error).__name__}): try it with jetcapture query") from error
+                raise UndecidedError(_UNFIT) from error
+            raise UndecidedError(
+                f"the condition failed ({type(error).__name__}): try it with jetcapture query"
+            ) from error
         return _of(rows.take(found[_POSITION]))
 
 

@@ -1,4 +1,4 @@
-"""Delete erased messages from their stream, and say where copies of it are that this cannot reach.
+"""Delete erased messages from their stream, and list copies of the stream that are out of reach.
 
 A message is fetched before it is deleted, and its timestamp compared: a stream that was created again, or rewound,
 gives the sequences to other messages. Afterwards every sequence is asked for once more.

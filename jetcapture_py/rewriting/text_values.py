@@ -1,4 +1,4 @@
-"""Read the values of NDJSON and CSV as what they were, or refuse: no type is inferred.
+"""Parse values of NDJSON and CSV as their declared types, or fail: no type is inferred.
 
 Every value is written as text again and compared, so that a type which is not the one it was stored with is noticed.
 """

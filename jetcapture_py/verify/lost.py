@@ -1,4 +1,4 @@
-"""Find what the server has lost of what is archived, and tell it from what was removed on purpose.
+"""Find archived messages that the server has lost, and distinguish them from those removed on purpose.
 
 Messages leave a stream for good reasons as well: limits, purges, deletions, TTLs, rollups, acknowledgements. The server
 remembers a deleted sequence, but not why it was deleted, and lists what it lost among the deleted sequences. So a gap

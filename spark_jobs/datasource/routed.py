@@ -1,4 +1,4 @@
-"""Messages of a stream as the rows that its archive will have of them: decoded and routed as the capture does it.
+"""Decode and route live messages as the capture does, into the rows that the archive will have.
 
 They have the columns of a plan of the archive, with the same types and by the same conversions as those of an object.
 Messages that go to the quarantine have no rows.

@@ -24,7 +24,7 @@ GROUPS = (
     Group(title="Streams changed while they are captured", cells=changes.CHANGES),
     Group(title="Consumers", cells=consumers.WORKING),
     Group(title="Streams and consumers that are refused", cells=(*streams.REFUSED, *consumers.REFUSED_CONSUMERS)),
-    Group(title="Ways to a stream", cells=places.WAYS, site=sites.hub),
+    Group(title="Connections", cells=places.WAYS, site=sites.hub),
     Group(title="Clusters", cells=places.CLUSTERS, site=sites.cluster),
 )
 
