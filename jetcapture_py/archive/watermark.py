@@ -9,11 +9,13 @@ it, and none moves it backward, with one exception: a time in the future comes f
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jetcapture_py.archive.layout import STREAM_TIME
+from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError
 
@@ -78,12 +80,23 @@ class Watermark:
     Unless it is the stream's timestamp, which `time` is about, a message may still join a bucket that ended before
     `time`.
     """
+    parts: tuple[Watermark, ...] = ()
+    """One of each consumer, if captures of several, with different subjects, store to this archive; else none. This one
+    then is `combined` from them."""
+
+    def of(self, consumer: str) -> Watermark:
+        """Return the part of a consumer; this one if there is none."""
+        return next((part for part in self.parts if part.consumer == consumer), self)
 
     def encode(self) -> bytes:
         """The file's content."""
+        fields = {"format": 1, "stream": self.stream} | self._fields()
+        if self.parts:
+            fields["captures"] = [part._fields() for part in self.parts]
+        return json.dumps(fields).encode() + b"\n"
+
+    def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
-            "format": 1,
-            "stream": self.stream,
             "consumer": self.consumer,
             "stream_created": self.created,
             "seq": self.seq,
@@ -95,7 +108,7 @@ class Watermark:
             fields["filters"] = [entry.fields() for entry in self.filters]
         if self.bucket_time != STREAM_TIME:
             fields["bucket_time"] = self.bucket_time
-        return json.dumps(fields).encode() + b"\n"
+        return fields
 
     def after(self, other: Watermark | None) -> Watermark | None:
         """Merge with `other`, an older one; None if that changes nothing in it."""
@@ -107,6 +120,67 @@ class Watermark:
         last = max(objects, key=lambda found: found[1], default=None)
         merged = replace(self, seq=seq, time=max(self.time, other.time), last_object=last)
         return None if merged == other else merged
+
+
+def divided(there: Watermark, now: Watermark) -> bool:
+    """Whether the watermark in the file is, or becomes with `now`, one of several consumers with different subjects.
+
+    A consumer that may select the same messages as the one before takes its place instead.
+    """
+    if there.parts:
+        return True
+    if there.consumer == now.consumer or not there.filters or not now.filters:
+        return False
+    theirs, own = (mark.filters[-1].subjects or (">",) for mark in (there, now))
+    return not any(overlaps(one, another) for one in theirs for another in own)
+
+
+def combined(marks: Sequence[Watermark]) -> Watermark:
+    """Return what holds for all of several consumers: the minimum of their positions and times.
+
+    Those are left out whose messages another one, which has got as far, selects as well.
+    """
+    parts = [mark for mark in marks if not any(_replaces(other, mark) for other in marks if other is not mark)]
+    if len(parts) == 1:
+        return replace(parts[0], parts=())
+    created = max((part.created for part in parts), key=lambda text: (bool(text), text and _time(text)))
+    slowest = min(parts, key=lambda part: (part.created == created, part.seq))
+    objects = [part.last_object for part in parts if part.last_object is not None]
+    return replace(
+        slowest,
+        created=created,
+        seq=slowest.seq if slowest.created == created else 0,
+        time=min(part.time for part in parts),
+        last_object=max(objects, key=lambda found: found[1], default=None),
+        filters=_union([part.filters for part in parts if part.created == created]),
+        bucket_time=next((part.bucket_time for part in parts if part.bucket_time != STREAM_TIME), STREAM_TIME),
+        parts=tuple(sorted(parts, key=lambda part: part.consumer)),
+    )
+
+
+def _replaces(mark: Watermark, other: Watermark) -> bool:
+    """Whether all that `other` promises, and will ever promise, `mark` does."""
+    if mark.created != other.created or not mark.filters or not other.filters:
+        return False
+    last = mark.filters[-1]
+    own, theirs = last.subjects or (">",), other.filters[-1].subjects or (">",)
+    beyond = last.after <= other.seq <= mark.seq and other.time <= mark.time
+    return beyond and all(any(covers(pattern, subject) for pattern in own) for subject in theirs)
+
+
+def _union(histories: Sequence[tuple[Filters, ...]]) -> tuple[Filters, ...]:
+    """Return the subjects that any of several consumers selected, over time."""
+    union = []
+    for after in sorted({entry.after for history in histories for entry in history}):
+        then = [
+            next((entry for entry in reversed(history) if entry.after <= after), history[0])
+            for history in histories
+            if history
+        ]
+        every = not all(entry.subjects for entry in then)
+        subjects = () if every else tuple(sorted({subject for entry in then for subject in entry.subjects}))
+        union.append(Filters(after=after, subjects=subjects, sure=all(entry.sure for entry in then)))
+    return tuple(union[-_MAX_FILTERS:])
 
 
 def merge_filters(there: Watermark, now: Filters, delivered: int) -> tuple[Filters, ...]:
@@ -152,33 +226,38 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
     """Read the file's content. Raises JetcaptureError if damaged, or if it belongs to another stream than `stream`."""
     try:
         fields = json.loads(data)
-        last = (str(fields["last_object"]), _time(fields["last_stored"])) if "last_object" in fields else None
-        filters = [
-            Filters(
-                after=int(entry["after"]),
-                subjects=tuple(entry["subjects"]),
-                sure=bool(entry.get("sure", True)),
-                consumer=str(entry.get("consumer", "")),
-                until=None if entry.get("until") is None else int(entry["until"]),
-                repaired=bool(entry.get("repaired", False)),
-            )
-            for entry in fields.get("filters", ())
-        ]
-        found = Watermark(
-            stream=str(fields["stream"]),
-            consumer=str(fields["consumer"]),
-            created=str(fields["stream_created"]),
-            seq=int(fields["seq"]),
-            time=_time(fields["time"]),
-            last_object=last,
-            filters=tuple(filters),
-            bucket_time=str(fields.get("bucket_time", STREAM_TIME)),
-        )
+        found = _decoded(str(fields["stream"]), fields)
+        found = replace(found, parts=tuple(_decoded(found.stream, part) for part in fields.get("captures", ())))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise JetcaptureError(f"the watermark is damaged: {error!r}") from error
     if stream is not None and found.stream != stream:
         raise JetcaptureError(f"the watermark belongs to stream {found.stream}, not {stream}")
     return found
+
+
+def _decoded(stream: str, fields: Mapping[str, Any]) -> Watermark:
+    last = (str(fields["last_object"]), _time(fields["last_stored"])) if "last_object" in fields else None
+    filters = [
+        Filters(
+            after=int(entry["after"]),
+            subjects=tuple(entry["subjects"]),
+            sure=bool(entry.get("sure", True)),
+            consumer=str(entry.get("consumer", "")),
+            until=None if entry.get("until") is None else int(entry["until"]),
+            repaired=bool(entry.get("repaired", False)),
+        )
+        for entry in fields.get("filters", ())
+    ]
+    return Watermark(
+        stream=stream,
+        consumer=str(fields["consumer"]),
+        created=str(fields["stream_created"]),
+        seq=int(fields["seq"]),
+        time=_time(fields["time"]),
+        last_object=last,
+        filters=tuple(filters),
+        bucket_time=str(fields.get("bucket_time", STREAM_TIME)),
+    )
 
 
 def read(data: bytes | None, stream: str, *, future: bool = True) -> Watermark | None:

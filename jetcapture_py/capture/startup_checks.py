@@ -98,9 +98,10 @@ def _last_footer(state: CaptureState) -> tuple[str, Mapping[str, str]] | None:
     if notes is None or not isinstance(store, ObjectReader):
         return None
     mark = read_watermark(notes, state.config.source.stream)
-    if mark is None or mark.last_object is None:
+    last = None if mark is None else mark.of(state.config.source.consumer).last_object
+    if last is None:
         return None
-    path = mark.last_object[0]
+    path = last[0]
     name = layout.parse_path(path)
     if name is None or name.stream != state.config.source.stream or not name.parquet:
         return None

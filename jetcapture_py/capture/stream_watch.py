@@ -107,6 +107,7 @@ async def _archived(state: CaptureState, created: str) -> int:
         return 0
     try:
         mark = await state.in_thread(state.store_threads, read_watermark, state.notes, state.config.source.stream)
+        mark = mark and mark.of(state.config.source.consumer)
     except JetcaptureError as error:
         event(log, logging.WARNING, "watermark.failed", error=error)
         return 0

@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode, merge_filters, path, time_text
+from jetcapture_py.archive.watermark import (
+    MARGIN,
+    Filters,
+    Watermark,
+    combined,
+    decode,
+    divided,
+    merge_filters,
+    path,
+    time_text,
+)
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.consumer import ConsumerState, filters_of
@@ -25,7 +35,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def move_watermark(store: NoteStore, current: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
-    """Merge `current` into the watermark's file, if that changes it; return the file's watermark."""
+    """Merge `current` into the watermark's file, if that changes it; return the consumer's watermark in the file."""
     updates: list[WatermarkUpdate] = []
 
     def change(data: bytes | None) -> bytes | None:
@@ -53,7 +63,8 @@ class WatermarkUpdate:
 def update_watermark(data: bytes | None, current: Watermark, state: ConsumerState, idle: timedelta) -> WatermarkUpdate:
     """Return how `current`, the watermark by the consumer's `state`, changes a file that contains `data`.
 
-    A file of which only the time changed, by less than `idle`, stays unchanged.
+    A file of which only the time changed, by less than `idle`, stays unchanged. The content of an update is the part of
+    this consumer.
     """
     warnings: list[tuple[str, Mapping[str, object]]] = []
     stored: Watermark | None = None
@@ -62,6 +73,11 @@ def update_watermark(data: bytes | None, current: Watermark, state: ConsumerStat
             stored = decode(data, current.stream)
         except JetcaptureError as error:
             warnings.append(("watermark.failed", {"error": error}))
+    others: list[Watermark] = []
+    if stored is not None and divided(stored, current):
+        parts = {part.consumer: part for part in stored.parts or (stored,)}
+        stored = parts.pop(current.consumer, None)
+        others += parts.values()
     wrong = stored is not None and stored.time > state.asked + MARGIN
     if stored is not None and wrong:
         warnings.append(("watermark.corrected", {"was": time_text(stored.time), "now": time_text(current.time)}))
@@ -71,7 +87,7 @@ def update_watermark(data: bytes | None, current: Watermark, state: ConsumerStat
     if stored is not None and not wrong and (new is None or _only_later(new, stored, idle)):
         return WatermarkUpdate(content=stored, data=None, warnings=tuple(warnings))
     new = new or stored or current
-    return WatermarkUpdate(content=new, data=new.encode(), warnings=tuple(warnings))
+    return WatermarkUpdate(content=new, data=combined([*others, new]).encode(), warnings=tuple(warnings))
 
 
 def _only_later(new: Watermark, old: Watermark, idle: timedelta) -> bool:

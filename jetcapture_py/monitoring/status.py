@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from jetcapture_py.archive import watermark
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config, NatsConfig
@@ -277,7 +278,7 @@ class CaptureStatus:
     lag: float | None
     """Age in seconds of the oldest message that is not stored; None without permission to ask for it."""
     watermark: Watermark | None
-    """The archive's watermark."""
+    """The consumer's watermark in the archive."""
     problems: tuple[str, ...]
     """One line per failed read, or thing that is wrong."""
 
@@ -364,8 +365,11 @@ class Observed:
             problems.append(f"lag: {error}")
         mark = None
         try:
-            if self._notes is not None:
-                mark = await asyncio.to_thread(read_watermark, self._notes, source.stream)
+            if self._notes is not None and (
+                whole := await asyncio.to_thread(read_watermark, self._notes, source.stream)
+            ):
+                mark = whole.of(source.consumer)
+                problems += self._held_back(whole, state)
         except JetcaptureError as error:
             problems.append(f"watermark: {error}")
         if mark is not None and mark.time > state.asked + MARGIN:
@@ -384,6 +388,13 @@ class Observed:
             watermark=mark,
             problems=tuple(problems),
         )
+
+    def _held_back(self, mark: Watermark, state: ConsumerState) -> Iterator[str]:
+        """Yield a problem if the capture of other subjects, which has not moved for long, holds the watermark back."""
+        age = (state.asked - mark.time).total_seconds()
+        if mark.parts and mark.consumer != self._config.source.consumer and age > self._config.block.late_after:
+            remedy = f"start it, or delete {watermark.path(mark.stream)} if it was removed for good"
+            yield f"watermark: the capture with consumer {mark.consumer} holds it back for {duration(age)}; {remedy}"
 
     def _stalled(self, state: ConsumerState, lag: float | None, stored: datetime | None) -> Iterator[str]:
         """Yield a problem if messages have waited for too long and nothing was stored meanwhile."""

@@ -78,7 +78,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
     stream, consumer = config.source.stream, config.source.consumer
     writer = user_writer(config.block.format, config.block.compression)
     storage = ArchiveFiles(config.store.url, config.store.options)
-    mark, findings = await asyncio.to_thread(_read_watermark, storage, stream)
+    mark, findings = await asyncio.to_thread(_read_watermark, storage, stream, consumer)
     session = comparison = differences = start = None
     async with AsyncExitStack() as stack:
         server: ServerState | None = None
@@ -148,10 +148,11 @@ def user_writer(format_: str, compression: str) -> UserWriter | None:
     return writer if isinstance(writer, UserWriter) else None
 
 
-def _read_watermark(storage: ArchiveFiles, stream: str) -> tuple[Watermark | None, list[Finding]]:
-    """Read the watermark; return it, or a finding if that fails."""
+def _read_watermark(storage: ArchiveFiles, stream: str, consumer: str) -> tuple[Watermark | None, list[Finding]]:
+    """Read the consumer's watermark; return it, or a finding if that fails."""
     try:
-        return storage.watermark(stream, future=True), []
+        mark = storage.watermark(stream, future=True)
+        return mark and mark.of(consumer), []
     except JetcaptureError as error:
         return None, [_wrong_mark(str(error), Severity.WARNING)]
 

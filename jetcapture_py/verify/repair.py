@@ -240,7 +240,11 @@ def _repaired(data: bytes | None) -> bytes | None:
     if data is None:
         return None
     mark = watermark.decode(data)
-    return replace(mark, filters=tuple(replace(entry, repaired=not entry.sure) for entry in mark.filters)).encode()
+
+    def noted(mark: watermark.Watermark) -> watermark.Watermark:
+        return replace(mark, filters=tuple(replace(entry, repaired=not entry.sure) for entry in mark.filters))
+
+    return replace(noted(mark), parts=tuple(map(noted, mark.parts))).encode()
 
 
 def _of(

@@ -249,6 +249,63 @@ def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ArchiveFiles(str(tmp_path), {}).watermark("OTHER")
 
 
+def part(consumer: str, subject: str, seq: int, minutes: int, after: int = 0) -> tuple[Watermark, ConsumerState]:
+    """What a capture of one subject knows."""
+    filters = (Filters(after=after, subjects=(subject,)),)
+    time = NOON + timedelta(minutes=minutes)
+    state_ = replace(state(seq, delivered=seq, filters=(subject,)), asked=time + MARGIN)
+    return replace(mark(seq, time, filters=filters), consumer=consumer), state_
+
+
+def written(*parts: tuple[Watermark, ConsumerState], data: bytes | None = None) -> bytes:
+    """The file after each capture has written its own."""
+    for current, of_consumer in parts:
+        data = update_watermark(data, current, of_consumer, timedelta()).data or data
+    assert data is not None
+    return data
+
+
+def test_captures_of_different_subjects_promise_what_the_slowest_has_stored() -> None:
+    eu, us = part("eu", "orders.eu.>", 50_000, 60), part("us", "orders.us.>", 1000, 0)
+    for order in ((eu, us), (us, eu), (eu, us, eu)):
+        found = decode(written(*order))
+        assert (found.consumer, found.seq, found.time) == ("us", 1000, NOON)
+        assert [entry.subjects for entry in found.filters] == [("orders.eu.>", "orders.us.>")]
+        assert (found.of("eu").seq, found.of("us").seq) == (50_000, 1000)
+    found = decode(written(part("us", "orders.us.>", 60_000, 61), data=written(eu, us)))
+    assert (found.consumer, found.seq, found.time) == ("eu", 50_000, NOON + timedelta(minutes=60))
+
+
+def test_a_capture_of_all_subjects_replaces_those_of_some_once_it_has_got_as_far() -> None:
+    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 1000, 10))
+    data = written(part("all", "orders.>", 700, 7), data=data)
+    found = decode(data)
+    assert ([each.consumer for each in found.parts], found.seq) == (["all", "us"], 700)
+    data = written(part("all", "orders.>", 1000, 10), data=data)
+    found = decode(data)
+    assert (found.consumer, found.seq, found.parts) == ("all", 1000, ())
+
+
+def test_a_capture_that_was_widened_does_not_replace_what_it_did_not_select_then() -> None:
+    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 100, 1))
+    wide, of_consumer = part("eu", "orders.>", 900, 9)
+    found = decode(written((wide, of_consumer), data=data))
+    assert (found.consumer, found.seq) == ("us", 100)
+
+
+def test_of_captures_of_a_recreated_stream_the_first_one_promises_nothing_for_the_others() -> None:
+    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 400, 4))
+    eu, of_consumer = part("eu", "orders.eu.>", 3, 6)
+    found = decode(written((replace(eu, created="2026-05-01T12:05:30Z"), of_consumer), data=data))
+    assert (found.created, found.seq, found.time) == ("2026-05-01T12:05:30Z", 0, NOON + timedelta(minutes=4))
+
+
+def test_a_consumer_that_takes_the_place_of_another_continues_its_watermark() -> None:
+    data = written(part("old", "orders.>", 500, 5), part("new", "orders.eu.>", 20, 1))
+    found = decode(data)
+    assert (found.consumer, found.seq, found.parts) == ("new", 500, ())
+
+
 def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
     file = tmp_path / watermark.path("S")
     file.parent.mkdir()
