@@ -30,6 +30,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
@@ -238,7 +239,8 @@ class Compaction:
             self._tell(f"waiting {format_duration(round(seconds))} for readers before removing {count}")
             time.sleep(seconds)
         in_table = named()
-        present = self._present()
+        sizes = {path: size for outcome in due for path, size in zip(outcome.removable, outcome.sizes, strict=True)}
+        present = self._present(sizes)  # without those that an erasure has written again meanwhile
         paths: list[str] = []
         for outcome in due:
             if not in_table.isdisjoint(outcome.removable):
@@ -261,9 +263,10 @@ class Compaction:
         """Summarize what was done, or would be."""
         return summarize(self._objects, self._size, self.outcomes, self._removed, self._errors, self.spec.dry_run)
 
-    def _present(self) -> PathSet:
-        """Return the paths of the objects that there are now."""
-        return PathSet(file.path for file in self._archive.below(*self._directories))
+    def _present(self, sizes: Mapping[str, int] = MappingProxyType({})) -> PathSet:
+        """Return the paths of the objects that there are now, without those that have another size than in `sizes`."""
+        files = self._archive.below(*self._directories)
+        return PathSet(file.path for file in files if sizes.get(file.path, file.size) == file.size)
 
 
 def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from jetcapture_py.archive import layout, object_notes, stream_config, watermark
 from jetcapture_py.archive.removed import expired_path
@@ -31,6 +34,8 @@ from jetcapture_py.verify.proof import user_writer
 
 Progress = Callable[[str, int, int], object]
 """Gets "messages" or "quarantine", the number of objects that are still to be merged, and their bytes."""
+_NOTES = 16
+"""Maximum old notes that a pass looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,9 @@ class Maintenance:
         if self._expiry is not None:
             parts = self._tables if self._expiry.due else ()
             self._expiry.remove([*self._in_tables, *(self._named(part) for part in parts)], self._held)
+            if self._expiry.removed and not self._dry_run:
+                stream = self.config.source.stream
+                self._expiry.archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
         self._seconds = time.monotonic() - started
         return self._result()
 
@@ -212,22 +220,26 @@ class Maintenance:
                 compaction.keep(table.paths, table.dropped)
 
     def _tidy(self) -> None:
-        """Remove a note of objects none of which exists any more: of all notes, each pass looks at one."""
-        if self._dry_run or {*self._compactions} != {"messages", "quarantine"}:
-            return
+        """Remove notes of objects none of which exists any more: each pass looks at some of the old notes."""
         archive = open_archive(self.config.store.url, self.config.store.options)
         stream, settled = self.config.source.stream, time.time() - 2 * object_notes.MAX_AGE
+        listed: Iterable[str]
+        if {*self._compactions} == {"messages", "quarantine"}:
+            listed = chain.from_iterable(compaction.paths() for compaction in self._compactions.values())
+        elif self._keep is not None:
+            listed = (file.path for file in archive.below(stream, f"{layout.QUARANTINE}/{stream}"))
+        else:
+            return
         paths = archive.notes(object_notes.directory(stream))
         old = [path for path in paths if (object_notes.begun(path) or settled) < settled]
-        if not old:
+        if self._dry_run or not old:
             return
-        path = random.choice(old)  # noqa: S311  # any of them
-        with suppress(JetcaptureError):  # a damaged note stays: it may be of a later version
-            data = archive.read_note(path)
-            if data is not None:
-                noted = set(object_notes.decode(data, stream, path).hashes.tolist())
-                listed = (path for compaction in self._compactions.values() for path in compaction.paths())
-                if not any(number in noted for number in map(object_notes.hash_of, listed)):
+        chosen = random.sample(old, min(len(old), _NOTES))
+        present = np.fromiter(map(object_notes.hash_of, listed), np.uint64)
+        for path in chosen:
+            with suppress(JetcaptureError):  # a damaged note stays: it may be of a later version
+                data = archive.read_note(path)
+                if data is not None and not np.isin(object_notes.decode(data, stream, path).hashes, present).any():
                     archive.remove(archive.at(path, 0))
 
     def _compacted(self, stop: threading.Event | None) -> dict[str, Compaction]:

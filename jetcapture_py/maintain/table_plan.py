@@ -323,8 +323,8 @@ class _Settlement:
     def run(self) -> None:
         """Add objects to the plan, and keep files or have them leave."""
         names, plan = self.bucket.names, self.plan
-        intervals = [self.facts.intervals.get(name, _LONGEST) for name in names]
-        if names and names[0].bucket + max(intervals) > plan.closed:
+        intervals = [self.facts.intervals.get(name, _LONGEST) for name in names if name not in self.broken]
+        if names and names[0].bucket + max(intervals, default=_LONGEST) > plan.closed:
             self._hold(names)
         else:
             present = {name.path for name in names}

@@ -233,8 +233,9 @@ class ArchiveFiles:
                     raise StoreError(f"cannot list {directory}: {one_line(error)}") from error
             return
         if self._flat:
-            entries = self._listed("find", directory)
-            yield from ((path, info) for path, info in entries.items() if info.get("type") != "directory")
+            for path, info in self._listed("find", directory).items():
+                if info.get("type") != "directory" and not path.endswith("/"):  # which marks a directory
+                    yield path, info
             return
         directories = [directory]
         while directories:

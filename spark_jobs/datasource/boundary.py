@@ -175,6 +175,7 @@ class BoundaryFinder:
                 listing = listing or list_objects(self._files, self._stream)
                 began = first_archived(self._files, listing, datetime.fromisoformat(created))
                 restored = lowest if began is None else began - 1
+                restored = min(restored, state.first - 1) if created == state.created else restored
             lowest = min(lowest, restored)
             links.append((_micros(created), restored))
             if not others or not lowest:

@@ -48,7 +48,7 @@ from jetcapture_py.reading.selection import Selection, check_stream
 from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived
-from spark_jobs.datasource.offsets import recreated
+from spark_jobs.datasource.offsets import check_there, recreated
 from spark_jobs.datasource.one_line import one_line_errors
 from spark_jobs.datasource.options import CommonOptions, parse
 from spark_jobs.datasource.read import POLL, Offset, StreamReader
@@ -333,6 +333,8 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if watched:
                 raise recreated(start, boundary.state, dict(boundary.incarnations).get(start["created"], 0))
             first = 1
+        if watched and first > boundary.state.last + 1:
+            check_there(self._source.stream, first, boundary.state)
         self._latest = self._offset(boundary, boundary.end)
         until = self._until[1] if self._until is not None and self._until[0] == created else boundary.end
         end = min(self._end(boundary, first, limit), until)

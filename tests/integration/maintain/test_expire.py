@@ -131,6 +131,7 @@ def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["expired"]["objects"] == 57 - 20
     assert seqs(root) == kept
+    assert all(any(place.iterdir()) for place in (root / STREAM).rglob("*") if place.is_dir()), "none is left empty"
     assert table_seqs(catalog) == [seq for seq in kept if seq <= (DAYS - 1) * EACH]  # today's bucket has not ended
     assert [found.summary for found in compare_tables(settings) if found.severity] == []
     report, repair = asyncio.run(verify_and_repair(settings))

@@ -90,11 +90,12 @@ def test_a_table_of_captured_objects_needs_no_footer_that_a_note_tells(
     assert "v" in orders.schema().column_names
 
 
-def test_a_note_of_objects_that_are_all_gone_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", [{"compact": {"after": "0s", "grace": "0s"}}, {"keep": "9000d"}])
+def test_a_note_of_objects_that_are_all_gone_is_removed(tmp_path: Path, section: dict[str, Any]) -> None:
     archive, age = Archive(tmp_path / "archive"), 3 * object_notes.MAX_AGE
     writer = object_notes.NoteWriter("ORDERS")
     for seq in (1, 2, 3):
-        name = archive.write([seq], "a")
+        name = archive.write([seq])
         writer.record(name, pa.py_buffer((archive.root / name.path).read_bytes()))
     ((_, content, _),) = writer.due()
     at = f"{datetime.fromtimestamp(time.time() - age, UTC):%Y%m%dT%H%M%SZ}"
@@ -103,11 +104,16 @@ def test_a_note_of_objects_that_are_all_gone_is_removed(tmp_path: Path) -> None:
     note.write_bytes(content)
     stranger = note.with_name("README.json")
     stranger.touch()
-    settings = config("nats://127.0.0.1:1", archive.root, maintain={"compact": {"after": "0s", "grace": "0s"}})
+    settings = config("nats://127.0.0.1:1", archive.root, maintain=section)
     maintenance = Maintenance(settings)
     maintenance.run()
     assert note.exists()
-    assert maintenance.finish().removed == 3
+    if "compact" in section:
+        assert maintenance.finish().removed == 3
+    else:
+        for path in list(archive.root.rglob("*.parquet")):
+            path.unlink()
+        archive.write([4])
     stranger.unlink()
     maintenance.run()
     assert not note.exists()

@@ -363,6 +363,17 @@ def test_only_complete_buckets_are_in_the_table_and_a_late_copy_never_counts(tmp
     assert summary["total-records"] == "4"
 
 
+def test_a_damaged_object_keeps_no_other_of_its_bucket_out_and_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1, 2])
+    damaged = world.root / world.write([3], "us").path
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    mark(world, HOUR + 2 * 3600)
+    found = world.commit()
+    assert (found.rows, found.unsettled) == (2, 1)
+    assert found.complete_to == datetime.fromtimestamp(HOUR, UTC)
+
+
 def test_an_object_that_was_stored_again_is_read_with_its_new_columns(tmp_path: Path, duckdb: DuckdbIceberg) -> None:
     world = World(tmp_path, compact=None)  # overlapping objects wait
     first, second = world.write([1, 2], hour=0), world.write([5, 6], hour=1)

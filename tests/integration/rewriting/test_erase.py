@@ -37,6 +37,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
 from jetcapture_py.maintain import erase as command
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
 from jetcapture_py.maintain.iceberg import IcebergTable
+from jetcapture_py.maintain.inventory import PathSet
 from jetcapture_py.maintain.maintenance import Maintenance
 from jetcapture_py.maintain.table import compare_tables
 from jetcapture_py.manage.many import show_one
@@ -530,6 +531,29 @@ def test_a_compaction_that_takes_a_copy_for_redundant_and_an_erasure_do_not_remo
     assert done.remaining
     assert run(config, SequenceSelector(3, 3)).remaining == []
     assert list(read(root)) == [1, 2]
+
+
+def test_a_compaction_does_not_remove_an_object_that_an_erasure_has_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, start = tmp_path / "a", HOUR * 1_000_000
+    for seq in (1, 2):
+        put(root, encoded([(seq, start + seq)], bucket=HOUR))
+    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(root)}})
+    archive = open_archive(str(root), {})
+    compaction = Compaction(archive, STREAM, CompactionSettings(target=1 << 20, after=0, grace=0, incomplete=True))
+    compact_in_threads(archive, compaction, 1 << 30)
+    assert run(config, SequenceSelector(2, 2)).remaining  # the first object has its name, and is written again
+    find = Compaction._present
+
+    def erased_after(self: Compaction, *arguments: Any) -> PathSet:
+        found = find(self, *arguments)
+        assert run(config, SequenceSelector(2, 2)).remaining == []
+        return found
+
+    monkeypatch.setattr(Compaction, "_present", erased_after)
+    compaction.remove()
+    assert list(read(root)) == [1]
 
 
 def test_nothing_brings_erased_messages_back(nats_server: Start, tmp_path: Path) -> None:

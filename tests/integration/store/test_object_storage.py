@@ -19,7 +19,9 @@ import pytest
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
+from jetcapture_py.reading.plan import list_objects
 from jetcapture_py.store import Store, change_note, open_store, remote
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.remote import RemoteStore
 from tests.integration.store.conftest import AzurePlace, Place, S3Place
 from tests.support.azurite import KEY as AZURE_KEY
@@ -95,6 +97,14 @@ def test_an_object_that_is_there_is_not_written_again(remote_place: Place) -> No
     location = put(remote_place.open(), b"first")
     assert put(remote_place.open(), b"second") == location
     assert remote_place.objects() == {NAME.path: b"first"}
+
+
+def test_a_key_that_marks_a_directory_is_no_file(s3: S3Place) -> None:
+    for key in ("archive/ORDERS/", "archive/ORDERS/key=eu/", "archive/ORDERS/key=eu/note.txt"):
+        s3.client.put_object(Bucket=s3.bucket, Key=key, Body=b"")
+    files = ArchiveFiles(s3.url, s3.options)
+    assert [file.path for file in files.below("ORDERS")] == ["ORDERS/key=eu/note.txt"]
+    assert list_objects(files, "ORDERS").objects == []
 
 
 def test_an_object_above_the_size_of_a_part_is_not_written_again_either(s3: S3Place) -> None:

@@ -127,6 +127,36 @@ def test_a_query_goes_on_in_a_restored_stream_and_not_in_another_one(captured: C
     behind.reader.stop()
 
 
+def test_a_restored_stream_of_whose_messages_none_is_left_continues_no_further_than_it_was_restored(
+    captured: Captured,
+) -> None:
+    captured.live.fill(20)
+    captured.capture()
+    ahead = Query(captured)
+    assert ahead.batches() == [list(range(1, 21))]
+    captured.live.do(lambda stream: stream.delete_stream(STREAM))
+    servers = ["--servers", captured.live.server.url]
+    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, "--to-seq", "15", *servers]) == 0
+    captured.capture()
+    captured.live.purge()
+    behind = Query(captured, ahead.end)
+    with pytest.raises(SourceError, match=r"was deleted and recreated .* but the checkpoint reaches 20"):
+        behind.plan()
+    behind.reader.stop()
+
+
+def test_a_stream_that_ends_before_the_checkpoint_has_lost_messages(captured: Captured) -> None:
+    captured.live.fill(10)
+    captured.capture()
+    query = Query(captured)
+    assert query.batches() == [list(range(1, 11))]
+    assert query.end is not None
+    behind = Query(captured, {**query.end, "seq": 15})
+    with pytest.raises(SourceError, match=r"^stream ORDERS ends at 10, before 15: the server has lost messages"):
+        behind.plan()
+    behind.reader.stop()
+
+
 def test_what_a_stream_was_restored_with_is_read_though_the_capture_does_not_select_it_now(captured: Captured) -> None:
     captured.live.fill(15, "orders.old.{}")
     captured.capture()
