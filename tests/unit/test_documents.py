@@ -32,6 +32,8 @@ from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
 ENVIRONMENT = {"PWD": "/srv"}
+WATERMARK = {"created": "stream_created", "parts": "captures"}
+"""Attributes that have another name in the file."""
 PACKAGES = ("jetcapture_py", "spark_jobs")
 
 
@@ -228,7 +230,7 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
         assert f"`{column}`" in text
     written = section("docs/archive-format.md", "Watermark")
     for name in ArchiveWatermark.__dataclass_fields__:
-        assert f"`{'stream_created' if name == 'created' else name}`" in written
+        assert f"`{WATERMARK.get(name, name)}`" in written
 
 
 def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
