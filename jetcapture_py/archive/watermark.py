@@ -140,7 +140,10 @@ def combined(marks: Sequence[Watermark]) -> Watermark:
 
     Those are left out whose messages another one, which has got as far, selects as well.
     """
-    parts = [mark for mark in marks if not any(_replaces(other, mark) for other in marks if other is not mark)]
+    parts: list[Watermark] = []
+    for index, mark in enumerate(marks):
+        if not any(_replaces(other, mark) for other in (*parts, *marks[index + 1 :])):
+            parts.append(mark)
     if len(parts) == 1:
         return replace(parts[0], parts=())
     created = max((part.created for part in parts), key=lambda text: (bool(text), text and _time(text)))

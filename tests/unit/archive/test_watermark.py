@@ -286,6 +286,12 @@ def test_a_capture_of_all_subjects_replaces_those_of_some_once_it_has_got_as_far
     assert (found.consumer, found.seq, found.parts) == ("all", 1000, ())
 
 
+def test_of_two_captures_that_are_alike_one_is_left() -> None:
+    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 400, 4))
+    found = decode(written(part("other", "orders.us.>", 400, 4), data=data))
+    assert ([each.consumer for each in found.parts], found.seq) == (["eu", "other"], 400)
+
+
 def test_a_capture_that_was_widened_does_not_replace_what_it_did_not_select_then() -> None:
     data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 100, 1))
     wide, of_consumer = part("eu", "orders.>", 900, 9)
