@@ -125,10 +125,13 @@ class Watermark:
 def divided(there: Watermark, now: Watermark) -> bool:
     """Whether the watermark in the file is, or becomes with `now`, one of several consumers with different subjects.
 
-    A consumer that may select the same messages as the one before takes its place instead.
+    A consumer that may select the same messages as the one before takes its place instead, and so does any consumer of
+    a recreated stream.
     """
     if there.parts:
         return True
+    if there.created and now.created and there.created != now.created:
+        return False
     if there.consumer == now.consumer or not there.filters or not now.filters:
         return False
     theirs, own = (mark.filters[-1].subjects or (">",) for mark in (there, now))
@@ -155,7 +158,7 @@ def combined(marks: Sequence[Watermark]) -> Watermark:
         seq=slowest.seq if slowest.created == created else 0,
         time=min(part.time for part in parts),
         last_object=max(objects, key=lambda found: found[1], default=None),
-        filters=_union([part.filters for part in parts if part.created == created]),
+        filters=_union([part.filters if part.created == created else part.filters[-1:] for part in parts]),
         bucket_time=next((part.bucket_time for part in parts if part.bucket_time != STREAM_TIME), STREAM_TIME),
         parts=tuple(sorted(parts, key=lambda part: part.consumer)),
     )
@@ -167,7 +170,7 @@ def _replaces(mark: Watermark, other: Watermark) -> bool:
         return False
     last = mark.filters[-1]
     own, theirs = last.subjects or (">",), other.filters[-1].subjects or (">",)
-    beyond = last.after <= other.seq <= mark.seq and other.time <= mark.time
+    beyond = last.sure and last.after <= other.seq <= mark.seq and other.time <= mark.time
     return beyond and all(any(covers(pattern, subject) for pattern in own) for subject in theirs)
 
 

@@ -390,11 +390,12 @@ class Observed:
         )
 
     def _held_back(self, mark: Watermark, state: ConsumerState) -> Iterator[str]:
-        """Yield a problem if the capture of other subjects, which has not moved for long, holds the watermark back."""
-        age = (state.asked - mark.time).total_seconds()
-        if mark.parts and mark.consumer != self._config.source.consumer and age > self._config.block.late_after:
+        """Yield a problem if a capture of other subjects has held the watermark back for long."""
+        last = min(mark.parts, key=lambda part: part.time, default=mark)
+        age = (state.asked - last.time).total_seconds()
+        if mark.parts and last.consumer != self._config.source.consumer and age > self._config.block.late_after:
             remedy = f"start it, or delete {watermark.path(mark.stream)} if it was removed for good"
-            yield f"watermark: the capture with consumer {mark.consumer} holds it back for {duration(age)}; {remedy}"
+            yield f"watermark: the capture with consumer {last.consumer} has held it back for {duration(age)}; {remedy}"
 
     def _stalled(self, state: ConsumerState, lag: float | None, stored: datetime | None) -> Iterator[str]:
         """Yield a problem if messages have waited for too long and nothing was stored meanwhile."""

@@ -212,6 +212,22 @@ def test_a_watermark_that_cannot_be_true_is_a_problem(
     assert problem in said
 
 
+def test_a_capture_of_other_subjects_that_holds_the_watermark_back_is_a_problem(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+    publish_and_capture(server.url, archive, [("orders.a", b"", None)] * 40)
+    mark = archive / "_watermark" / "ORDERS.json"
+    own = json.loads(mark.read_text())
+    late = {**own, "consumer": "late", "seq": 50, "time": "2026-01-01T00:00:00Z"}
+    idle = {**own, "consumer": "idle", "seq": 1}
+    mark.write_text(json.dumps({**idle, "time": late["time"], "captures": [own, late, idle]}))
+    found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
+    (said,) = found["problems"]
+    assert said.startswith("watermark: the capture with consumer late has held it back for ")
+    assert found["watermark_seq"] == own["seq"]
+
+
 # ------------------------------------------------------------------ with a replica on this machine
 
 

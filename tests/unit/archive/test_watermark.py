@@ -304,6 +304,23 @@ def test_of_captures_of_a_recreated_stream_the_first_one_promises_nothing_for_th
     eu, of_consumer = part("eu", "orders.eu.>", 3, 6)
     found = decode(written((replace(eu, created="2026-05-01T12:05:30Z"), of_consumer), data=data))
     assert (found.created, found.seq, found.time) == ("2026-05-01T12:05:30Z", 0, NOON + timedelta(minutes=4))
+    assert [entry.subjects for entry in found.filters] == [("orders.eu.>", "orders.us.>")]
+
+
+def test_a_consumer_of_a_recreated_stream_takes_the_place_of_one_of_the_earlier_stream() -> None:
+    data = written(part("old", "v1.>", 500, 5))
+    new, of_consumer = part("new", "v2.>", 3, 6)
+    found = decode(written((replace(new, created="2026-05-01T12:05:30Z"), of_consumer), data=data))
+    assert (found.consumer, found.seq, found.time, found.parts) == ("new", 3, NOON + timedelta(minutes=6), ())
+
+
+def test_a_capture_that_was_just_widened_does_not_replace_what_the_server_may_have_passed_over() -> None:
+    data = written(part("eu", "orders.eu.>", 50, 0), part("us", "orders.us.>", 60, 1))
+    filters = (Filters(after=50, subjects=("orders.>",)),)
+    current = replace(mark(90, NOON + timedelta(minutes=9), filters=filters), consumer="eu")
+    widened = replace(state(90, delivered=50, filters=("orders.>",)), asked=NOON + timedelta(minutes=10))
+    found = decode(written((current, widened), data=data))
+    assert (found.seq, [each.consumer for each in found.parts]) == (60, ["eu", "us"])
 
 
 def test_a_consumer_that_takes_the_place_of_another_continues_its_watermark() -> None:
