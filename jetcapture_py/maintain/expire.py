@@ -107,13 +107,17 @@ class Expiry:
     _ends: dict[str, float] = field(default_factory=dict)
     _errors: list[str] = field(default_factory=list)
 
+    def files(self) -> Iterator[File]:
+        """Yield every file of the stream and its quarantine, of which not all are in memory. Raises StoreError."""
+        parts = (self.stream, f"{layout.QUARANTINE}/{self.stream}")
+        return chain.from_iterable(map(self.archive.below, parts))
+
     def record(self) -> None:
         """Find what has expired and record it, unless this is a dry run. Raises JetcaptureError."""
         mark = self.archive.watermark(self.stream)
         closed = time.time() - self.keep
         closed = closed if mark is None else min(closed, mark.time.timestamp())
-        parts = map(self.archive.below, (self.stream, f"{layout.QUARANTINE}/{self.stream}"))  # never all at once
-        named = ((file, file.name) for file in chain.from_iterable(parts) if file.name is not None)
+        named = ((file, file.name) for file in self.files() if file.name is not None)
         older = [(file, name) for file, name in named if name.bucket < closed]
         if self.writer is not None and not self.writer.reads:
             count = sum(name.suffix == self.writer.suffix for _, name in older)

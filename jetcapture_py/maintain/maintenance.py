@@ -133,7 +133,8 @@ class Maintenance:
         started = time.monotonic()
         _refuse_nothing(open_archive(self.config.store.url, self.config.store.options), self.config.source.stream)
         self._compactions = self._compacted(stop)
-        self._tidy()
+        if self._compactions.keys() == {"messages", "quarantine"} and not self._dry_run:
+            self._tidy(chain.from_iterable(compaction.paths() for compaction in self._compactions.values()))
         for compaction in self._compactions.values():
             compaction.forget()  # not another listing beside it
         self._expiry = self._expired()
@@ -145,8 +146,9 @@ class Maintenance:
             parts = self._tables if self._expiry.due else ()
             self._expiry.remove([*self._in_tables, *(self._named(part) for part in parts)], self._held)
             if self._expiry.removed and not self._dry_run:
-                stream = self.config.source.stream
-                self._expiry.archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
+                self._expiry.archive.remove_empty(self.config.source.stream)
+                if not self._compactions:
+                    self._tidy(file.path for file in self._expiry.files())
         self._seconds = time.monotonic() - started
         return self._result()
 
@@ -219,24 +221,16 @@ class Maintenance:
             if compaction is not None:
                 compaction.keep(table.paths, table.dropped)
 
-    def _tidy(self) -> None:
-        """Remove notes of objects none of which exists any more: each pass looks at some of the old notes."""
+    def _tidy(self, listed: Iterable[str]) -> None:
+        """Remove notes of objects of which none is `listed`: each pass looks at some of the old notes."""
         archive = open_archive(self.config.store.url, self.config.store.options)
         stream, settled = self.config.source.stream, time.time() - 2 * object_notes.MAX_AGE
-        listed: Iterable[str]
-        if {*self._compactions} == {"messages", "quarantine"}:
-            listed = chain.from_iterable(compaction.paths() for compaction in self._compactions.values())
-        elif self._keep is not None:
-            listed = (file.path for file in archive.below(stream, f"{layout.QUARANTINE}/{stream}"))
-        else:
-            return
         paths = archive.notes(object_notes.directory(stream))
         old = [path for path in paths if (object_notes.begun(path) or settled) < settled]
-        if self._dry_run or not old:
+        if not old:
             return
-        chosen = random.sample(old, min(len(old), _NOTES))
         present = np.fromiter(map(object_notes.hash_of, listed), np.uint64)
-        for path in chosen:
+        for path in random.sample(old, min(len(old), _NOTES)):
             with suppress(JetcaptureError):  # a damaged note stays: it may be of a later version
                 data = archive.read_note(path)
                 if data is not None and not np.isin(object_notes.decode(data, stream, path).hashes, present).any():

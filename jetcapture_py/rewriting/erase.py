@@ -489,7 +489,7 @@ class _Eraser:
                 self._unfinished.append(reason)
             else:
                 self._archive.remove(file)
-        self._archive.remove_empty(stream, f"{layout.QUARANTINE}/{stream}")
+        self._archive.remove_empty(stream)
         for path in self._archive.notes(object_notes.directory(stream)):  # they name the columns of erased messages
             self._archive.remove(self._archive.at(path, 0))
         return present

@@ -375,9 +375,9 @@ class ArchiveFiles:
         except Exception as error:
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
-    def remove_empty(self, *directories: str) -> None:
-        """Remove the empty directories below a local archive's directories: their names say keys."""
-        for directory in directories if self.local else ():
+    def remove_empty(self, stream: str) -> None:
+        """Remove the empty directories of a stream and its quarantine from a local archive: their names say keys."""
+        for directory in (stream, f"{layout.QUARANTINE}/{stream}") if self.local else ():
             for place, _, _ in os.walk(f"{self._base}/{directory}", topdown=False):
                 if place.count("/") > f"{self._base}/{directory}".count("/"):
                     with suppress(OSError):  # something is in it, or it is gone
