@@ -42,9 +42,9 @@ def main() -> None:
             typer.echo(f"jetcapture: {problem}", err=True)
         sys.exit(2)
     except JetcaptureError as error:
-        from jetcapture_py.text import LONGEST_LOGGED, one_line
+        from jetcapture_py.text import MAX_LOGGED, one_line
 
-        typer.echo(f"jetcapture: {one_line(str(error), LONGEST_LOGGED)}", err=True)
+        typer.echo(f"jetcapture: {one_line(str(error), MAX_LOGGED)}", err=True)
         sys.exit(1)
 
 

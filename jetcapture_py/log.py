@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Self, TextIO
 
-from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line
+from jetcapture_py.text import MAX_LOGGED, escaped, one_line
 
 ROOTS = ("jetcapture", "jetcapture_py")
 """Our top-level loggers."""
@@ -129,11 +129,11 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the event's fields, or those of a library's log line, as plain values."""
     given: Mapping[str, object] | None = getattr(record, FIELDS, None)
     if given is None:
-        message = one_line(record.getMessage(), LONGEST_LOGGED)
+        message = one_line(record.getMessage(), MAX_LOGGED)
         given = {"message": message} if record.name == "py.warnings" else {"logger": record.name, "message": message}
     fields = _named(given)
     if record.exc_info and record.exc_info[1] is not None:
-        fields.setdefault("error", one_line(record.exc_info[1], LONGEST_LOGGED))
+        fields.setdefault("error", one_line(record.exc_info[1], MAX_LOGGED))
     return fields
 
 
@@ -155,7 +155,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, BaseException):
-        return one_line(value, LONGEST_LOGGED)
+        return one_line(value, MAX_LOGGED)
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, Mapping):

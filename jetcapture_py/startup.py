@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from importlib.abc import MetaPathFinder
 
 LATE = ("aiohttp", "pandas")
 """Libraries that are imported only where they are used."""
@@ -37,7 +36,7 @@ def has_terminal() -> bool:
     return True
 
 
-class _Late(MetaPathFinder):
+class _Late:
     """An import hook that reports some modules as not installed."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
@@ -52,7 +51,10 @@ def imports() -> Iterator[None]:
     Where they are installed, as for Spark, nats-py imports aiohttp (0.15 s of CPU, 10 MB), and pyarrow imports pandas
     at its first conversion (0.25 s, 45 MB). `jetstream.connection` and `plugins` make them available where they are
     used. Imported modules are never freed, so the garbage collector skips them.
+
+    numpy's linear algebra, which nothing here uses, would start a thread per core that spins (0.13 s of CPU each).
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     hook = _Late()
     gc.disable()
     sys.meta_path.insert(0, hook)

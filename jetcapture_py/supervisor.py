@@ -31,7 +31,7 @@ from jetcapture_py.log import about, event, setup
 from jetcapture_py.monitoring.http_server import HttpServer, Starting
 from jetcapture_py.plugins import is_reference
 from jetcapture_py.startup import has_terminal, release_hangups
-from jetcapture_py.text import LONGEST_LOGGED, one_line
+from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
     from jetcapture_py.monitoring.http import Site
@@ -160,7 +160,7 @@ class Supervisor:
         self.stopping = False
         """Whether all captures are being drained."""
         self.abandoned = False
-        """Whether a capture was canceled while it started, or was replaced and did not drain."""
+        """Whether threads may hang: a capture was canceled while it started, or did not drain, or its store hangs."""
         self.changed = asyncio.Event()
         """Set to have the files read again."""
         self._files, self._server = files, server
@@ -300,7 +300,7 @@ class Supervisor:
         """Log what is refused and left out, and which captures have failed or ended with their streams."""
         before, self._refused = (
             self._refused,
-            {capture: one_line("; ".join(lines), LONGEST_LOGGED) for capture, lines in refused.items()},
+            {capture: one_line("; ".join(lines), MAX_LOGGED) for capture, lines in refused.items()},
         )
         for capture, reason in self._refused.items():
             if reread or before.get(capture) != reason:
@@ -452,6 +452,7 @@ class Supervisor:
         finally:
             member.capture.state.budget.leave(member.capture.state)  # also of one that could not be opened
         member.capture.state.ended = ""
+        self.abandoned |= member.capture.state.store_hangs
         event(log, logging.INFO, "capture.stopped", **member.capture.state.stats.fields())
 
     def _failed(self, member: _Member, error: BaseException) -> None:
@@ -495,7 +496,7 @@ def log_failure(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return one_line(str(error) if isinstance(error, JetcaptureError) else error, LONGEST_LOGGED)
+    return one_line(str(error) if isinstance(error, JetcaptureError) else error, MAX_LOGGED)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

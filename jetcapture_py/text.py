@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-LONGEST = 300
+MAX_LENGTH = 300
 """Maximum length of an error that is stored or becomes part of another error."""
-LONGEST_LOGGED = 2000
+MAX_LOGGED = 2000
 """Maximum length of an error in the log; the reason may follow long paths."""
 
 _MAX_READ = 1 << 16
@@ -44,7 +44,7 @@ _SHORTEST = 16
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def one_line(error: object, limit: int = LONGEST) -> str:
+def one_line(error: object, limit: int = MAX_LENGTH) -> str:
     """Describe an error in one printable line of at most `limit` characters, without credentials.
 
     Exceptions become `Type: text`, groups include their errors; other objects become their text. Never raises.

@@ -30,7 +30,7 @@ from jetcapture_py import errors
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.store.archive import SHARE
-from jetcapture_py.text import LONGEST_LOGGED, one_line
+from jetcapture_py.text import MAX_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
 from spark_jobs.reading.location import spark_settings
@@ -253,13 +253,13 @@ def spark_error(error: BaseException) -> str:
     text = (text or type(error).__name__).strip()
     failed = _RAISED_BY_QUERY.search(text)  # Spark wraps errors of subqueries in "Exception thrown in awaitResult"
     if failed is not None:
-        return one_line(failed.group(1), LONGEST_LOGGED)
+        return one_line(failed.group(1), MAX_LOGGED)
     gone = _FILE_IS_GONE.search(text)
     if gone is not None:
         url = gone.group(1)
         if url.startswith("file:") and Path(unquote(urlsplit(url).path)).exists():
-            return one_line(f"{url} exists here, but not on a worker of Spark: {SHARE}", LONGEST_LOGGED)
-        return one_line(f"{url} is gone: compacted or removed meanwhile; read it again", LONGEST_LOGGED)
+            return one_line(f"{url} exists here, but not on a worker of Spark: {SHARE}", MAX_LOGGED)
+        return one_line(f"{url} is gone: compacted or removed meanwhile; read it again", MAX_LOGGED)
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:
@@ -271,4 +271,4 @@ def spark_error(error: BaseException) -> str:
         found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
     if "Failed to find the data source: nats." in found or "No module named 'spark_jobs'" in found:
         found = f"{found.rstrip('.')}: {_NOT_INSTALLED}"
-    return one_line(found, LONGEST_LOGGED)
+    return one_line(found, MAX_LOGGED)

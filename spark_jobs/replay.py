@@ -218,6 +218,8 @@ def _left(rows: ReplayRows, done: pa.Table) -> tuple[ReplayRows, int]:
     if not done.num_rows:
         return rows, 0
     known = rows.frame.sparkSession.createDataFrame(done)
+    if rows.apart:
+        known = known.fillna(0, [ROW])  # of a replay before any message had several rows
     known = sf.broadcast(known) if done.num_rows <= _BROADCAST else known
     return replace(rows, frame=rows.frame.join(known, identity, "left_anti")), done.num_rows
 

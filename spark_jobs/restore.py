@@ -38,7 +38,7 @@ from spark_jobs.arguments import login
 from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
-from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes
+from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes, later
 from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore, removed_ranges
@@ -201,6 +201,8 @@ def _job(chosen: RestoreCommand) -> None:
             f"stream {chosen.target} would drop messages: {'; '.join(prepared.drops)}. Restore with --without-limits, "
             "--allow-drops, or other settings in --stream-config"
         )
+    if line := later(prepared.survey):
+        sys.stderr.write(f"restore: {line}\n")
     sys.stderr.write(
         f"restore: creating stream {chosen.target}; if this process is killed, remove what it has left with: "
         f"nats stream rm {chosen.target}\n"

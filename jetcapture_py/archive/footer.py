@@ -97,7 +97,7 @@ def may_have_nulls(metadata: pq.FileMetaData, column: str) -> bool:
 
 def is_proven(footer: bytes) -> bool:
     """Whether a footer, with its length and magic bytes, has a valid checksum."""
-    for place in layout.checksum_places(footer, layout.FOOTER_CHECKSUM):
+    for place in layout.checksum_offsets(footer, layout.FOOTER_CHECKSUM):
         digits = footer[place : place + layout.CHECKSUM_DIGITS]
         if layout.checksum([footer], [place]).encode() == digits:
             return True

@@ -20,7 +20,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 
 FORMAT = "1"
@@ -35,8 +35,8 @@ MARKER = ".jetcapture=archive"
 URL the keys' roots lie beside it."""
 PROBE = "_probe"
 """Directory of small objects that a start writes and removes."""
-LONGEST_INTERVAL = timedelta(days=1)
-"""Names give only the start of a bucket: an object's messages may be this much later."""
+MAX_INTERVAL = 86_400
+"""Names give only the start of a bucket: an object's messages may be this many seconds later."""
 MAX_KEY_BYTES = 240
 """Maximum length of an escaped key in bytes: `key=` and the key are one directory name, limited to 255 bytes."""
 
@@ -183,7 +183,7 @@ def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str
     return state.hexdigest()
 
 
-def checksum_places(footer: bytes, entry: str, digits: str = "") -> list[int]:
+def checksum_offsets(footer: bytes, entry: str, digits: str = "") -> list[int]:
     """Return the possible offsets of an entry's digits in a Parquet footer; a key may contain the same bytes.
 
     With `digits`, only where it is these, and nothing that could not know them holds them too.
@@ -381,6 +381,11 @@ def groups(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Calla
         return name.stream, False, name.bucket, "", None
 
     return group
+
+
+def overlap(one: ObjectName, other: ObjectName) -> bool:
+    """Whether the ranges of two objects' sequences overlap."""
+    return one.first_seq <= other.last_seq and other.first_seq <= one.last_seq
 
 
 def is_one_of(bundle: str, bundles: str) -> bool:

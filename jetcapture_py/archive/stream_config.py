@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from jetcapture_py.config.units import parse_time
+import numpy as np
+
+from jetcapture_py.config.units import microseconds_of, parse_time
 from jetcapture_py.errors import JetcaptureError
 
 DIRECTORY = "_streams"
@@ -45,6 +48,15 @@ class StreamConfig:
             "config": self.config,
         }
         return json.dumps(fields, sort_keys=True).encode() + b"\n"
+
+
+def incarnations(created: Sequence[str], times: Any) -> Any:
+    """Return for each message the index of its incarnation in `created`, oldest first.
+
+    `times` are in microseconds, an int64 array. The oldest also has all earlier messages, as those of a mirror.
+    """
+    begins = np.array([microseconds_of(datetime.fromisoformat(each)) for each in created], np.int64)
+    return np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
 
 
 def is_time(created: str) -> bool:

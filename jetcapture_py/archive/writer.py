@@ -382,7 +382,7 @@ def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
     view = memoryview(data).cast("B")
     start = len(view) - int.from_bytes(view[-8:-4], "little") - 8
     footer = bytes(view[start:])
-    both, own = (start + layout.checksum_places(footer, entry, unsigned[entry])[0] for entry in _CHECKSUMS)
+    both, own = (start + layout.checksum_offsets(footer, entry, unsigned[entry])[0] for entry in _CHECKSUMS)
     view[both : both + layout.CHECKSUM_DIGITS] = layout.checksum([view], [both, own]).encode()
     view[own : own + layout.CHECKSUM_DIGITS] = layout.checksum([view[start:]], [own - start]).encode()
 

@@ -135,14 +135,14 @@ class Announcer:
         """Queue stored and acknowledged blocks; returns immediately."""
         if not self._receivers:
             return
-        for block, encoded, location in blocks:
-            if encoded is None:
+        for block, name, messages, size, location in blocks:
+            if name is None:
                 continue
             stored = StoredObject(
-                name=encoded.name,
+                name=name,
                 location=location,
-                messages=encoded.messages,
-                bytes=encoded.data.size,
+                messages=messages,
+                bytes=size,
                 seconds=time.monotonic() - block.sealed_at,
             )
             for kind, receiver in self._receivers.items():

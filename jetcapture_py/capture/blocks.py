@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -166,11 +166,21 @@ class Block:
 
 
 class StoredBlock(NamedTuple):
-    """A block whose object is stored at `location`; None if all of its messages were erased, and nothing is stored."""
+    """A block that is stored, without the object's data, which would take memory until the server confirms the acks."""
 
     block: Block
-    encoded: EncodedBlock | None
-    location: str
+    name: layout.ObjectName | None = None
+    """None if all of its messages were erased, and nothing is stored."""
+    messages: int = 0
+    bytes: int = 0
+    location: str = ""
+
+    @classmethod
+    def of(cls, block: Block, encoded: EncodedBlock | None, location: str) -> Self:
+        """Describe the object of a block."""
+        if encoded is None:
+            return cls(block)
+        return cls(block, encoded.name, encoded.messages, encoded.data.size, location)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

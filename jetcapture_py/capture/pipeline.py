@@ -109,7 +109,7 @@ class Capture:
             async for index, location in put_all(state, objects):
                 encoded = objects[index]  # None if nothing is left of the block, because all of it was erased
                 state.encoded_bytes -= 0 if encoded is None else encoded.memory
-                state.stored.put_nowait(StoredBlock(blocks[index], encoded, location))
+                state.stored.put_nowait(StoredBlock.of(blocks[index], encoded, location))
             del blocks, objects, encoded
             state.source.wake_pulls()
             state.seal_under_pressure()
@@ -120,12 +120,12 @@ class Capture:
         while True:
             stored = await state.stored_blocks()
             confirmed = await acknowledge(state, stored)
-            for block, _, _ in stored:
+            for block, *_ in stored:
                 state.blocks.forget(block)
             state.stats.count_stored(stored, confirmed=confirmed)
             self.announcer.announce(stored)
             state.progress.set()
-            del stored, block  # their objects may be large, and the next ones late
+            del stored, block  # they hold ack subjects, and the next ones may be late
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`.

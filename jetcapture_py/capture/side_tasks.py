@@ -184,6 +184,7 @@ async def last_mark(state: CaptureState) -> None:
             await keep_stream_config(state)
             await _note_objects(state)
     except TimeoutError:
+        state.store_hangs = True
         event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
 
 

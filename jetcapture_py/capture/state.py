@@ -78,6 +78,8 @@ class CaptureState:
         self.preparing = Received()
         """The batch in the decoder."""
         self.decoding_since: float | None = None
+        self.store_hangs = False
+        """Whether a thread may still be waiting for the store at the end."""
         self.encoding_bytes = self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.erased = Erased()

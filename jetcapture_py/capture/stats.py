@@ -265,34 +265,34 @@ class Stats:
 
     def count_stored(self, stored: Sequence[StoredBlock], *, confirmed: bool) -> None:
         """Count and log blocks that are stored, and acknowledged unless the server has not `confirmed` it."""
-        objects = [(block, encoded, location) for block, encoded, location in stored if encoded is not None]
+        objects = [(each, each.name) for each in stored if each.name is not None]
         if not objects:
             return
         now, counts = datetime.now(UTC), Counter[str](blocks=len(objects))
-        for _, encoded, _ in objects:
-            counts.update(messages=encoded.messages, rows=encoded.name.rows, bytes=encoded.data.size)
+        for each, name in objects:
+            counts.update(messages=each.messages, rows=name.rows, bytes=each.bytes)
         self.stored_blocks += counts["blocks"]
         self.stored_messages += counts["messages"]
         self.stored_rows += counts["rows"]
         self.stored_bytes += counts["bytes"]
         self.acked += counts["messages"] if confirmed else 0
-        for block, encoded, location in objects[-MAX_OBJECTS:]:
-            shown = without_credentials(location)
-            can_be_opened = shown == location and location.startswith(("http://", "https://"))
+        for each, name in objects[-MAX_OBJECTS:]:
+            shown = without_credentials(each.location)
+            can_be_opened = shown == each.location and shown.startswith(("http://", "https://"))
             self.objects.appendleft(
                 RecentObject(
-                    path=encoded.name.path,
+                    path=name.path,
                     location=shown,
-                    link=location if can_be_opened else None,
-                    messages=encoded.messages,
-                    rows=encoded.name.rows,
-                    bytes=encoded.data.size,
-                    sealed_by=block.sealed_by,
+                    link=shown if can_be_opened else None,
+                    messages=each.messages,
+                    rows=name.rows,
+                    bytes=each.bytes,
+                    sealed_by=each.block.sealed_by,
                     acknowledged=now,
                 )
             )
-        reasons = ",".join(sorted({block.sealed_by for block, _, _ in objects}))
-        path = {"object": objects[0][1].name.path} if len(objects) == 1 else {}
+        reasons = ",".join(sorted({each.block.sealed_by for each, _ in objects}))
+        path = {"object": objects[0][1].path} if len(objects) == 1 else {}
         event(log, logging.INFO, "blocks.stored", **counts, sealed_by=reasons, **path)
 
     def fields(self) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.store")
 
-FIRST_RETRY, LONGEST_RETRY = 0.2, 30.0
-LONGEST_TURN = 2.0
+FIRST_RETRY, MAX_RETRY = 0.2, 30.0
+MAX_TURN = 2.0
 """Seconds after which a turn with a failure ends: a hanging store would cost a timeout per object."""
 ACK_ATTEMPTS = 5
 """Attempts to acknowledge that a reachable consumer may leave unanswered."""
-FIRST_ACK_RETRY, LONGEST_ACK_RETRY = 0.2, 2.0
+FIRST_ACK_RETRY, MAX_ACK_RETRY = 0.2, 2.0
 
 
 async def probe(state: CaptureState, stop: asyncio.Event) -> None:
@@ -38,7 +38,7 @@ async def probe(state: CaptureState, stop: asyncio.Event) -> None:
     loop, turn, storing = asyncio.get_running_loop(), object(), state.stats.storing
     give_up = loop.time() + state.config.store.retry_for
     try:
-        for attempt, delay in enumerate(delays(FIRST_RETRY, LONGEST_RETRY), 1):
+        for attempt, delay in enumerate(delays(FIRST_RETRY, MAX_RETRY), 1):
             if stop.is_set():
                 return None
             storing.began(turn, loop.time())
@@ -71,7 +71,7 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock | None]) -
     if not pending:
         return
     try:
-        for attempt, delay in enumerate(delays(FIRST_RETRY, LONGEST_RETRY), 1):
+        for attempt, delay in enumerate(delays(FIRST_RETRY, MAX_RETRY), 1):
             storing.began(turn, loop.time())
             objects_left = [each for _, each in pending]
             outcomes = await state.in_thread(state.store_threads, _put_each, state, objects_left)
@@ -103,13 +103,13 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock | None]) -
 
 async def acknowledge(state: CaptureState, stored: Sequence[StoredBlock]) -> bool:
     """Acknowledge the messages of stored blocks until the server confirms it; return False if retrying is pointless."""
-    replies = pa.concat_arrays([replies for block, _, _ in stored for replies in block.replies()])
+    replies = pa.concat_arrays([replies for block, *_ in stored for replies in block.replies()])
     if state.config.source.mode == "ordered":  # they may have to wait for earlier ones
         await state.source.ack(replies)
         state.stats.acked = state.source.acked
         return False
     unanswered = 0
-    for delay in delays(FIRST_ACK_RETRY, LONGEST_ACK_RETRY):
+    for delay in delays(FIRST_ACK_RETRY, MAX_ACK_RETRY):
         result = await state.source.ack(replies)
         if result is AckResult.CONFIRMED:
             return True
@@ -145,7 +145,7 @@ def _put_each(state: CaptureState, objects: Sequence[EncodedBlock]) -> list[tupl
     first, failure = time.perf_counter(), None
     for encoded in objects:
         began = time.perf_counter()
-        if failure is not None and began - first > LONGEST_TURN:
+        if failure is not None and began - first > MAX_TURN:
             outcomes.append((failure, 0.0))
             continue
         outcome = _put(state.store, encoded)

@@ -71,6 +71,17 @@ class Files:
         """Store an object atomically."""
         self._archive.store.put(name, data)
 
+    def has(self, source: Source, data: pa.Buffer) -> bool:
+        """Return whether the stored object has exactly these bytes. Raises VanishedError, StoreError."""
+        file, size, start = self._archive.at(source.name.path), int(data.size), 0
+        if file.size != size:
+            return False
+        for piece in self._archive.pieces(file):
+            if not pa.py_buffer(piece).equals(data.slice(start, len(piece))):
+                return False
+            start += len(piece)
+        return start == size
+
     def overwrite(self, name: ObjectName, data: pa.Buffer) -> None:
         """Store an object atomically in place of one of the same name."""
         store = self._archive.store
@@ -100,9 +111,9 @@ class Files:
         """Return the modification time in seconds since the epoch; the current time if the store does not tell."""
         return self._archive.at(path).modified or time.time()
 
-    def each(self, do: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
+    def map(self, do: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
         """Apply `do` to every item, with threads for a remote store."""
-        return list(self._archive.each(do, items))
+        return list(self._archive.map(do, items))
 
     def footer(self, source: Source) -> Footer:
         """Read an object's footer."""
@@ -130,6 +141,12 @@ class Files:
             wanted = None if columns is None else [name for name in columns if name in names]
             groups = range(file.metadata.num_row_groups) if row_group is None else [row_group]
             return _plain_rows(file.read_row_groups(list(groups), columns=wanted, use_threads=False))
+
+    def read_through(self, source: Source) -> None:
+        """Read an object in full, which verifies its page checksums. Raises JetcaptureError if one is wrong."""
+        with self._open(source) as file:
+            for index in range(file.metadata.num_row_groups):
+                file.read_row_group(index, use_threads=False)
 
     def rows_of(self, name: ObjectName, data: pa.Buffer) -> Iterator[pa.Table]:
         """Yield the rows of an object that is not stored yet."""

@@ -1,4 +1,4 @@
-"""Bound the memory of compaction and erasure: work waits until the most that it takes is free.
+"""Bound the memory of compaction, expiry and erasure: work waits until the most that it takes is free.
 
 What is counted are objects that are made, what is downloaded from a remote store, row groups, and rows' identities.
 """

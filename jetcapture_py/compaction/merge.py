@@ -6,7 +6,7 @@ all objects and counts the distinct rows of each range; `read_rows` then reads o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from tempfile import NamedTemporaryFile
@@ -19,11 +19,13 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.compaction.files import Files, Footer, RowGroup
-from jetcapture_py.compaction.plan import Source, Unit
+from jetcapture_py.compaction.plan import Source, Unit, batches
 from jetcapture_py.errors import JetcaptureError
 
 _BATCH_ROWS = 1 << 18
 _BATCH_OBJECTS = 256
+_PIECE_BYTES = 32 << 20
+"""Uncompressed bytes of rows that are read before their copies are dropped."""
 _READ_TOGETHER = 8
 """Row groups of an object in a bundle that are in memory at once."""
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.ROW)
@@ -128,7 +130,7 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
     found = _Surveyor(np.unique(np.concatenate((unit.firsts, unit.ends))), weights, step)
     held: list[tuple[Identities, Any]] = []
     for batch, frontier in _batches(unit, footers):
-        read = files.each(lambda part: _identities(files, unit.sources[part.source], part), batch)
+        read = files.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
         held += [(each, np.full(len(each.seqs), part.source)) for part, each in zip(batch, read, strict=True)]
         every = Identities.concat([each for each, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
@@ -232,21 +234,24 @@ def read_rows(
     end: int,
     *,
     in_file: bool,
+    many_copies: bool,
 ) -> pa.Table:
-    """Return the rows of a unit with sequences from `first` to `end` (exclusive), object by object, copies included.
+    """Return the rows of a unit with sequences from `first` to `end` (exclusive), object by object.
 
     They have the columns of `schema`, the unified schema; the keys of older objects come from their paths. With
-    `in_file`, they lie in a mapped file without a name instead of in memory.
+    `in_file`, they lie in a mapped file without a name instead of in memory. Copies are included, but not in memory
+    if there are `many_copies`, which would not fit together.
     """
     parts = [
-        (unit.sources[index], group)
+        (index, group)
         for index in np.flatnonzero(unit.touching(first, end)).tolist()
         for group in footers[index].row_groups
         if group.first < end and group.last >= first
     ]
 
-    def read(part: tuple[Source, RowGroup]) -> pa.Table:
-        source, group = part
+    def read(part: tuple[int, RowGroup]) -> pa.Table:
+        index, group = part
+        source = unit.sources[index]
         table = files.rows(source, group.index)
         if layout.KEY in schema.names and layout.KEY not in table.schema.names:
             table = table.append_column(layout.KEY, pa.repeat(pa.scalar(source.name.key, pa.string()), table.num_rows))
@@ -257,13 +262,31 @@ def read_rows(
         return table.filter(pa.array((seqs >= first) & (seqs < end)))
 
     if not in_file:
-        return pa.concat_tables([schema.empty_table(), *files.each(read, parts)])
+        if not many_copies:
+            return pa.concat_tables([schema.empty_table(), *files.map(read, parts)])
+        weights = [footer.weight / len(footer.row_groups) for footer in footers]
+        some = batches(parts, lambda part: weights[part[0]], _PIECE_BYTES)
+        pieces = (pa.concat_tables(files.map(read, batch)) for batch in some)
+        return pa.concat_tables([schema.empty_table(), *_without_copies(pieces)])
     with NamedTemporaryFile(prefix="jetcapture-compact-") as file:
         with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for start in range(0, len(parts), _READ_TOGETHER):
-                for table in files.each(read, parts[start : start + _READ_TOGETHER]):
+                for table in files.map(read, parts[start : start + _READ_TOGETHER]):
                     writer.write_table(table)
         return pa.ipc.open_file(pa.memory_map(file.name)).read_all()
+
+
+def _without_copies(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield tables without copies of rows, of which the first stays."""
+    none = np.zeros(0, np.int64)
+    seen = Identities(none, none, none)
+    for table in tables:
+        every = Identities.concat([seen, Identities.of(table)])
+        order = every.order(np.arange(len(every.seqs)))
+        again = np.empty(len(order), bool)
+        again[order] = every.take(order).repeated()
+        yield table.filter(pa.array(~again[len(seen.seqs) :]))
+        seen = every.take(~again)
 
 
 def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:

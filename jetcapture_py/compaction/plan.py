@@ -11,14 +11,16 @@ breaks it; `rewrite` says how that is safe.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from jetcapture_py.archive.layout import ObjectName, is_one_of
+
+T = TypeVar("T")
 
 TARGET_SIZE = 128 << 20
 """Default target size of an object in bytes."""
@@ -109,9 +111,29 @@ class Unit:
         """Return the number of rows of the objects inside the span."""
         return int(self.counts[self.within(first, end)].sum())
 
+    def copies(self, first: int, end: int) -> float:
+        """Estimate the number of rows in the span, copies included."""
+        inside = np.maximum(np.minimum(self.ends, end) - np.maximum(self.firsts, first), 0)
+        return float((self.counts * inside / (self.ends - self.firsts)).sum())
+
     def size(self, first: int, end: int) -> float:
         """Return the bytes of the objects inside the span."""
         return float(self.sizes[self.within(first, end)].sum())
+
+
+def batches(items: Iterable[T], size: Callable[[T], float], limit: float) -> Iterator[list[T]]:
+    """Divide items into batches whose sizes add up to at most `limit`, or of one item."""
+    batch: list[T] = []
+    total = 0.0
+    for item in items:
+        own = size(item)
+        if batch and total + own > limit:
+            yield batch
+            batch, total = [], 0.0
+        batch.append(item)
+        total += own
+    if batch:
+        yield batch
 
 
 def units(objects: Iterable[Source], target: int, row_bytes: float = 0.0) -> Iterator[Unit]:

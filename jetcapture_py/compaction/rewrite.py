@@ -79,7 +79,7 @@ class MessageSet:
             return np.zeros(len(ids), bool)
         return self._ids[np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)] == ids
 
-    def places(self, seqs: Any, times: Any) -> Any:
+    def positions(self, seqs: Any, times: Any) -> Any:
         """Return the position of each message, which must be in the set, among all of them in order."""
         return np.searchsorted(self._ids, _ids(seqs, times))
 
@@ -174,7 +174,7 @@ def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[i
         for each in ready
         if each.source.name.path in present and (each.target is None or each.target.path in present)
     ]
-    errors = list(filter(None, files.each(files.remove, paths)))
+    errors = list(filter(None, files.map(files.remove, paths)))
     return len(paths) - len(errors), errors
 
 

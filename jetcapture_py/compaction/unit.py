@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of, bundle_text
-from jetcapture_py.archive.layout import LONGEST_INTERVAL, BlockId, ObjectName
+from jetcapture_py.archive.layout import MAX_INTERVAL, BlockId, ObjectName
 from jetcapture_py.archive.ordering import ordered
 from jetcapture_py.archive.schema import with_key_column
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
@@ -37,13 +37,14 @@ SEVERAL = "objects from layouts with different bundle counts; only objects with 
 INDIVISIBLE = "the number of its bundles is not a multiple of --bundles"
 TAKEN = "a column is called bundle, which is a name of the archive's"
 
-_LONGEST = int(LONGEST_INTERVAL.total_seconds())
 _STEPS = 64
 """Minimum number of marks per object of the target size or row group, at which it could end."""
 _PIECE_ROWS = 1 << 18
 """Rows that are read at once, at most about."""
 _CLOSE = 0.05
 """Share of its intended size that an object may lack."""
+_MAX_COPIES = 2
+"""Average copies of a row above which copies are dropped while reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +122,12 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
     known: list[tuple[Source, Footer]] = []
     failed: list[Outcome] = []
     for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
-        for source, footer in zip(some, files.each(partial(_footer, files), some), strict=True):
+        for source, footer in zip(some, files.map(partial(_footer, files), some), strict=True):
             if isinstance(footer, Footer):
                 known.append((source, footer))
             else:
                 failed.append(_failed(source.name, footer))
-        interval = _LONGEST if failed else _interval([footer for _, footer in known])
+        interval = MAX_INTERVAL if failed else _interval([footer for _, footer in known])
         if name.bucket + interval > spec.closed:
             yield from (*failed, _left(name, OPEN))
             return
@@ -191,7 +192,7 @@ def _merged(
     """Compact objects of one key, or move them to one bundle; `place` is the bundle and the number of bundles."""
     bundle, bundles = place
     name = known[0][0].name
-    existing = frozenset(source.name.path for source, _ in known)
+    existing = {source.name.path: source for source, _ in known}
     kinds = classes([footer.schema for _, footer in known])
     if len(kinds) > 1:
         yield _left(replace(name, key=None, bundle=bundle) if bundle else name, DRIFTED)
@@ -209,7 +210,7 @@ def _merged(
 
 def _interval(footers: Sequence[Footer]) -> int:
     """Return the length of the bucket in seconds; the longest possible if a footer lacks it."""
-    return max(int(footer.own.get("interval") or _LONGEST) for footer in footers)
+    return max(int(footer.own.get("interval") or MAX_INTERVAL) for footer in footers)
 
 
 class _Compaction:
@@ -222,7 +223,7 @@ class _Compaction:
         unit: Unit,
         footers: Sequence[Footer],
         schema: pa.Schema,
-        existing: frozenset[str],
+        existing: Mapping[str, Source],
         block: BlockId,
         bundles: int,
     ) -> None:
@@ -261,11 +262,19 @@ class _Compaction:
         else:
             done.holders = [name.path for name in holders]
             gone = [unit.sources[index] for index in removable(unit, holders)]
+            self._read_through(done.holders, gone)
         done.removable, done.sizes = [source.name.path for source in gone], [source.size for source in gone]
         if done.holders and done.removable:
             now = time.time()  # a store's clock may be ahead
             done.since = now if done.written else min(now, max(map(self._files.modified, done.holders)))
         return done
+
+    def _read_through(self, holders: Sequence[str], gone: Sequence[Source]) -> None:
+        """Read existing objects in full before they replace others: a killed pass may have written them without
+        comparing them. Raises JetcaptureError if one is damaged."""
+        for source in self._existing.values():
+            if source.name.path in holders and any(layout.overlap(source.name, other.name) for other in gone):
+                self._files.read_through(source)
 
     def rows(self, first: int, end: int) -> int:
         """Return the number of distinct rows."""
@@ -293,7 +302,10 @@ class _Compaction:
     def _rows(self, first: int, end: int) -> Iterator[pa.Table]:
         """Yield the distinct rows of a range as they are written, in bundles sorted by key; a table is a row group."""
         bundle = bool(self._block.bundle)
-        table = read_rows(self._files, self._unit, self._footers, self._schema, first, end, in_file=bundle)
+        many = self._unit.copies(first, end) > _MAX_COPIES * self.rows(first, end)
+        table = read_rows(
+            self._files, self._unit, self._footers, self._schema, first, end, in_file=bundle, many_copies=many
+        )
         return ordered(table, by_key=bundle)[0] if table.num_rows else iter(())
 
     def _write(self, span: Span, done: Outcome) -> list[ObjectName]:
@@ -310,10 +322,15 @@ class _Compaction:
                 encoded, end = self._encode(begin, span.end)
                 if end >= before:
                     break
-            if encoded.name.path not in self._existing:
+            stored = self._existing.get(encoded.name.path)
+            if stored is None:
+                stored = Source(encoded.name, encoded.data.size)
                 self._files.put(encoded.name, encoded.data)
                 done.written.append((encoded.name.path, encoded.data.size))
-            self._check(Source(encoded.name, encoded.data.size), begin, end)
+                if not self._files.has(stored, encoded.data):  # damaged, or another process wrote the same rows
+                    stored = self._files.lookup(encoded.name.path) or stored
+                    self._files.read_through(stored)
+            self._check(stored, begin, end)
             names.append(encoded.name)
             begin = end
         return names
@@ -348,7 +365,7 @@ class _Compaction:
         left = self.size(position, end)
         total = written + left
         intended = total / max(1, round(total / target))
-        if intended == total:
+        if intended == total or not left:  # without rows that are left, none can be moved to a further object
             return end
         lacking = intended - written
         weight = lacking / left * survey_.weight(position, end)

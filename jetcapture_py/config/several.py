@@ -62,7 +62,7 @@ class CaptureId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundStreams:
+class SelectedStreams:
     """The streams that a configuration of many selects at the moment."""
 
     names: Sequence[str] = ()
@@ -71,7 +71,7 @@ class FoundStreams:
     """Streams that are left out, and why."""
 
 
-Find = Callable[[AccountConfig[T]], FoundStreams]
+Find = Callable[[AccountConfig[T]], SelectedStreams]
 """Finds streams. Raises JetcaptureError."""
 
 
@@ -170,7 +170,7 @@ class CaptureFiles(Generic[T]):
     ) -> None:
         """Add the captures of a file for many. A running one stays while it is selected: it ends with its stream."""
         names = [capture.stream for capture in running if capture.path == path and file.selects(capture.stream)]
-        streams = FoundStreams([name for name in self._streams if file.selects(name)])
+        streams = SelectedStreams([name for name in self._streams if file.selects(name)])
         if self._find is not None and not self._streams:
             try:
                 streams = self._find(file)

@@ -62,7 +62,7 @@ _SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")
 _AMBIGUOUS_SIZE = re.compile(rf"({_NUMBER})([kKmMgGtT])i?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS_AGO = {"today": 0, "yesterday": 1}
-_LONGEST_SHOWN = 80
+_MAX_SHOWN = 80
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -194,11 +194,11 @@ def quoted(value: object) -> str:
     if isinstance(value, Expanded):
         value = value.source
     if isinstance(value, str):
-        return f'"{escaped(value[:_LONGEST_SHOWN])}{"…" if len(value) > _LONGEST_SHOWN else ""}"'
+        return f'"{escaped(value[:_MAX_SHOWN])}{"…" if len(value) > _MAX_SHOWN else ""}"'
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        return str(value) if abs(value) < 10**_LONGEST_SHOWN else "a huge number"
+        return str(value) if abs(value) < 10**_MAX_SHOWN else "a huge number"
     if isinstance(value, float):
         return str(value)
     return kind(value)

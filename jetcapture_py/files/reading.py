@@ -268,7 +268,7 @@ class StoreObjects:
         known = incarnations(self._storage, self._stream, None, None)
         seqs = times = np.zeros(0, np.int64)
         if any(life.continues for life in known[1:]):
-            table = pa.concat_tables(self._storage.each(self._identities, self._files))
+            table = pa.concat_tables(self._storage.map(self._identities, self._files))
             seqs, times = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
         return start_of(known, until, seqs, times)[1]
 

@@ -285,7 +285,7 @@ def unusable(stream: str, consumer: str, config: Mapping[str, Any], mode: str = 
             "or messages count as handled before they are stored"
         )
     if mode == "shared" and config.get("priority_policy", "none") != "none":
-        return f"{where} has priority groups ({config['priority_policy']}); jetcapture pulls without a group"
+        return f"{where} has priority groups ({config['priority_policy']}); source.mode shared pulls without a group"
     if config.get("headers_only"):
         return f"{where} has headers_only set; it must be off, or messages are delivered without their payload"
     return None

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
-from jetcapture_py.config.several import FoundStreams
+from jetcapture_py.config.several import SelectedStreams
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import one_line
@@ -17,7 +17,7 @@ TIMEOUT = 10.0
 UNKNOWN = "the server cannot describe it at the moment: it is missing or offline"
 
 
-def on_server(file: AccountConfig[T]) -> FoundStreams:
+def on_server(file: AccountConfig[T]) -> SelectedStreams:
     """Find the streams that the server has now. Raises JetcaptureError, also if this process can open no connection."""
     try:
         return asyncio.run(_on_server(file))
@@ -27,7 +27,7 @@ def on_server(file: AccountConfig[T]) -> FoundStreams:
         raise SourceError(f"cannot look for streams: {one_line(error)}") from error
 
 
-async def _on_server(file: AccountConfig[T]) -> FoundStreams:
+async def _on_server(file: AccountConfig[T]) -> SelectedStreams:
     names, left_out = [], {}
     async with ReadSession(file.sample.nats, "jetcapture streams", timeout=TIMEOUT) as session:
         async for answer in stream_lists(session):
@@ -40,7 +40,7 @@ async def _on_server(file: AccountConfig[T]) -> FoundStreams:
                     left_out[name] = WORK_QUEUE
             unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
             left_out |= {name: UNKNOWN for name in unknown if file.selects(name)}
-    return FoundStreams(sorted(names), dict(sorted(left_out.items())))
+    return SelectedStreams(sorted(names), dict(sorted(left_out.items())))
 
 
 async def stream_lists(session: ReadSession) -> AsyncIterator[dict[str, Any]]:

@@ -217,7 +217,8 @@ def _names(manifest: bytes, root: str, is_gone: Callable[[str], bool]) -> bool:
         blocks = b"".join(data for _, data in Header(manifest).blocks(_MAX_MANIFEST))
     except ValueError:  # it was cut off
         return True
-    paths = re.findall(re.escape(root.encode()) + rb"[^\x00-\x1f\x7f]*?\.parquet", blocks)
+    # a key may have ".parquet" in it, so a path ends with the digest of a name
+    paths = re.findall(re.escape(root.encode()) + rb"[^\x00-\x1f\x7f]*?-[0-9a-f]{16}\.parquet", blocks)
     return not paths or any(is_gone(path.decode(errors="replace")) for path in paths)
 
 

@@ -8,7 +8,7 @@ whole objects are removed, oldest bucket first, and only of buckets that the wat
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,9 +19,12 @@ import numpy as np
 
 from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.block_writer import UserWriter
-from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
+from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
 from jetcapture_py.archive.removed import Expired, expired_path
-from jetcapture_py.config.units import format_size, format_time, microseconds_of, moment_of
+from jetcapture_py.archive.stream_config import incarnations
+from jetcapture_py.compaction.memory import MemoryBudget, searching
+from jetcapture_py.compaction.plan import Source, batches
+from jetcapture_py.config.units import format_size, format_time, moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -33,6 +36,9 @@ _ROWS = 4_000_000
 _THREADS = 16
 _ATTEMPTS = 5
 """How often a note is written that another process overwrites with an older one."""
+_MAX_DENIED = 32
+"""Objects that a store may refuse to read before the pass ends."""
+_STAYS = "it stays, because what it holds cannot be recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +104,21 @@ class Expiry:
     keep: float
     writer: UserWriter | None = None
     """Reads objects in a user's format."""
+    memory: int = 1 << 30
+    """`limits.memory`, in bytes."""
     dry_run: bool = False
     due: list[File] = field(default_factory=list)
     """The recorded objects, which `remove` removes, oldest bucket first."""
     removed: list[File] = field(default_factory=list)
     """Those that are removed, or would be."""
     _waiting: int = 0
+    _denied: int = 0
     _ends: dict[str, float] = field(default_factory=dict)
     _errors: list[str] = field(default_factory=list)
+    _budget: MemoryBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._budget = MemoryBudget(self.memory)
 
     def files(self) -> Iterator[File]:
         """Yield every file of the stream and its quarantine, of which not all are in memory. Raises StoreError."""
@@ -113,7 +126,10 @@ class Expiry:
         return chain.from_iterable(map(self.archive.below, parts))
 
     def record(self) -> None:
-        """Find what has expired and record it, unless this is a dry run. Raises JetcaptureError."""
+        """Find what has expired and record it, unless this is a dry run.
+
+        Raises JetcaptureError, also if the store refuses to read many objects.
+        """
         mark = self.archive.watermark(self.stream)
         closed = time.time() - self.keep
         closed = closed if mark is None else min(closed, mark.time.timestamp())
@@ -126,8 +142,8 @@ class Expiry:
         older = [(file, name) for file, name in older if self._is_known(name)]
         older.sort(key=lambda pair: (pair[1].bucket, pair[0].path))
         creations = _creations(self.archive, self.stream) if older and not self.dry_run else []
-        for batch in _batches(older):
-            objects = [due for due in self.archive.each(self._examined, batch) if due is not None and due.end <= closed]
+        for batch in batches(older, lambda pair: pair[1].rows, _ROWS):
+            objects = [due for due in self.archive.map(self._examined, batch) if due is not None and due.end <= closed]
             if objects and not self.dry_run:
                 self._write(objects, creations)
             self.due += [due.file for due in objects]
@@ -181,19 +197,27 @@ class Expiry:
         return name.parquet or name.suffix in layout.TEXT_SUFFIXES or own
 
     def _examined(self, pair: tuple[File, ObjectName]) -> _Due | None:
-        """Read what an object holds; None if it is gone, or damaged, which is an error."""
+        """Read what an object holds; None if it is gone, or cannot be read, which is an error."""
         file, name = pair
         try:
-            entries, seqs, times = ObjectExaminer(self.archive, None, self.writer).identities(file, name)
+            # of Parquet, only two columns are read
+            size = 0 if name.parquet else searching(Source(name, file.size), local=self.archive.local)
+            with self._budget.taken(size):
+                entries, seqs, times = ObjectExaminer(self.archive, None, self.writer).identities(file, name)
         except VanishedError:
             return None
+        except StoreError as error:
+            self._denied += 1
+            if self._denied > _MAX_DENIED:  # the store is away
+                raise
+            self._errors.append(f"{error}; {_STAYS}")
+            return None
         except DamagedError as error:
-            why = "it stays, because what it holds cannot be recorded"
             advice = "repair it with jetcapture verify --repair, or remove it by hand"
-            self._errors.append(f"{self.archive.shown}/{file.path}: {error}; {why}: {advice}")
+            self._errors.append(f"{self.archive.shown}/{file.path}: {error}; {_STAYS}: {advice}")
             return None
         interval = entries.get("interval", "")  # other formats do not tell
-        length = int(interval) if interval.isdecimal() else LONGEST_INTERVAL.total_seconds()
+        length = int(interval) if interval.isdecimal() else MAX_INTERVAL
         created = tuple(filter(None, entries.get("stream_created", "").split(",")))
         return _Due(file=file, name=name, end=name.bucket + length, created=created, seqs=seqs, times=times)
 
@@ -234,20 +258,6 @@ def _part(file: File) -> str:
     return "quarantine" if file.name is not None and file.name.quarantine else "messages"
 
 
-def _batches(objects: Iterable[tuple[File, ObjectName]]) -> Iterator[list[tuple[File, ObjectName]]]:
-    """Divide objects into batches of limited rows."""
-    batch: list[tuple[File, ObjectName]] = []
-    rows = 0
-    for file, name in objects:
-        if batch and rows + name.rows > _ROWS:
-            yield batch
-            batch, rows = [], 0
-        batch.append((file, name))
-        rows += name.rows
-    if batch:
-        yield batch
-
-
 def _creations(archive: ArchiveFiles, stream: str) -> list[str]:
     """Return the creation times of the stream's incarnations that the archive keeps configurations of."""
     paths = [path for path in archive.notes(stream_config.directory(stream)) if stream_config.is_path(path)]
@@ -267,9 +277,8 @@ def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mappin
         if len(candidates) <= 1:
             parts.setdefault(next(iter(candidates), ""), []).append((due.seqs, due.times))
             continue
-        ordered = sorted(candidates, key=_micros)
-        begins = np.array([_micros(created) for created in ordered], np.int64)
-        owners = np.maximum(np.searchsorted(begins, due.times, "right") - 1, 0)
+        ordered = sorted(candidates, key=datetime.fromisoformat)
+        owners = incarnations(ordered, due.times)
         for number in np.unique(owners).tolist():
             mask = owners == number
             parts.setdefault(ordered[number], []).append((due.seqs[mask], due.times[mask]))
@@ -280,7 +289,3 @@ def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mappin
         )
         for created, own in parts.items()
     }
-
-
-def _micros(created: str) -> int:
-    return microseconds_of(datetime.fromisoformat(created))

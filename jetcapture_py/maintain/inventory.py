@@ -184,7 +184,7 @@ class NotedObjects:
         if len(wanted) > len(paths):
             return {}
         new = [path for path in wanted if path not in self._notes]
-        self._notes |= zip(new, self._archive.each(self._read, new), strict=True)
+        self._notes |= zip(new, self._archive.map(self._read, new), strict=True)
         found: dict[str, ObjectKind] = {}
         doubtful: set[str] = set()
         asked = np.fromiter(map(object_notes.hash_of, paths), np.uint64, len(paths))

@@ -186,7 +186,8 @@ class Maintenance:
         config = self.config
         archive = open_archive(config.store.url, config.store.options)
         writer = user_writer(config.block.format, config.block.compression)
-        expiry = Expiry(archive, config.source.stream, self._keep, writer, dry_run=self._dry_run)
+        memory = config.limits.memory
+        expiry = Expiry(archive, config.source.stream, self._keep, writer, memory=memory, dry_run=self._dry_run)
         expiry.record()
         return expiry
 

@@ -32,7 +32,7 @@ from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.monitoring.http_server import HttpServer
 from jetcapture_py.reading.selection import Selection
-from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line, plural
+from jetcapture_py.text import MAX_LOGGED, escaped, one_line, plural
 
 log = logging.getLogger("jetcapture.maintain")
 
@@ -173,7 +173,7 @@ def _reason(error: Exception) -> str:
 
 
 def _tell(label: str, line: str) -> None:
-    sys.stderr.write(f"jetcapture: {label}{one_line(line, LONGEST_LOGGED)}\n")
+    sys.stderr.write(f"jetcapture: {label}{one_line(line, MAX_LOGGED)}\n")
 
 
 @contextmanager
@@ -260,7 +260,7 @@ class _Service:
     def _adopt(self, selected: SelectedConfigs) -> None:
         """Have passes over the archives that the files name now."""
         for lines in selected.problems.values():
-            event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), LONGEST_LOGGED))
+            event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), MAX_LOGGED))
         wanted = {capture: config for capture, config in selected.configs.items() if config.maintain is not None}
         for capture in [capture for capture in self._passes if capture not in wanted]:
             del self._passes[capture], self._states[capture.name]
@@ -283,7 +283,7 @@ class _Service:
             _note(result, state)
         except Exception as error:  # also a bug, or a library's: other archives go on
             reason = _reason(error)
-        state.started, state.failure = None, one_line(reason, LONGEST_LOGGED)
+        state.started, state.failure = None, one_line(reason, MAX_LOGGED)
         state.passes += 1
         if reason:
             state.failures += 1

@@ -18,7 +18,7 @@ import numpy as np
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import SchemaReader
-from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName, clusters
+from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName, clusters
 from jetcapture_py.archive.object_notes import ObjectKind
 from jetcapture_py.archive.overlaps import resolve
 from jetcapture_py.archive.removed import Expired
@@ -40,7 +40,6 @@ _CHUNK = 4096
 _MAX_SCHEMAS = 1000
 """Different columns of objects that are remembered at once, about."""
 _OTHER_TYPES = "its columns have names but no field ids, and other types than in the table"
-_LONGEST = int(LONGEST_INTERVAL.total_seconds())
 _HOUR = 3600
 
 
@@ -306,6 +305,14 @@ class TablePlan:
         self._merges[id(outcome)] = outcome
 
 
+def _merging(names: Sequence[ObjectName], bundles: layout.Bundles) -> str:
+    """Return why objects wait that may share messages."""
+    others = f"it may share messages with {plural(len(names) - 1, 'other object')}"
+    if len({layout.layout_of(name, bundles) for name in names}) == 1:
+        return f"{others}: compaction merges them"
+    return f"{others}, not all in the same number of bundles: only `compact --bundles` merges them"
+
+
 @dataclass(slots=True)
 class _Settlement:
     """Decides which objects of one bucket a table has."""
@@ -323,8 +330,8 @@ class _Settlement:
     def run(self) -> None:
         """Add objects to the plan, and keep files or have them leave."""
         names, plan = self.bucket.names, self.plan
-        intervals = [self.facts.intervals.get(name, _LONGEST) for name in names if name not in self.broken]
-        if names and names[0].bucket + max(intervals, default=_LONGEST) > plan.closed:
+        intervals = [self.facts.intervals.get(name, MAX_INTERVAL) for name in names if name not in self.broken]
+        if names and names[0].bucket + max(intervals, default=MAX_INTERVAL) > plan.closed:
             self._hold(names)
         else:
             present = {name.path for name in names}
@@ -391,7 +398,7 @@ class _Settlement:
         read = partial(read_identities, self.plan.archive, listing=self.listing)
         resolved = resolve(names, read, self.facts.bundles)
         if resolved.parts or resolved.unresolved:
-            return [], f"it may share messages with {plural(len(names) - 1, 'other object')}: compaction merges them"
+            return [], _merging(names, self.facts.bundles)
         return resolved.whole, ""
 
     def _add(self, name: ObjectName) -> None:

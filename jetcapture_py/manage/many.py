@@ -21,7 +21,7 @@ from jetcapture_py import text
 from jetcapture_py.archive import layout
 from jetcapture_py.config.account import AccountConfig, T
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles, CaptureId, ConfigFiles, Find, FoundStreams
+from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles, CaptureId, ConfigFiles, Find, SelectedStreams
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server
@@ -40,7 +40,7 @@ _WORST = (0, 3, 1, 2)
 # ---------------------------------------------------------------------- streams
 
 
-def in_archive(file: AccountConfig[Config]) -> FoundStreams:
+def in_archive(file: AccountConfig[Config]) -> SelectedStreams:
     """Find the streams that the archive has, also deleted ones; those of the server if no archive can list all.
 
     Raises JetcaptureError.
@@ -49,7 +49,7 @@ def in_archive(file: AccountConfig[Config]) -> FoundStreams:
         return on_server(file)
     archive = ArchiveFiles(file.sample.store.url, file.sample.store.options)
     names = {*archive.names(), *archive.names(layout.QUARANTINE)} - NOT_OURS
-    return FoundStreams(sorted(name for name in names if is_stream_name(name) and file.selects(name)))
+    return SelectedStreams(sorted(name for name in names if is_stream_name(name) and file.selects(name)))
 
 
 def captures(
@@ -155,7 +155,7 @@ def show_line(name: str, stream: str, result: CommandResult, width: int, *, as_j
         about = {"capture": name, "stream": stream}
         sys.stdout.writelines(_json(about | dict(record)) for record in result.records)
     else:
-        sys.stdout.write(f"{escaped(name).ljust(width)}  {one_line(result.summary, text.LONGEST_LOGGED)}\n")
+        sys.stdout.write(f"{escaped(name).ljust(width)}  {one_line(result.summary, text.MAX_LOGGED)}\n")
     sys.stdout.flush()
 
 

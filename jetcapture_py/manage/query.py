@@ -28,7 +28,7 @@ from jetcapture_py.reading.output import Format, discard, write
 from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.reading.selection import Selection, complete_end
 from jetcapture_py.store.archive import open_archive
-from jetcapture_py.text import LONGEST_LOGGED, one_line
+from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -356,7 +356,7 @@ class _Session:
         text = str(error).partition("\n\nLINE ")[0]
         if "TProtocolException" in text or "Failed to read file" in text:
             text = f"{text}; jetcapture verify --deep names damaged objects"
-        return JetcaptureError(one_line(self._views.shown(text) if self._views else text, LONGEST_LOGGED))
+        return JetcaptureError(one_line(self._views.shown(text) if self._views else text, MAX_LOGGED))
 
 
 # ---------------------------------------------------------------------- shell
@@ -399,7 +399,7 @@ def _answer(session: _Session, text: str) -> None:
     try:
         session.run(text)
     except JetcaptureError as error:
-        sys.stderr.write(f"{one_line(error.args[0], LONGEST_LOGGED)}\n")
+        sys.stderr.write(f"{one_line(error.args[0], MAX_LOGGED)}\n")
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, _Terminated):
             raise

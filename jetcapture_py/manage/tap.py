@@ -102,7 +102,7 @@ async def _one_by_one(
 
 
 TIMEOUT = 10.0
-_LONGEST = 200
+_MAX_TEXT = 200
 """Maximum characters of a value or payload that are shown."""
 
 
@@ -183,10 +183,10 @@ def _lines(outcome: MessageOutcome, declared: Collection[str]) -> Iterator[str]:
         if row:
             yield head + "  ".join(f"{escaped(name)}={_short(plain(value))}" for name, value in row.items())
     if outcome.quarantine is not None or all(value is None for row in rows for value in row.values()):
-        size, text = len(outcome.payload), _text(outcome.payload[:_LONGEST])
+        size, text = len(outcome.payload), _text(outcome.payload[:_MAX_TEXT])
         yield f"{size} bytes" if not size or text is None or not is_text(text) else f"{size} bytes: {escaped(text)}"
 
 
 def _short(value: object) -> str:
     text = escaped(value) if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

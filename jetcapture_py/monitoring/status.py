@@ -36,7 +36,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.pages import words
 from jetcapture_py.pages.words import duration
 from jetcapture_py.store import configured_store, notes_of, read_watermark
-from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line, plural
+from jetcapture_py.text import MAX_LOGGED, escaped, one_line, plural
 
 EVERY = 2.0
 """Seconds between the lines of `--watch`."""
@@ -158,7 +158,7 @@ class _Row:
             with contextlib.suppress(LookupError, TypeError, ValueError):  # it may be of another version
                 rate = words.rate(self.replica["samples"]["received"][-1])
                 quarantined = words.short(self.replica["quarantined"])
-        name, problem = escaped(self.name), one_line("; ".join(self.problems), LONGEST_LOGGED)
+        name, problem = escaped(self.name), one_line("; ".join(self.problems), MAX_LOGGED)
         if status is None:
             return name, "", "", "", rate, quarantined, "", problem
         stored = status.watermark and status.watermark.last_object

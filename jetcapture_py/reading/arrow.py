@@ -445,7 +445,7 @@ class _Reading:
                     ranges=plan.parts.get(name),
                     tracked=tracked,
                     compared=compared,
-                    exclusions=[other for other in others if _overlap(name, other[0])],
+                    exclusions=[other for other in others if layout.overlap(name, other[0])],
                 )
             )
         if not compare:
@@ -462,10 +462,6 @@ def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:
         if size >= _PIECE_BYTES:
             return pieces, True
     return pieces, False
-
-
-def _overlap(one: ObjectName, other: ObjectName) -> bool:
-    return one.first_seq <= other.last_seq and other.first_seq <= one.last_seq
 
 
 def _covered(batch: pa.RecordBatch, name: ObjectName, other: ObjectName, bundles: int) -> pa.Array:

@@ -25,7 +25,7 @@ from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.config import buckets
 from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import identities, read_archive
 from jetcapture_py.reading.columns import INSTANT, listed
 from jetcapture_py.reading.convert import convert
@@ -196,14 +196,19 @@ def read_bucket(
 
     def batches() -> Iterator[pa.RecordBatch]:
         for quarantined, reader in enumerate((good, bad)):
-            rows = np.sort(kept.identities[kept.quarantined == bool(quarantined)])
+            rows = np.unique(kept.identities[kept.quarantined == bool(quarantined)])
+            returned = np.zeros(len(rows), bool)
             for batch in reader if len(rows) else ():
                 own = identities(batch, (layout.SEQ, layout.TIMESTAMP))
                 at = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
-                wanted = batch.filter(pa.array(rows[at] == own))
+                found = rows[at] == own
+                returned[at[found]] = True
+                wanted = batch.filter(pa.array(found))
                 if wanted.num_rows:
                     arrays = _described(wanted, life.limits, sources)
                     yield pa.RecordBatch.from_arrays([arrays[source] for _, source in chosen], schema=schema)
+            if not returned.all():
+                raise VanishedError(f"entries of bucket {bucket} were decoded or removed meanwhile: read it again")
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 

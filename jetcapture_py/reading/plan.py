@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
-from jetcapture_py.archive.layout import LONGEST_INTERVAL, Bundles, ObjectName
+from jetcapture_py.archive.layout import MAX_INTERVAL, Bundles, ObjectName
 from jetcapture_py.archive.overlaps import Identities, Range, resolve
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, Table, listed
@@ -357,7 +357,7 @@ def within_buckets(names: Iterable[ObjectName], selection: Selection) -> list[Ob
 
 
 def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
-    if start is not None and name.bucket + LONGEST_INTERVAL.total_seconds() <= start.timestamp():
+    if start is not None and name.bucket + MAX_INTERVAL <= start.timestamp():
         return False
     return end is None or name.bucket < end.timestamp()
 
@@ -407,7 +407,7 @@ def _bucket_texts(start: datetime | None, end: datetime | None) -> tuple[str, st
         four_digits = _YEAR_1000 <= seconds < _YEAR_9999
         return layout.bucket_text(floor(seconds))[:_BUCKET_DIGITS] if four_digits else otherwise
 
-    first = "" if start is None else text(start.timestamp() - LONGEST_INTERVAL.total_seconds(), "")
+    first = "" if start is None else text(start.timestamp() - MAX_INTERVAL, "")
     last = _AFTER_ALL if end is None else text(end.timestamp() + 1, _AFTER_ALL)
     return first, last
 
@@ -469,7 +469,7 @@ def _footers(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing)
             files.refuse_changed(file)  # with the old size, its footer would not be found
         return data
 
-    return files.each(read, names)
+    return files.map(read, names)
 
 
 def _unreadable(files: ArchiveFiles, name: ObjectName, reason: str) -> JetcaptureError:
@@ -484,4 +484,4 @@ def read_identities(files: ArchiveFiles, names: Sequence[ObjectName], listing: L
             table = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
         return table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
 
-    return list(files.each(read, names))
+    return list(files.map(read, names))

@@ -59,7 +59,6 @@ THREADS, REMOTE_THREADS = 2, 8
 """Objects that are written again at once, in a local archive and in a remote one, whose requests mostly wait."""
 _ROUNDS = 20
 """How often the archive is listed again, while compactions bring messages back."""
-_PIECE = 8 << 20
 
 
 class Tables(Protocol):
@@ -301,7 +300,7 @@ class _Eraser:
             return self._told[at]
 
         found: list[MessageSet] = []
-        for number, messages in enumerate(self._archive.each(told, files, threads=self._threads), 1):
+        for number, messages in enumerate(self._archive.map(told, files, threads=self._threads), 1):
             found.append(messages)
             self._progress("searched", number, len(files))
         return MessageSet.union(found)
@@ -349,7 +348,7 @@ class _Eraser:
 
         near = [file for file in self._files() if erased.near(_name(file).first_seq, _name(file).last_seq)]
         near = [file for file in near if file.path not in self._left and file.path not in self._clean]
-        holders = self._archive.each(hold, near, threads=self._threads)
+        holders = self._archive.map(hold, near, threads=self._threads)
         return [holder for holder in holders if holder is not None]
 
     def _remove(self, erased: Erased, chosen: MessageSet) -> None:
@@ -395,7 +394,7 @@ class _Eraser:
         done = 0
         # objects that overlap may become one, and are not written at once
         threads = THREADS if self._archive.local else REMOTE_THREADS
-        for count in self._archive.each(work, layout.clusters(by_name), threads=threads):
+        for count in self._archive.map(work, layout.clusters(by_name), threads=threads):
             done += count
             self._progress("objects", done, len(holders))
         for _, _, each in rewritten:
@@ -557,6 +556,6 @@ def _within(messages: MessageSet, erased: Erased) -> MessageSet:
 def _sha256(archive: ArchiveFiles, file: File) -> str:
     """Return the SHA-256 of an object's bytes. Raises VanishedError, StoreError."""
     digest: Any = hashlib.sha256()
-    for start in range(0, file.size, _PIECE):
-        digest.update(archive.read(file, start, min(start + _PIECE, file.size)))
+    for piece in archive.pieces(file):
+        digest.update(piece)
     return str(digest.hexdigest())

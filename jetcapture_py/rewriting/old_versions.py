@@ -37,7 +37,7 @@ def delete_old_versions(
         versions = list(archive.old_versions(*directories))
         markers = [version for version in versions if version.marker]
         versions = [version for version in versions if not version.marker]
-        for version, deleted in zip(versions, archive.each(delete, versions), strict=True):
+        for version, deleted in zip(versions, archive.map(delete, versions), strict=True):
             count += deleted is True
             if deleted is not True:
                 kept.add(version.file.path)

@@ -8,7 +8,7 @@ finds it there. Right before an object of the quarantine is removed, every messa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,7 @@ from jetcapture_py.capture.recapture import Recapture, Rows
 from jetcapture_py.compaction.files import Files, Footer
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.merge import Identities
-from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.plan import Source, batches
 from jetcapture_py.compaction.rewrite import MessageSet, Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
@@ -158,7 +158,8 @@ class _Redecoder(Recapture):
         if sources and not done.dry_run:
             await self.check_store()
         rows, total = 0, sum(source.name.rows for source in sources)
-        for batch in _batches(sources, self._budget.size // _MESSAGE_BYTES):
+        ordered = sorted(sources, key=lambda source: (source.name.first_seq, source.name.path))
+        for batch in batches(ordered, lambda source: source.name.rows, self._budget.size // _MESSAGE_BYTES):
             self._stored = _NONE
             for attempt in range(_ATTEMPTS):
                 try:
@@ -287,7 +288,7 @@ class _Redecoder(Recapture):
         def found() -> MessageSet:
             files = self._archive.below(self.config.source.stream)
             candidates = [file for file in files if file.name is not None and may_hold(file.name)]
-            return MessageSet.union(self._archive.each(held, candidates))
+            return MessageSet.union(self._archive.map(held, candidates))
 
         return retried(found) if len(messages) else _NONE
 
@@ -313,7 +314,7 @@ class _Reasons:
         self._texts: dict[str, pa.Array] = {}
         if table is not None:
             own = Identities.of(table)
-            first = np.unique(self._messages.places(own.seqs, own.times), return_index=True)[1]
+            first = np.unique(self._messages.positions(own.seqs, own.times), return_index=True)[1]
             for name in (layout.STAGE, layout.ERROR):
                 self._texts[name] = table[name].combine_chunks().take(pa.array(first))
 
@@ -323,7 +324,7 @@ class _Reasons:
         mask = self._messages.contains(own.seqs, own.times)
         if not mask.any():
             return table
-        places = pa.array(self._messages.places(own.seqs[mask], own.times[mask]))
+        places = pa.array(self._messages.positions(own.seqs[mask], own.times[mask]))
         for name, texts in self._texts.items():
             column = pc.replace_with_mask(table[name].combine_chunks(), pa.array(mask), texts.take(places))
             table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), column)
@@ -334,15 +335,3 @@ def _messages(batches: Iterable[pa.RecordBatch]) -> MessageSet:
     """Return the messages of rows."""
     own = [Identities.of(pa.Table.from_batches([batch])) for batch in batches]
     return MessageSet.union(MessageSet(each.seqs, each.times) for each in own)
-
-
-def _batches(sources: Iterable[Source], rows: int) -> Iterator[list[Source]]:
-    """Divide objects, in the order of their sequences, into batches of at most so many rows, or one object."""
-    batch: list[Source] = []
-    for source in sorted(sources, key=lambda source: (source.name.first_seq, source.name.path)):
-        if batch and sum(each.name.rows for each in batch) + source.name.rows > rows:
-            yield batch
-            batch = []
-        batch.append(source)
-    if batch:
-        yield batch

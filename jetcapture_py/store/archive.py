@@ -41,6 +41,8 @@ from jetcapture_py.text import one_line, without_credentials
 SHARE = "every worker of Spark needs the archive at this path"
 _KEY = "{key}"
 _REMOTE_THREADS, _LOCAL_THREADS = 32, 1
+_PIECE = 8 << 20
+"""Bytes of a file that are read at once."""
 _AHEAD = 4
 """Maximum items per thread in progress, or with a result that waits to be taken."""
 _ATTEMPTS = 3
@@ -283,6 +285,11 @@ class ArchiveFiles:
 
             return bytes(self._do(fetch))
 
+    def pieces(self, file: File, size: int = _PIECE) -> Iterator[bytes]:
+        """Yield the bytes of a file, at most `size` at once. Raises VanishedError, StoreError."""
+        for start in range(0, file.size, size):
+            yield self.read(file, start, min(start + size, file.size))
+
     def again(self, file: File) -> File:
         """Refresh the file's size and time, because it may have been rewritten. Raises VanishedError, StoreError."""
         with self._explained(file.path, Exception):  # fsspec backends raise different errors
@@ -337,11 +344,11 @@ class ArchiveFiles:
             with self._explained(file.path, OSError):
                 return pa.OSFile(file.place)
         copy = pa.BufferOutputStream()
-        for start in range(0, file.size, PIECE):
-            copy.write(self.read(file, start, min(start + PIECE, file.size)))
+        for piece in self.pieces(file, PIECE):
+            copy.write(piece)
         return pa.BufferReader(copy.getvalue())
 
-    def each(self, do: Callable[[Item], T], items: Iterable[Item], *, threads: int = 0) -> Iterator[T]:
+    def map(self, do: Callable[[Item], T], items: Iterable[Item], *, threads: int = 0) -> Iterator[T]:
         """Yield the result of `do` for every item, in order; a remote store gets several requests at a time.
 
         Few results wait to be taken, because they take memory.
@@ -485,7 +492,7 @@ class ArchiveFiles:
 
         Raises JetcaptureError, also if one is damaged.
         """
-        return Erased.read(stream, self.notes, lambda paths: self.each(self.read_note, paths), known)
+        return Erased.read(stream, self.notes, lambda paths: self.map(self.read_note, paths), known)
 
     def read_note(self, path: str) -> bytes | None:
         """Read the small file at `path`, relative to the root; None if it does not exist. Raises StoreError."""

@@ -100,7 +100,7 @@ class Decoder(Protocol):
 _TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.RESERVED}
 """Column names reserved for the archive."""
 _OURS = ("jetcapture_py.transform.decode", "jetcapture_py.transform.prepare")
-_LONGEST_STAGE = 40
+_MAX_STAGE = 40
 _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 
 
@@ -229,7 +229,7 @@ def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Seq
 
 def _failure(given: Any) -> Failure:
     """Sanitize a failure for storing: the decoder may have put anything into it."""
-    stage = one_line(given.stage, _LONGEST_STAGE) if isinstance(given.stage, str) else ""
+    stage = one_line(given.stage, _MAX_STAGE) if isinstance(given.stage, str) else ""
     error = one_line(given.error) or "the decoder returned no reason"
     return Failure(index=operator.index(given.index), stage=stage or "decode", error=error)
 

@@ -13,16 +13,21 @@ import pyarrow.compute as pc
 from jetcapture_py.archive.layout import NOT_UTF8, escape_subject
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.jetstream.acks import ack_numbers, packed
-from jetcapture_py.jetstream.wire.inbox import HEADERS, PAYLOAD, SUBJECT, Received, text_of
+from jetcapture_py.jetstream.wire.inbox import HEADERS, PAYLOAD, SUBJECT, Received, between, joined, text_of
 from jetcapture_py.transform.batch import Failure, MessageBatch
 
 _VERSION = b"NATS/1.0\r\n"
+_RETURN, _NEWLINE, _COLON, _SPACE, _TAB = b"\r\n: \t"
 NO_HEADERS = _VERSION + b"\r\n"
 _ADDED = r"\r\nNats-Pin-Id:[^\r\n]*\r\n\r\n\z"
 """The last header of a message that a pinned consumer delivers: the server appends it to those that are stored."""
 _ADDED_ONLY = re.compile(rb"NATS/1\.0\r\nNats-Pin-Id:[^\r\n]*\r\n\r\n")
 _MAYBE_ADDED = re.compile(rb"\r\nNats-Pin-Id:")
 _MAX_DELIVERED = (1 << 31) - 1
+_MANY = 256
+"""Minimum number of header blocks to parse together, which takes as long as so many one by one."""
+_MAX_BLANKS = 8
+"""Blanks before a value in header blocks that are parsed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,8 @@ def _headers(column: pa.BinaryArray, count: int) -> tuple[pa.MapArray, dict[int,
     """Header blocks as a map column: null without headers, repeated headers as one key with its values in order."""
     if not pc.max(pc.binary_length(column)).as_py():
         return pa.nulls(count, HEADERS_TYPE), {}, []
+    if count >= _MANY and (together := _headers_together(column)) is not None:
+        return together, {}, []
     blocks = column.to_pylist()
     names: list[str] = []
     values: list[str] = []
@@ -149,6 +156,46 @@ def _headers(column: pa.BinaryArray, count: int) -> tuple[pa.MapArray, dict[int,
         pa.array(name_offsets, pa.int32()), pa.array(names, pa.string()), items, type=HEADERS_TYPE, mask=missing
     )
     return array, raw, failures
+
+
+def _headers_together(column: pa.BinaryArray) -> pa.MapArray | None:
+    """Parse all header blocks at once; None if one of them is not valid, or repeats a header."""
+    sizes = pc.binary_length(column).to_numpy(zero_copy_only=False)
+    present = sizes > 0
+    right = pc.and_(pc.starts_with(column, _VERSION), pc.ends_with(column, b"\r\n"))
+    if column.null_count or not right.to_numpy(zero_copy_only=False)[present].all():
+        return None
+    text, block_ends = joined(column), np.cumsum(sizes, dtype=np.int64)
+    line_ends = np.flatnonzero((text[:-1] == _RETURN) & (text[1:] == _NEWLINE))
+    line_starts = np.concatenate(([0], line_ends[:-1] + 2))
+    lines = line_starts < line_ends
+    lines[np.searchsorted(line_starts, (block_ends - sizes)[present])] = False  # the version
+    starts, ends = line_starts[lines], line_ends[lines]
+    all_colons = np.append(np.flatnonzero(text == _COLON), len(text))
+    colons = all_colons[np.searchsorted(all_colons, starts)]
+    if not len(starts) or (colons == starts).any() or (colons >= ends).any():
+        return None
+    value_starts = colons + 1
+    for _ in range(_MAX_BLANKS + 1):
+        first = text[value_starts]
+        blank = ((first == _SPACE) | (first == _TAB)) & (value_starts < ends)
+        if not blank.any():
+            break
+        value_starts += blank
+    else:
+        return None
+    try:
+        names = between(text, starts, colons).cast(pa.string())
+        values = between(text, value_starts, ends).cast(pa.string())
+    except pa.ArrowInvalid:  # not UTF-8
+        return None
+    rows = np.searchsorted(block_ends, starts, side="right")
+    encoded = names.dictionary_encode()
+    if len(np.unique(rows * len(encoded.dictionary) + encoded.indices.to_numpy())) < len(rows):
+        return None
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=len(column))))).astype(np.int32)
+    items = pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1, dtype=np.int32)), values)
+    return pa.MapArray.from_arrays(pa.array(offsets), names, items, type=HEADERS_TYPE, mask=pa.array(~present))
 
 
 def parse_headers(block: bytes) -> dict[str, list[str]]:

@@ -341,7 +341,7 @@ class _ParquetObject:
         if self.signed:
             digits = self.own[layout.CHECKSUM]
             (both,), (own,) = (
-                layout.checksum_places(self._footer, entry, self.own[entry])
+                layout.checksum_offsets(self._footer, entry, self.own[entry])
                 for entry in (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
             )
             if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
@@ -385,8 +385,7 @@ class _ParquetObject:
         if self._data is not None:
             yield memoryview(self._data)
             return
-        for start in range(0, self._file.size, PIECE):
-            yield self._storage.read(self._file, start, min(start + PIECE, self._file.size))
+        yield from self._storage.pieces(self._file, PIECE)
 
     def identities(self) -> tuple[Any, Any]:
         """Return sequence and timestamp in microseconds of each distinct message, as int64 arrays in file order."""

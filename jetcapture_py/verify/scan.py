@@ -120,7 +120,7 @@ class CopyFinder:
             if self._repeated.near(max(first, item.name.first_seq), min(last, item.name.last_seq))
         ]
         seqs, times, owners = [_NONE], [_NONE], [_NONE]
-        read = self._reader.storage.each(self._positions, (self._objects[number] for number in numbers))
+        read = self._reader.storage.map(self._positions, (self._objects[number] for number in numbers))
         for done, (number, (seq, time)) in enumerate(zip(numbers, read, strict=True), 1):
             self._progress("copies", done, len(numbers))
             inside = (seq >= first) & (seq <= last)
@@ -292,7 +292,7 @@ def survey(
             if not (name.startswith(".") and name.endswith(".tmp")):  # of a killed process, which nobody reads
                 scan.foreign.add(path)
         gone = False
-        results = storage.each(lambda pair: _examined(reader, *pair, deep=deep), objects, threads=threads)
+        results = storage.map(lambda pair: _examined(reader, *pair, deep=deep), objects, threads=threads)
         for done, ((file, _), result) in enumerate(zip(objects, results, strict=True), 1):
             if isinstance(result, ObjectContents):
                 scan.add(file, result, bound)

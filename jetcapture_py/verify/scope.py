@@ -59,7 +59,7 @@ class Incarnation:
 
     def includes(self, seqs: Any, times: Any) -> Any:
         """Return a mask of the messages of this incarnation; times in microseconds, as int64 arrays."""
-        mask = times >= self.since
+        mask = (times >= self.since) | self.mirror
         if self.restored:
             mask |= (times >= self.oldest) & (seqs <= self.restored)
         return mask

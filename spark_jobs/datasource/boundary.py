@@ -188,7 +188,7 @@ class BoundaryFinder:
 
     def _configs(self, notes: Sequence[str]) -> Mapping[str, StreamConfig]:
         """Read the notes of incarnations, by their creation times. Raises JetcaptureError."""
-        contents = zip(notes, self._files.each(self._files.read_note, notes), strict=True)
+        contents = zip(notes, self._files.map(self._files.read_note, notes), strict=True)
         read = [stream_config.decode(data, self._stream, path) for path, data in contents if data is not None]
         return {each.created: each for each in read}
 

@@ -31,7 +31,7 @@ _OPTIONS = {
 }
 _NESTED = (st.StructType, st.ArrayType, st.MapType, st.VariantType)
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
-_LONGEST_SHOWN = 300
+_MAX_SHOWN = 300
 _VARIANT_DIGITS = 60
 """More digits than a Variant's decimal has."""
 _INTERVAL = (("DAY", 86_400_000_000), ("HOUR", 3_600_000_000), ("MINUTE", 60_000_000), ("SECOND", 1_000_000))
@@ -122,7 +122,7 @@ def encode_rows(
 def shorten(row: str | bytes) -> str:
     """Shorten a row's JSON for an error message."""
     text = row if isinstance(row, str) else row.decode()
-    return f"{text[:_LONGEST_SHOWN]}{'…' if len(text) > _LONGEST_SHOWN else ''}"
+    return f"{text[:_MAX_SHOWN]}{'…' if len(text) > _MAX_SHOWN else ''}"
 
 
 def _values(array: pa.Array, kind: st.DataType, *, java: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Find the stream incarnations and consumers behind an archive from a few objects' footers."""
+"""Find the stream incarnations and consumers behind an archive: from its watermark, and a few objects' footers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     ordered.sort(key=lambda pair: (pair[0].bucket, -pair[0].first_seq))
     others = [file for name, file in found if name.event_time]  # their buckets are in no order with incarnations
     created: dict[str, None] = {}
-    consumers: dict[str, None] = {}
+    mark = files.watermark(stream)  # an archive that several captures share has objects of all of them in any order
+    consumers = dict.fromkeys(each.consumer for each in (*mark.parts, mark)) if mark is not None else {}
     footers = [
         *_footers(files, [file for _, file in ordered]),
-        *files.each(lambda file: _footer(files, file), others),
+        *files.map(lambda file: _footer(files, file), others),
     ]
     for times, captured_by in footers:
         created |= dict.fromkeys(times)

@@ -57,7 +57,7 @@ class ReplayRows:
         """Count the messages with each header that is not published. Runs a job."""
         rows, columns = self.frame, self.frame.columns
         if ROW in columns and not self.apart:
-            rows = rows.where(sf.coalesce(ROW, sf.lit(0)) == 0)
+            rows = rows.where(sf.col(ROW) == 0)
         headers, raw = (sf.col(name) if name in columns else None for name in ("headers", RAW_HEADERS))
         names = rows.select(sf.explode(names_of(headers, raw, keep_headers)).alias("name"))
         return {row[0]: row[1] for row in names.groupBy("name").count().collect()}
@@ -126,7 +126,7 @@ def rows_of(frame: DataFrame, template: str, payload: str | None) -> ReplayRows:
         if timestamp is not None:
             columns[TIMESTAMP] = sf.unix_micros(timestamp.cast("timestamp"))
         if (number := known.get(layout.ROW)) is not None:
-            columns[ROW] = number.cast("int")
+            columns[ROW] = sf.coalesce(number.cast("int"), sf.lit(0))  # null counts as 0, and copies may differ in it
         if is_original and (raw := known.get(layout.RAW_HEADERS)) is not None:
             columns[RAW_HEADERS] = raw
     row = _row(known, columns)

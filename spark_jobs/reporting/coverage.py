@@ -31,7 +31,7 @@ CELLS = 240
 MAX_HOLES = 25
 MAX_INCARNATIONS = 6
 
-_LONGEST_CHUNK = 1 << 20
+_MAX_CHUNK = 1 << 20
 """Maximum range of sequences that one task sorts."""
 _EVERY = (1 << 63) - 1
 _AND = ","
@@ -196,16 +196,37 @@ def _whole(
 ) -> _Segment | None:
     """Return the run as a range without holes; None if its rows must be read to know.
 
-    Counts are not sufficient with the quarantine, because a message may have been decoded at its next delivery, or with
-    objects of several incarnations.
+    Counts are not sufficient with the quarantine, because a message may have been decoded at its next delivery, with
+    objects of several incarnations, or when a sequence may have two messages.
     """
     first, last = run[0].name.first_seq, max(stored.name.last_seq for stored in run)
     present = sum(stored.messages - copies.get(stored.name, 0) for stored in run)
     mixed = len({stored.name.quarantine for stored in run}) > 1 or any(_AND in stored.created for stored in run)
-    if present != last - first + 1 or mixed or any(stored.name in doubtful for stored in run):
+    if present != last - first + 1 or mixed or any(stored.name in doubtful for stored in run) or _is_rewound(run):
         return None
     oldest, newest = _times(run)
     return _Segment(first=first, last=last, oldest=oldest, newest=newest, present=present)
+
+
+def _is_rewound(run: Iterable[Stored]) -> bool:
+    """Whether an object is newer than another one and does not begin above it, as when the server lost messages.
+
+    An object without statistics counts as one.
+    """
+    starts: list[tuple[int, int, int]] = []
+    ends: list[tuple[int, int, int]] = []
+    for stored in run:
+        if stored.oldest is None or stored.newest is None:
+            return True
+        starts.append((stored.oldest, 0, stored.name.first_seq))
+        ends.append((stored.newest, 1, stored.name.last_seq))  # after the starts of the same microsecond
+    highest = 0
+    for _, is_end, seq in sorted([*starts, *ends]):
+        if is_end:
+            highest = max(highest, seq)
+        elif seq <= highest:
+            return True
+    return False
 
 
 def _times(objects: Iterable[Stored]) -> tuple[int | None, int | None]:
@@ -230,7 +251,7 @@ def _incarnation(
     firsts = [*(segment.first for segment in whole), *(run[0].name.first_seq for run in unclear)]
     lasts = [*(segment.last for segment in whole), *(stored.name.last_seq for run in unclear for stored in run)]
     width = max(lasts) - min(firsts) + 1
-    chunks = -(-width // (CELLS * _LONGEST_CHUNK))
+    chunks = -(-width // (CELLS * _MAX_CHUNK))
     chunk = -(-width // (CELLS * chunks))
     read, inner = _read(source, unclear, times, min(firsts), chunk, settled, removed) if unclear else ([], [])
     segments = sorted([*whole, *read], key=lambda segment: segment.first)
@@ -285,7 +306,7 @@ def _read(
         rows = rows.where((at >= times[0]) & (at < times[1]) | sf.col("gone"))
     place = ("part", "chunk", "open")
     order = Window.partitionBy(*place).orderBy("seq", "gone", "at")
-    rows = rows.repartition(max(1, sum(stored.messages for run in runs for stored in run) // _LONGEST_CHUNK), *place)
+    rows = rows.repartition(max(1, sum(stored.messages for run in runs for stored in run) // _MAX_CHUNK), *place)
     steps = rows.withColumns({"step": sf.col("seq") - sf.lag("seq").over(order), "after": sf.lag("at").over(order)})
     hole = sf.struct((step - 1).alias("missing"), (-sf.col("seq")).alias("order"), "after", at.alias("before"), "open")
     found = steps.groupBy(*place).agg(

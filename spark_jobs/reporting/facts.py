@@ -27,7 +27,7 @@ from spark_jobs.reporting.source import ReportSource, Stored
 Dedupe = Literal["auto", "full", "none"]
 
 MAX_REASONS = 15
-LONGEST_ERROR, LONGEST_SUBJECT = 300, 120
+MAX_ERROR, MAX_SUBJECT = 300, 120
 _SECOND = 1_000_000
 
 
@@ -91,7 +91,7 @@ class Reason:
     subject: str
     """Subject of the example."""
     example: str
-    """Error of the example, cut at `LONGEST_ERROR` characters."""
+    """Error of the example, cut at `MAX_ERROR` characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,12 +290,12 @@ def _reasons(source: ReportSource, quarantine: Sequence[Stored], archived: Seque
     example = sf.struct(
         "seq",
         "at",
-        sf.substring("subject", 1, LONGEST_SUBJECT).alias("subject"),
-        sf.substring("error", 1, LONGEST_ERROR).alias("example"),
+        sf.substring("subject", 1, MAX_SUBJECT).alias("subject"),
+        sf.substring("error", 1, MAX_ERROR).alias("example"),
     )
     reasons = (
         once.agg(*(sf.coalesce(sf.min(name), sf.lit("")).alias(name) for name in texts))
-        .groupBy("stage", sf.substring(alike, 1, LONGEST_ERROR).alias("reason"))
+        .groupBy("stage", sf.substring(alike, 1, MAX_ERROR).alias("reason"))
         .agg(
             sf.count("*").alias("messages"),
             sf.min("at").alias("first"),

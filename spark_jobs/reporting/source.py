@@ -98,7 +98,7 @@ class ReportSource:
 
     def objects(self) -> list[Stored]:
         """Read the footers of all objects, quarantine included; return them by first sequence. Raises VanishedError."""
-        stored = self.files.each(lambda item: _stored(self.files, *item), self.listed.items())
+        stored = self.files.map(lambda item: _stored(self.files, *item), self.listed.items())
         return sorted(stored, key=lambda each: (each.name.first_seq, each.name.last_seq, each.name.path))
 
     def rows(self, parts: Mapping[int, Iterable[Stored]], columns: Sequence[str]) -> DataFrame:

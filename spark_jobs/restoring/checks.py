@@ -63,6 +63,7 @@ class RestoreSurvey(PartSurvey):
             shown=tuple(sorted([*between, *(gap for part in stored for gap in part.shown)])[:MAX_SHOWN]),
             oldest=min(part.oldest for part in stored),
             newest=max(part.newest for part in stored),
+            later=sum(part.later for part in stored),
             subjects=subjects,
             largest=max(part.largest for part in stored),
             missing=last + 1 - first - messages - gone,
@@ -71,6 +72,17 @@ class RestoreSurvey(PartSurvey):
             removed_before=before[2],
             after=max(0, ends - last),
         )
+
+
+def later(found: RestoreSurvey) -> str | None:
+    """Describe messages newer than the requested time, in one line; None if there are none."""
+    if not found.later:
+        return None
+    count = plural(found.later, "message", grouped=True)
+    return (
+        f"{count} with a sequence below {found.last} and a time after --to-time: "
+        "the servers' clocks differ, or the server rewound the stream and the archive lacks the earlier messages"
+    )
 
 
 def holes(found: RestoreSurvey, stream: str) -> str | None:
@@ -116,6 +128,8 @@ def describe(found: RestoreSurvey) -> Iterator[str]:
         yield f"{plural(gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
     for text, effect in _absent(found):
         yield f"missing: {text}; {effect}"
+    if line := later(found):
+        yield line
     if found.quarantined:
         yield f"{plural(found.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
     if found.copies:

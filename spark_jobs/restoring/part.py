@@ -98,6 +98,8 @@ class PartSurvey:
     """Latest timestamp in nanoseconds."""
     until: int = 0
     """Last sequence with a timestamp not after the requested time; 0 without one."""
+    later: int = 0
+    """Number of messages with a timestamp after the requested time."""
     subjects: Mapping[str, int] = field(default_factory=dict)
     """Number of messages by subject, if requested."""
     largest: int = 0
@@ -146,6 +148,7 @@ def survey_part(reading: Reading, spec: PartSpec, *, by_subject: bool, by_size: 
         oldest=int(times.min()),
         newest=int(times.max()),
         until=int(before[-1]) if len(before) else 0,
+        later=len(seqs) - len(before),
         subjects=subjects,
         largest=max(map(_largest, _slices(rows))) if by_size else 0,
     )

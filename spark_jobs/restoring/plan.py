@@ -10,7 +10,7 @@ range that it reaches into; where that would be read too often, because many key
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,6 +22,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Expired, runs
+from jetcapture_py.archive.stream_config import incarnations
 from jetcapture_py.config.units import format_time, microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File, retried
@@ -100,13 +101,12 @@ class RestorePlan:
 def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
     the beginning of its creation time; default: the last one. Raises JetcaptureError."""
-    footers = retried(
-        lambda: list(files.each(lambda pair: _footer(files, *pair), _objects(files, stream, first, last)))
-    )
+    footers = retried(lambda: list(files.map(lambda pair: _footer(files, *pair), _objects(files, stream, first, last))))
     incarnations = sorted({each for footer in footers for each in footer.created}, key=_moment)
-    chosen = _choose(incarnations, created, stream)
+    chosen = _choose(incarnations, created, stream)  # of all, because the last one may have nothing in the range
     united, begins = _unite((footer.bounds for footer in footers), chosen)
-    own = [footer for footer in footers if not footer.created or not set(united).isdisjoint(footer.created)]
+    within = [footer for footer in footers if _is_within(footer.name, first, last)]
+    own = [footer for footer in within if not footer.created or not set(united).isdisjoint(footer.created)]
     for column, text in _REQUIRED.items():
         if lacking := [footer for footer in own if column in footer.missing]:
             raise JetcaptureError(
@@ -120,7 +120,10 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
         if high >= first and (last is None or low <= last)
     ]
     if not groups:
-        raise JetcaptureError(f"the archive of stream {stream} has no messages in this range{_gone(files, stream)}")
+        raise JetcaptureError(
+            f"the archive of stream {stream} has no messages in this range"
+            f"{_elsewhere(chosen, united, within)}{_gone(files, stream)}"
+        )
     cuts = _cuts(groups)
     parts, read = _parts(groups, cuts, own, united)
     return RestorePlan(
@@ -141,10 +144,17 @@ def removed_ranges(plan: RestorePlan, expired: Expired | None, erased: Erased) -
     own = (*plan.continued, plan.created)
     ranges = [] if expired is None else expired.ranges(own)
     creations = sorted(filter(None, (*own, *plan.others)), key=_moment)
-    begins = [microseconds_of(_moment(created)) for created in creations]
-    owners = np.maximum(np.searchsorted(np.array(begins, np.int64), erased.times, "right") - 1, 0)
     kept = [at for at, created in enumerate(creations) if created in own]
-    return ranges + list(runs(erased.seqs[np.isin(owners, kept)] if creations else erased.seqs))
+    gone = erased.seqs[np.isin(incarnations(creations, erased.times), kept)] if creations else erased.seqs
+    return ranges + list(runs(gone))
+
+
+def _elsewhere(chosen: str, united: Collection[str], within: Iterable[_Footer]) -> str:
+    """Name the other incarnations with objects in a range where `chosen` has none, for an error; "" without any."""
+    others = sorted({created for footer in within for created in footer.created}.difference(united), key=_moment)
+    if not others:
+        return ""
+    return f" of the incarnation created {chosen}; --created chooses another, with messages there: {', '.join(others)}"
 
 
 def _gone(files: ArchiveFiles, stream: str) -> str:
@@ -160,14 +170,17 @@ def _objects(files: ArchiveFiles, stream: str, first: int, last: int | None) -> 
     if not objects:
         known = _gone(files, stream) or files.known_streams()
         raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{known}")
-    chosen = [pair for pair in objects if pair[0].last_seq >= first and (last is None or pair[0].first_seq <= last)]
-    if others := [name for name, _ in chosen if not name.parquet]:
+    if others := [name for name, _ in objects if not name.parquet and _is_within(name, first, last)]:
         kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
         raise JetcaptureError(
             f"{files.shown} has {plural(len(others), 'object')} of stream {stream} in {kinds}: "
             "only messages that are stored in Parquet can be restored"
         )
-    return sorted(chosen, key=lambda pair: pair[1].path)
+    return sorted((pair for pair in objects if pair[0].parquet), key=lambda pair: pair[1].path)
+
+
+def _is_within(name: ObjectName, first: int, last: int | None) -> bool:
+    return name.last_seq >= first and (last is None or name.first_seq <= last)
 
 
 def _footer(files: ArchiveFiles, name: ObjectName, file: File) -> _Footer:
@@ -278,13 +291,10 @@ def _choose(incarnations: Sequence[str], prefix: str | None, stream: str) -> str
 
 def _divide(created: Sequence[str], seqs: Any, times: Any) -> Bounds:
     """Return the bounds in an object with messages of several incarnations; `times` in microseconds."""
-    found, until = {}, 1 << 62
-    for each in sorted(created, key=_moment, reverse=True):
-        since = microseconds_of(_moment(each))
-        if len(own := seqs[(times >= since) & (times < until)]):
-            found[each] = int(np.min(own)), int(np.max(own))
-        until = since
-    return found
+    ordered = sorted(created, key=_moment)
+    owners = incarnations(ordered, times)
+    parts = ((each, seqs[owners == at]) for at, each in enumerate(ordered))
+    return {each: (int(own.min()), int(own.max())) for each, own in parts if len(own)}
 
 
 def _unite(objects: Iterable[Bounds], chosen: str) -> tuple[tuple[str, ...], int]:
@@ -309,5 +319,7 @@ def _span(created: Sequence[str], own: Sequence[str]) -> tuple[int, int] | None:
     if set(created) <= set(own):
         return None
     began, ended = _moment(own[0]), _moment(own[-1])
-    later = [each for each in map(_moment, created) if each > ended]
-    return microseconds_of(began), microseconds_of(min(later)) if later else 1 << 62
+    moments = sorted(map(_moment, created))
+    later = [each for each in moments if each > ended]
+    since = microseconds_of(began) if moments[0] < began else -1 << 62  # the oldest has all earlier messages
+    return since, microseconds_of(later[0]) if later else 1 << 62

@@ -104,7 +104,12 @@ def test_duckdb_counts_the_messages_of_each_key(block: Block, archive: Path) -> 
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "block", [block for block in every("sql") if not block.text.startswith("-- DuckDB\n")], ids=str
+    "block",
+    [
+        pytest.param(block, marks=() if block.page == "docs/spark.md" else pytest.mark.exhaustive, id=str(block))
+        for block in every("sql")
+        if not block.text.startswith("-- DuckDB\n")
+    ],
 )
 def test_spark_understands_its_sql(block: Block, server: NatsServer, archive: Path, spark: SparkSession) -> None:
     assert block.text.startswith("-- Spark\n")

@@ -101,14 +101,15 @@ def encoded(
     bucket: int = 1_700_000_100,
     quarantine: bool = False,
     key_rule: str | None = None,
-    customer: int | None = None,
+    customer: int | str | None = None,
+    payloads: Sequence[bytes] | None = None,
 ) -> EncodedBlock:
-    """An object of these messages; with `customer`, it has a column of that name."""
+    """An object of these messages; with `customer`, it has a column of that name. A payload is its sequence."""
     found = sorted(identities)
     columns = {
         layout.SEQ: pa.array([seq for seq, _ in found], pa.int64()),
         layout.TIMESTAMP: pa.array([time for _, time in found], pa.timestamp("us", "UTC")),
-        layout.PAYLOAD: pa.array([b"%d" % seq for seq, _ in found], pa.binary()),
+        layout.PAYLOAD: pa.array(payloads or [b"%d" % seq for seq, _ in found], pa.binary()),
     }
     arrays = [columns.get(field.name, pa.nulls(len(found), field.type)) for field in ENVELOPE]
     encoder = Encoder(
@@ -122,7 +123,7 @@ def encoded(
     block = BlockId(key=None if quarantine else key, bucket=bucket, quarantine=quarantine)
     batch = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
     if customer is not None:
-        batch = batch.append_column("customer", pa.array([customer] * len(found), pa.int64()))
+        batch = batch.append_column("customer", pa.array([customer] * len(found)))
     return encoder.encode(block, "age", [batch])
 
 

@@ -36,7 +36,10 @@ pulls.EXPIRES = 0.1  # every drain waits for the open pulls to end, and most tes
 
 
 def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
-    """A configuration for `STREAM`; `sections` are merged into its sections, or replace its plain values."""
+    """A configuration for `STREAM`; `sections` are merged into its sections, or replace its plain values.
+
+    Buckets last a day, so that hardly any test sees one end while it publishes.
+    """
     found: dict[str, Any] = {
         "nats": {"servers": [url]},
         "source": {"stream": STREAM, "consumer": CONSUMER},
@@ -46,6 +49,8 @@ def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
     }
     for name, value in sections.items():
         found[name] = {**(found.get(name) or {}), **value} if isinstance(value, dict) else value
+    if "interval" not in found.setdefault("block", {}):
+        found["block"] = {"interval": "1d", "max_age": "15m", **found["block"]}
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jetcapture_py.text import LONGEST, one_line, without_credentials
+from jetcapture_py.text import MAX_LENGTH, one_line, without_credentials
 
 
 class BrokenError(Exception):
@@ -52,8 +52,8 @@ def test_anything_else_is_its_text(error: object, line: str) -> None:
 
 
 def test_a_long_text_is_cut_and_shows_that_it_was() -> None:
-    assert one_line("x" * LONGEST) == "x" * LONGEST
-    assert one_line("x" * (LONGEST + 1)) == "x" * (LONGEST - 1) + "…"
+    assert one_line("x" * MAX_LENGTH) == "x" * MAX_LENGTH
+    assert one_line("x" * (MAX_LENGTH + 1)) == "x" * (MAX_LENGTH - 1) + "…"
     assert one_line("x" * 20, 10) == "x" * 9 + "…"
 
 

@@ -33,8 +33,6 @@ from jetcapture_py.jetstream.wire.transport import Transport
 
 Hook = Callable[[], Awaitable[None]]
 
-CLOSING = 5.0
-"""Maximum seconds to close a connection that the server refused."""
 logging.getLogger("nats").addHandler(logging.NullHandler())
 """Keeps nats-py's log lines from standard error in commands; `log.setup` makes events of them."""
 _LOGIN = ("authorization violation", "authentication expired", "authentication revoked")
@@ -207,7 +205,7 @@ class Connection(Client):
         if refused:
             refused.close()
             with contextlib.suppress(Exception):  # a WebSocket that is still open would be used again
-                await asyncio.wait_for(refused.wait_closed(), CLOSING)
+                await asyncio.wait_for(refused.wait_closed(), 2 * transport.CLOSING)
 
     async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
         """Send a request; return its answer. Raises what nats-py's `request` raises, and `DeniedError` immediately."""

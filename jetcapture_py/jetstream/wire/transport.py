@@ -21,6 +21,8 @@ READ = 1 << 20
 """Maximum bytes per read where they are copied."""
 FLOW = 8 << 10
 """Minimum bytes of a read that suggests that more follow, so the next read is delayed by `GATHER`."""
+CLOSING = 5.0
+"""Seconds in which a connection must close, or it is aborted: the server may have stopped reading."""
 GATHER = 0.005
 """Seconds of delay, because small reads take nearly as long as large ones. It also delays answers to acks."""
 EARLIER = 2
@@ -174,6 +176,16 @@ class Transport(TcpTransport):
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._bare_io_reader = self._io_reader = reader
         self._bare_io_writer = self._io_writer = writer
+
+    async def wait_closed(self) -> None:
+        """Wait until everything is sent and the connection is closed, or abort it: nats-py reconnects only then."""
+        writer: asyncio.StreamWriter | None = self._io_writer
+        if writer is None:
+            return
+        closed = asyncio.ensure_future(writer.wait_closed())
+        await asyncio.wait({closed}, timeout=CLOSING)
+        writer.transport.abort()  # nothing, if it is closed
+        await closed
 
     async def read(self, buffer_size: int) -> Any:
         """Read received bytes; see nats-py."""

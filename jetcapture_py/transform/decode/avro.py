@@ -171,7 +171,7 @@ _EMPTY_IN_ALL = 1_000_000
 """Values without bytes in the rows of one container."""
 _NAMES_IN_ALL = 50_000_000
 """Named types times rows of one container: the library goes through the types for each row."""
-_LONGEST_SCHEMA = 1 << 20
+_MAX_SCHEMA = 1 << 20
 """Maximum bytes of a schema in a container."""
 _MAX_SCHEMAS = 256
 """Maximum schemas of containers in the cache, including those that cannot be used."""
@@ -390,8 +390,8 @@ class AvroDecoder:
 
     def _of_container(self, schema: bytes) -> _Writer:
         """Return the writer's schema in the header of a container. Raises ValueError."""
-        if len(schema) > _LONGEST_SCHEMA:
-            raise ValueError(f"the schema has more than {_LONGEST_SCHEMA} bytes")
+        if len(schema) > _MAX_SCHEMA:
+            raise ValueError(f"the schema has more than {_MAX_SCHEMA} bytes")
         if (known := self._of_containers.get(schema)) is None:
             try:
                 known = self._foreign(json.loads(schema))

@@ -52,7 +52,7 @@ _NUMBER = re.compile(rb'"?(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)
 _DATE = rf"\A{DAY_PATTERN}\z"
 _MOMENT = rf"\A{RFC3339_PATTERN}\z"
 _LONGER = r"(\.[0-9]{6})[0-9]+"
-_LONGEST_UTC = len("2026-01-31T12:00:00.123456Z")
+_MAX_UTC = len("2026-01-31T12:00:00.123456Z")
 _YEARS = "a timestamp between the years 1 and 9999"
 YEAR_1, YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
@@ -216,7 +216,7 @@ def moments(texts: pa.StringArray) -> pa.TimestampArray:
     """Convert RFC 3339 texts with zones, null for others; digits below a microsecond are dropped."""
     texts = pc.ascii_upper(texts)
     texts = pc.if_else(pc.match_substring_regex(texts, _MOMENT), texts, pa.scalar(None, pa.string()))
-    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _LONGEST_UTC:
+    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _MAX_UTC:
         texts = pc.replace_substring_regex(texts, _LONGER, r"\1")
     return texts.cast(TIMESTAMP)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
@@ -21,10 +22,12 @@ from nats.aio.subscription import Subscription
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import side_tasks, storing
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.jetstream import acks
+from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.jetstream.wire.parser import FrameParser
@@ -256,6 +259,29 @@ def test_large_messages_stay_within_the_memory_limit(nats_server: Start, tmp_pat
             await until(lambda: capture.stats.received == 30, "all are received")
         assert 8_000_000 < held < 3 * 64 << 20
         assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == payloads
+
+    asyncio.run(scenario())
+
+
+def test_objects_are_not_kept_in_memory_until_they_are_acknowledged(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.a", b"x" * 1000, None)] * 50)
+        async with running(config(server.url, tmp_path / "archive", block={"max_messages": 10})) as capture:
+            acknowledging, answer = capture.source.ack, asyncio.Event()
+
+            async def acknowledge(replies: pa.BinaryArray) -> AckResult:
+                await answer.wait()
+                return await acknowledging(replies)
+
+            capture.source.ack = acknowledge  # type: ignore[method-assign]
+            await until(lambda: len(objects(tmp_path / "archive")) == 5, "all blocks are stored")
+            await until(lambda: capture.encoded_bytes == 0, "none of them counts as held")
+            gc.collect()
+            stored = {name.path for name in objects(tmp_path / "archive")}
+            held = [each for each in gc.get_objects() if isinstance(each, EncodedBlock) and each.name.path in stored]
+            answer.set()
+            assert not held
 
     asyncio.run(scenario())
 

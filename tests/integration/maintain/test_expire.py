@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
+import pytest
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py import read_archive
@@ -18,9 +20,11 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.config.model import Config
+from jetcapture_py.errors import StoreError
 from jetcapture_py.maintain.expire import Expiry
 from jetcapture_py.maintain.table import compare_tables
-from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind, Verdict
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
@@ -204,6 +208,60 @@ def test_every_object_tells_the_end_of_its_bucket_and_its_incarnation(tmp_path: 
         first: (5, ((1, 3), (5, 5), (9, 9))),
         second: (6, ((1, 2), (5, 5), (20, 20), (30, 31))),
     }
+
+
+class Refusing(ArchiveFiles):
+    """Denies access to objects."""
+
+    refused: Collection[str] = ()
+
+    def read(self, file: File, start: int = 0, end: int | None = None) -> bytes:
+        if file.path in self.refused:
+            raise StoreError(f"cannot read {file.path}: access denied")
+        return super().read(file, start, end)
+
+
+def test_an_object_that_the_store_denies_stays_and_the_others_expire(tmp_path: Path) -> None:
+    paths = [put(tmp_path, encoded([(1, 1_000_000)], bucket=bucket)) for bucket in (0, 900, 1800)]
+    archive = Refusing(str(tmp_path), {})
+    denied = str(paths[1].relative_to(tmp_path))
+    archive.refused = [denied]
+    one = Expiry(archive, STREAM, 3600)
+    one.record()
+    one.remove()
+    (error,) = one.summary().errors
+    assert error == f"cannot read {denied}: access denied; it stays, because what it holds cannot be recorded"
+    assert [path.exists() for path in paths] == [False, True, False]
+    more = [put(tmp_path, encoded([(number, number)], key=f"{number}", bucket=0)) for number in range(60)]
+    archive.refused = [str(path.relative_to(tmp_path)) for path in more]
+    with pytest.raises(StoreError):  # the store is away
+        Expiry(archive, STREAM, 3600).record()
+
+
+def test_texts_of_a_remote_store_are_in_memory_only_as_its_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, most, store = [0], [0], fsspec.filesystem("memory")
+    digest = layout.digest((1).to_bytes(8, "little"), (1_000_000).to_bytes(8, "little"))
+    row = f'{{"{layout.SEQ}":1,"{layout.TIMESTAMP}":"1970-01-01T00:00:01Z","v":"{"x" * (1 << 20)}"}}\n'
+    for key in range(20):
+        name = layout.ObjectName(
+            stream=STREAM, key=f"{key}", bucket=0, first_seq=1, last_seq=1, rows=1, digest=digest, suffix=".ndjson"
+        )
+        store.pipe(f"/expiry/{name.path}", row.encode())
+    identities = ObjectExaminer.identities
+
+    def watched(self: ObjectExaminer, file: File, name: layout.ObjectName) -> Any:
+        held[0] += file.size
+        most[0] = max(most[0], held[0])
+        try:
+            return identities(self, file, name)
+        finally:
+            held[0] -= file.size
+
+    monkeypatch.setattr(ObjectExaminer, "identities", watched)
+    one = expiry("memory://expiry", 3600, memory=64 << 20, dry_run=True)
+    one.record()
+    assert len(one.due) == 20
+    assert most[0] < 3 << 20
 
 
 def test_objects_that_their_writer_cannot_read_stay_and_fail_the_pass(tmp_path: Path) -> None:

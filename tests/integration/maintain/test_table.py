@@ -36,7 +36,7 @@ from jetcapture_py.config.several import ConfigFiles
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.maintain import iceberg, manifests, service
 from jetcapture_py.maintain import table as table_module
-from jetcapture_py.maintain.compact import Compaction
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.maintain.maintenance import Maintenance, PassResult
 from jetcapture_py.maintain.table import TableResult, compare_tables
 from jetcapture_py.monitoring.facts import MaintenanceState
@@ -421,6 +421,24 @@ def test_without_compaction_overlapping_objects_are_in_the_table_only_if_they_sh
     world.passes = Maintenance(world.config)
     result = world.maintain().tables["messages"]
     assert (result.rows, result.unsettled) == (13, 1)
+
+
+def test_a_bucket_in_two_layouts_with_a_copy_waits_until_it_is_moved_to_bundles(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1, 3])
+    world.write([2, 3], bundles=4)
+    found = world.commit()
+    (problem, _) = found.problems
+    assert (
+        "may share messages with 1 other object, not all in the same number of bundles: only `compact --bundles`"
+        in problem
+    )
+    settings = CompactionSettings(target=1 << 20, after=0, grace=0, bundles=4)
+    moving = Maintenance(world.config, compact=settings)
+    moving.run()
+    assert not moving.finish().errors
+    found = world.commit()
+    assert (found.rows, found.unsettled) == (3, 0)
 
 
 class KilledError(BaseException):

@@ -330,7 +330,8 @@ def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_li
 
 def test_blocks_are_predicted_to_use_the_spool() -> None:
     traffic = Traffic(rate=100, message_bytes=100_000, shares=[1.0])
-    sections: dict[str, Any] = {"source": {"max_ack_pending": 300_000}, "block": {"max_bytes": "4GiB"}}
+    block = {"max_bytes": "4GiB", "interval": "15m"}
+    sections: dict[str, Any] = {"source": {"max_ack_pending": 300_000}, "block": block}
     limits: dict[str, Any] = {"memory": "256MiB"}
     small = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
     assert small.limit == "limits.memory"

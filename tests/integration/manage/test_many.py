@@ -151,6 +151,7 @@ def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_
     assert done.stderr == "jetcapture: expected one capture, got 5; --stream chooses one\n"
 
 
+@pytest.mark.exhaustive
 def test_files_and_directories_are_shown_like_that_and_what_is_wrong_with_one_is_said(
     nats_server: Start, tmp_path: Path
 ) -> None:

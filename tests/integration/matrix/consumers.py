@@ -227,7 +227,7 @@ _HEADERS = (
     "consumer {consumer} of stream {stream} has headers_only set; it must be off, "
     "or messages are delivered without their payload"
 )
-_GROUPS = "consumer {consumer} of stream {stream} has priority groups (%s); jetcapture pulls without a group"
+_GROUPS = "consumer {consumer} of stream {stream} has priority groups (%s); source.mode shared pulls without a group"
 
 
 def grouped(policy: str) -> dict[str, Any]:

@@ -646,6 +646,26 @@ def test_a_stream_that_deletes_nothing_and_its_copies_remain(nats_server: Start,
     proven(config, 10)
 
 
+def test_messages_that_are_older_than_their_mirror_are_known_to_be_erased(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+
+    async def mirrored() -> None:
+        async with connection(server.url) as client:
+            js = client.jetstream()
+            await js.add_stream(name="ORIGIN", subjects=["orders.>"])
+            for number in range(9):
+                await js.publish(f"orders.{number % 3}", b"%d" % number)
+            await js.add_stream(name=STREAM, mirror=StreamSource(name="ORIGIN"))
+            while (await js.stream_info(STREAM)).state.messages < 9:
+                await asyncio.sleep(0.02)
+        await capture_all(config)
+
+    config = parse(settings(server.url, tmp_path / "a"))
+    asyncio.run(mirrored())
+    assert run(config, SubjectSelector("orders.1")).messages == 3
+    proven(config, 3)
+
+
 def tabulated(root: Path) -> Config:
     """Two keys in objects of complete buckets, and a table of them."""
     for key, first in (("a", 1), ("b", 101)):

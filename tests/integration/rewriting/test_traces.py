@@ -26,7 +26,7 @@ from tests.support.erasing import plain, traces
 from tests.support.running import STREAM
 from tests.support.versity import Versity, options
 
-WHO = "erika.mustermann"
+WHO = "person.parquet"  # as an object is called
 KEYS = ("anna", WHO, "zoe")
 
 

@@ -60,6 +60,7 @@ def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versity]:
         yield server
 
 
+@pytest.mark.exhaustive
 def test_a_real_server_tells_versions_and_lock(keeping: Versity, driver: str) -> None:
     with bucket(keeping.endpoint, options(keeping.endpoint)) as place:
         found = facts(place)

@@ -39,7 +39,7 @@ class SlowlyFailing:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storing, "LONGEST_TURN", 0.02)
+    monkeypatch.setattr(storing, "MAX_TURN", 0.02)
     monkeypatch.setattr(storing, "FIRST_RETRY", 0.01)
 
 

@@ -21,7 +21,7 @@ from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes
-from jetcapture_py.compaction.plan import TOLERANCE, units
+from jetcapture_py.compaction.plan import TOLERANCE, Source, units
 from jetcapture_py.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.store.archive import ArchiveFiles
@@ -183,7 +183,7 @@ def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the
 
 
 class Spoiling(Files):
-    """Stores something else than it is given."""
+    """Stores something else than it is given, as if that had been encoded."""
 
     def __init__(self, url: str, spoil: Callable[[pa.Table], pa.Table]) -> None:
         super().__init__(ArchiveFiles(url, {}))
@@ -195,6 +195,21 @@ class Spoiling(Files):
         table = self._spoil(file.read()).replace_schema_metadata(file.metadata.metadata)
         pq.write_table(table, sink)
         super().put(name, sink.getvalue())
+
+    def has(self, source: Source, data: pa.Buffer) -> bool:
+        return True
+
+
+class Damaging(Files):
+    """Damages a payload of what it stores."""
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> None:
+        raw = bytearray(data.to_pybytes())
+        group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+        columns = (group.column(index) for index in range(group.num_columns))
+        pages = next(column for column in columns if column.path_in_schema == layout.PAYLOAD)
+        raw[pages.data_page_offset + pages.total_compressed_size - 1] ^= 1
+        super().put(name, pa.py_buffer(bytes(raw)))
 
 
 def _with(table: pa.Table, column: str, value: object) -> pa.Table:
@@ -226,6 +241,41 @@ def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
     assert "does not match its sources, which are kept" in outcome.left
     assert outcome.removable == []
     assert len(stored(archive)) == 3
+
+
+@both_layouts
+def test_sources_stay_when_a_byte_of_the_stored_object_is_another(archive: Archive) -> None:
+    sources = [archive.write(seqs, payloads=payloads(2)) for seqs in ([1, 2], [3, 4])]
+    (outcome,) = compacted(Damaging(ArchiveFiles(archive.url, {})), 1 << 20)
+    assert "CRC checksum verification failed" in outcome.left
+    (again,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)  # finds that object, and leaves it
+    assert "CRC checksum verification failed" in again.left
+    assert (outcome.failed, again.failed, outcome.removable, again.removable) == (True, True, [], [])
+    assert {*sources} < {*stored(archive)}
+
+
+@both_layouts
+def test_another_process_may_store_the_same_rows_before_they_are_read_back(archive: Archive) -> None:
+    class Overtaken(Files):
+        def put(self, name: ObjectName, data: pa.Buffer) -> None:
+            super().put(name, data)
+            table = pq.read_table(pa.BufferReader(data))
+            pq.write_table(table, archive.root / name.path, compression="none")
+
+    for seqs in ([1, 2], [3, 4]):
+        archive.write(seqs, payloads=payloads(2))
+    (outcome,) = compacted(Overtaken(ArchiveFiles(archive.url, {})), 1 << 20)
+    assert (outcome.failed, len(outcome.removable)) == (False, 2), outcome.left
+
+
+def test_a_damaged_object_with_columns_of_other_types_replaces_no_other(archive: Archive) -> None:
+    for seqs in ([1, 2], [3, 4]):
+        put(archive.root, encoded([(seq, seq) for seq in seqs], customer=1))
+    whole = encoded([(seq, seq) for seq in range(1, 5)], customer="one")
+    Damaging(ArchiveFiles(archive.url, {})).put(whole.name, whole.data)
+    outcomes = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
+    assert any("CRC checksum verification failed" in outcome.left for outcome in outcomes)
+    assert [outcome.removable for outcome in outcomes if outcome.removable] == []
 
 
 @pytest.mark.parametrize("lie", [{"first_seq": 2}, {"last_seq": 2}, {"rows": 2}, {"rows": 4}], ids=str)
@@ -324,6 +374,34 @@ def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape:
     assert len(sizes) > 5
     assert all(target / TOLERANCE <= size <= target * TOLERANCE for size in sizes), str(sizes)
     assert layout.split_overlapping(stored(archive))[1] == []
+
+
+def test_an_object_that_comes_out_too_large_before_a_gap_is_encoded_again(archive: Archive) -> None:
+    source, first = random.Random(1), 1
+    for count, size in [(100, 0), *[(1, 1 << 19)] * 7, (1, 5 << 20)]:  # the last one is kept
+        first += 500 * (size > 1 << 20)
+        content = [source.randbytes(size) or bytes(700_000)] * count  # the first rows compress better than the others
+        put(archive.root, encoded([(seq, seq) for seq in range(first, first + count)], payloads=content))
+        first += count
+    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 2 << 20)
+    assert not outcome.failed, outcome.left
+    assert len(stored(archive)) == 2
+
+
+def test_many_copies_are_not_in_memory_together(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        write(archive, "a", {(seq, 0, None) for seq in range(1, 31) if seq != number + 1})
+    read, rows_read = work.read_rows, []
+
+    def watched(*part: Any, **how: Any) -> pa.Table:
+        table = read(*part, **how)
+        rows_read.append(table.num_rows)
+        return table
+
+    monkeypatch.setattr(work, "read_rows", watched)
+    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
+    assert (outcome.left, outcome.duplicates, max(rows_read)) == ("", 20 * 29 - 30, 30)
+    assert [row[0] for row in contents(archive.root / stored(archive)[0].path)] == list(range(1, 31))
 
 
 @both_layouts

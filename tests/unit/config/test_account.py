@@ -11,7 +11,7 @@ import yaml
 
 from jetcapture_py.config.account import AccountConfig
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.config.several import CaptureId, ConfigFiles, FoundStreams, only
+from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedStreams, only
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream import streams
 from tests.support.running import settings
@@ -129,10 +129,10 @@ class Server:
     def __init__(self, *names: str) -> None:
         self.names: tuple[str, ...] | None = names
 
-    def find(self, file: AccountConfig[Config]) -> FoundStreams:
+    def find(self, file: AccountConfig[Config]) -> SelectedStreams:
         if self.names is None:
             raise SourceError("cannot connect to NATS")
-        return FoundStreams([name for name in self.names if file.selects(name)])
+        return SelectedStreams([name for name in self.names if file.selects(name)])
 
 
 def written(tmp_path: Path, source: dict[str, Any], **sections: Any) -> Path:

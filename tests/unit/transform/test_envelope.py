@@ -13,6 +13,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.jetstream.acks import _checked_numbers, ack_numbers, unpacked
 from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.transform import envelope
 from jetcapture_py.transform.envelope import Assembled, assemble, parse_headers
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,13 +46,20 @@ def column(result: Assembled, name: str) -> list[Any]:
 
 
 def with_headers(*blocks: bytes, pinned: bool = False) -> Assembled:
+    """Assemble messages with these header blocks; parsed together or one by one, they are the same."""
     received = Received.of(
         subjects=[b"s"] * len(blocks),
         replies=[ack(i) for i in range(len(blocks))],
         headers=list(blocks),
         payloads=[b"p"] * len(blocks),
     )
-    return assemble("S", "C", received, pinned=pinned)
+    alone = assemble("S", "C", received, pinned=pinned)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envelope, "_MANY", 1)
+        together = assemble("S", "C", received, pinned=pinned)
+    assert together == alone
+    together.batch.rows.validate(full=True)
+    return together
 
 
 def header(block: bytes) -> Any:
@@ -250,6 +258,8 @@ def test_an_empty_header_block_is_an_empty_map_and_not_null() -> None:
         (b"A:\r\nB: \r\n", {"A": [""], "B": [""]}),
         (b"A:1\r\n", {"A": ["1"]}),
         (b"A: \t  1\r\n", {"A": ["1"]}),
+        (b"A:" + b" " * 12 + b"1\r\n", {"A": ["1"]}),
+        (b"Nats-Msg-Id: 0123456789abcdef\r\n", {"Nats-Msg-Id": ["0123456789abcdef"]}),
         (b"A: 1 \t\r\n", {"A": ["1 \t"]}),
         (b"A: b: c\r\n", {"A": ["b: c"]}),
         (b"A: ::\r\n", {"A": ["::"]}),

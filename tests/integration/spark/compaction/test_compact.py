@@ -82,7 +82,8 @@ class TestContent:
         ),
         target=some.sampled_from([3_000, 6_000, 1 << 20]),
     )
-    @pytest.mark.parametrize("bundles", [pytest.param(0, marks=pytest.mark.exhaustive), 4])
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("bundles", [0, 4])
     def test_the_archive_reads_the_same_before_and_after(
         self,
         bundles: int,

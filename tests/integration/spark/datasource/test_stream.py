@@ -83,6 +83,7 @@ def test_available_now_reads_what_is_there_in_limited_batches_and_ends(
     assert written(spark, tmp_path) == list(range(1, 101))
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_restarts_in_the_middle_of_a_query_loses_and_repeats_nothing(
     spark: SparkSession, live: Live, tmp_path: Path
 ) -> None:

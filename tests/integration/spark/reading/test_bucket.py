@@ -12,7 +12,7 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.stream_config import StreamConfig, path
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading import bucket as without_spark
 from spark_jobs import archive as with_spark
 from tests.integration.spark.conftest import HOUR, Archive
@@ -366,3 +366,24 @@ class TestArguments:
         store(archive, [("a", {})])
         with pytest.raises(JetcaptureError, match="no archive of stream KV_other"):
             read_bucket(spark, archive.url, "other")
+
+
+def test_an_entry_that_is_decoded_while_the_bucket_is_read_is_not_left_out(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the pass that chooses the entries and the one that reads them."""
+    store(archive, [("a", {}), ("b", {})])
+    failed: dict[str, Any] = {layout.STAGE: ["decode"], layout.ERROR: ["not JSON"]}
+    bad = archive.root / store(archive, [("c", {})], first=3, quarantine=True, columns=failed).path
+    start_of = without_spark.start_of
+
+    def decoded(*arguments: Any) -> Any:
+        bad.unlink()
+        store(archive, [("c", {})], first=3)
+        return start_of(*arguments)
+
+    monkeypatch.setattr(without_spark, "start_of", decoded)
+    with pytest.raises(VanishedError, match="read it again"):
+        without_spark.read_bucket(archive.url, "s").read_all()
+    monkeypatch.undo()
+    assert sorted(without_spark.read_bucket(archive.url, "s").read_all()["key_name"].to_pylist()) == ["a", "b", "c"]

@@ -66,7 +66,7 @@ def test_links_are_followed_unless_they_lead_nowhere_or_in_a_circle(
     ("engine", "dedupe"),
     [
         ("spark", "auto"),
-        ("arrow", "full"),
+        pytest.param("arrow", "full", marks=pytest.mark.exhaustive),
         pytest.param("spark", "full", marks=pytest.mark.exhaustive),
         pytest.param("arrow", "auto", marks=pytest.mark.exhaustive),
     ],

@@ -254,7 +254,7 @@ def test_a_replay_that_was_killed_is_resumed_however_short_the_duplicate_window_
 
 def test_resuming_knows_rows_lives_and_replays_apart(spark: SparkSession, archive: Archive, server: NatsServer) -> None:
     archive.write([1, 1, 2], amount=[1, 2, 3], _nats_row=[0, 1, 0])
-    archive.write([1], timestamps=[START + 1_000_000], amount=[4], _nats_row=[0])
+    archive.write([1], timestamps=[START + 1_000_000], amount=[4], _nats_row=pa.array([None], pa.int32()))
     frame = read_archive(spark, archive.url, "ORDERS")
 
     def some(condition: str, **how: object) -> tuple[int, int]:
@@ -264,6 +264,7 @@ def test_resuming_knows_rows_lives_and_replays_apart(spark: SparkSession, archiv
     assert some("amount IN (2, 3)", replay_id="one") == (2, 0)
     assert some("amount = 1", replay_id="two") == (1, 0)
     assert some("true", replay_id="one", resume=True) == (2, 2)
+    assert some("true", replay_id="one", resume=True) == (0, 4)
     assert sorted(message.payload for message in stored(server.url)) == [b"1", b"1", b"2", b"3", b"4"]
     with pytest.raises(JetcaptureError, match="only rows with the columns _nats_stream and _nats_seq can be resumed"):
         replay(spark.range(1), server.url, "replay.a", replay_id="one", resume=True)

@@ -6,6 +6,7 @@ import asyncio
 import io
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from nats.js.api import ConsumerConfig
 from rich.console import Console
 
+from jetcapture_py.archive.watermark import Watermark, combined, path
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.errors import ConfigError
@@ -23,8 +25,9 @@ from jetcapture_py.jetstream.connection import connect
 from spark_jobs.arguments import login
 from spark_jobs.replay import main
 from spark_jobs.replaying.arguments import parse
+from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.target import Target, progress
-from tests.integration.spark.conftest import Archive
+from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream, ask, stored
@@ -90,6 +93,25 @@ def test_a_stream_is_the_archives_own_by_its_creation_or_by_its_consumer(
     assert main([*arguments, "--subject", "again.{key}"]) == 0  # which the consumer does not take
     assert last_seq(captured, "ORDERS") == 3
     capsys.readouterr()
+
+
+def test_every_consumer_of_a_shared_archive_is_known(captured: NatsServer, archive: Archive) -> None:
+    archive.write([4], metadata={"stream_created": "2026-01-01T00:00:00Z", "consumer": "other"})
+    archive.write([5], metadata={"stream_created": "2026-01-01T00:00:00Z", "consumer": "archive"})
+    archive.write([6], bucket=HOUR + 3600, metadata={"stream_created": "2026-01-01T00:00:00Z", "consumer": "archive"})
+    assert origin_of(archive.url, "ORDERS", {}).consumers == ("archive",)
+    time = datetime(2026, 5, 1, 14, tzinfo=UTC)
+    own, other = (
+        Watermark(stream="ORDERS", consumer=name, created="2026-01-01T00:00:00Z", seq=6, time=time)
+        for name in ("archive", "other")
+    )
+    file = archive.root / path("ORDERS")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(combined([own, other]).encode())
+    add_consumer(captured, "ORDERS", "archive", "orders.>")
+    add_consumer(captured, "ORDERS", "other", "again.>")
+    assert main([archive.url, "ORDERS", "--servers", captured.url, "--subject", "again.{key}"]) == 1
+    assert last_seq(captured, "ORDERS") == 0
 
 
 def test_an_empty_stream_of_the_same_name_elsewhere_takes_everything_back(

@@ -293,6 +293,13 @@ class TestCoverage:
         assert table[-1]["message after (UTC)"] == "2026-05-01 12:15:00"
         assert "this report does not query the stream" in page.section("coverage").text
 
+    def test_a_hole_and_a_sequence_with_two_messages_do_not_cancel_out(self, spark: SparkSession, store: Store) -> None:
+        store.put([1, 2, 6])
+        store.put([4, 5, 6], bucket=HOUR + 900)
+        life = store.facts(spark).incarnations[0]
+        assert missing(life) == [(3, 3)]
+        assert (life.present, life.forked) == (5, 1)
+
     @settings(examples(cost=8), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         blocks=some.lists(
@@ -315,6 +322,13 @@ class TestCoverage:
         dedupe: str,
     ) -> None:
         store = Store(tmp_path_factory.mktemp("holes"))
+        if dedupe != "full":  # then no message is under two keys, but it may be in two buckets: the stream was rewound
+            under_a = {(step, seq) for kind, step, numbers in blocks if kind == "a" for seq in numbers}
+            blocks = [
+                (kind, step, {seq for seq in numbers if kind != "b" or (step, seq) not in under_a})
+                for kind, step, numbers in blocks
+            ]
+        blocks = [block for block in blocks if block[2]]
         for kind, step, numbers in blocks:
             seqs = sorted(numbers)
             errors = [("decode", "x")] * len(seqs) if kind == "q" else None

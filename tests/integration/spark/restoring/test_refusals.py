@@ -26,7 +26,7 @@ from jetcapture_py.jetstream.restore import StreamRestore
 from spark_jobs.restore import RestoreCommand, main, prepare, restore
 from spark_jobs.restoring import plan, send
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
-from tests.integration.spark.conftest import Archive
+from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer, older_servers
 from tests.support.restores import api, next_sequence, opened, state_of
 
@@ -135,6 +135,34 @@ def test_a_range_that_the_archive_does_not_have_as_a_whole_has_holes(
     assert (state["first_seq"], state["last_seq"]) == (20, 22)
     until = prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS", first=20, last=100, until=1 << 62))
     assert until.hole is None, "a time was the bound"
+
+
+def test_a_range_that_the_latest_incarnation_lacks_is_not_taken_from_an_earlier_one(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    anew = "2026-05-02T00:00:00Z"
+    kept.write([1, 2], bucket=HOUR + 86_400, metadata={"stream_created": anew})
+    server = nats_server()
+    assert error(capfd, kept, server.url, "--from-seq", "5") == (
+        f"the archive of stream ORDERS has no messages in this range of the incarnation created {anew}; --created "
+        f"chooses another, with messages there: {CREATED}"
+    )
+    assert asyncio.run(streams(server.url)) == []
+    assert main([kept.url, "ORDERS", "--servers", server.url, "--from-seq", "5", "--created", CREATED[:10]]) == 0
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 6
+
+
+def test_messages_newer_than_the_requested_time_are_counted(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept.write([12], metadata={"stream_created": CREATED})
+    kept.write([11], bucket=HOUR + 900, metadata={"stream_created": CREATED})  # rewound; the first 11 was never stored
+    options = ["--to-time", "2026-05-01T12:10:00Z"]
+    assert main([kept.url, "ORDERS", "--dry-run", *options]) == 0
+    said = "1 message with a sequence below 12 and a time after --to-time: "
+    assert said in capfd.readouterr().out
+    assert main([kept.url, "ORDERS", "--servers", nats_server().url, *options]) == 0
+    assert said in capfd.readouterr().err
 
 
 def test_a_consumer_that_would_skip_later_messages_is_refused(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.units import format_time
 from spark_jobs.restore import PreparedRestore, RestoreCommand, Restored, main, prepare, restore
 from spark_jobs.restoring import plan
 from spark_jobs.restoring.send import Maker
+from tests.support.archives import encoded, merge, put
 from tests.support.nats_server import NatsServer
 from tests.support.restores import api, capture, compact_all, compare, fill, next_sequence, opened, state_of
 from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish_and_capture
@@ -196,6 +199,32 @@ def test_a_stream_that_was_created_again_at_its_next_sequence_comes_back_as_a_wh
         main([archive, STREAM, "--servers", two.url, "--as", "LATE", "--subject-prefix", "p", "--from-seq", "6"]) == 0
     )
     assert asyncio.run(_config(two.url, "LATE"))["first_seq"] == 6
+
+
+def test_messages_older_than_their_stream_come_back_from_merged_objects(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As of a mirror, or of a stream that was restored into an archive of its own."""
+    bucket = 1_700_000_100
+    begun = [format_time(datetime.fromtimestamp(bucket + after, UTC)) for after in (300, 600, 800)]
+    blocks = [
+        encoded([(seq, (bucket + after) * 1_000_000 + seq) for seq in range(first, last + 1)], created=created)
+        for created, first, last, after in zip(begun, (1, 101, 1), (100, 150, 10), (0, 660, 810), strict=True)
+    ]
+    stream = tmp_path / "stream.yaml"
+    stream.write_text(json.dumps({"stream": {"name": STREAM, "subjects": ["orders.>"]}}))
+    whole = "150 messages, sequences 1 to 150, "
+    for count, chosen, found in (
+        (2, [], whole),
+        (3, ["--created", begun[1]], whole),
+        (3, [], "10 messages, sequences 1 to 10, "),
+    ):
+        root = tmp_path / str(count)
+        for block in blocks[:count]:
+            put(root, block)
+        merge(root, [block.name for block in blocks[:count]])
+        assert main([f"file://{root}", STREAM, "--stream-config", str(stream), "--dry-run", *chosen]) == 0
+        assert f"\n{found}" in capfd.readouterr().out
 
 
 async def _create(url: str, config: dict[str, Any]) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
 import sys
 from collections import deque
 from typing import Any
+from urllib.parse import urlparse
 
 import numpy as np
 import pyarrow as pa
@@ -152,5 +154,22 @@ def test_a_reader_waits_for_more_and_tells_of_an_error() -> None:
         reader.set_exception(ConnectionResetError())
         with pytest.raises(ConnectionResetError):
             await reader.read()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_closes_although_the_server_has_stopped_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "CLOSING", 0.05)
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            connection = transport.Transport()
+            await connection.connect(urlparse("nats://{}:{}".format(*server.getsockname())), 0, 60)
+            stopped, _ = server.accept()
+            with stopped:
+                connection.write(bytes(64 << 20))  # more than the system holds
+                for _ in range(2):  # nats-py does it before it reconnects, and the client before the next attempt
+                    connection.close()
+                    await asyncio.wait_for(connection.wait_closed(), 60)
 
     asyncio.run(scenario())
