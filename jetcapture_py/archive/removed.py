@@ -51,8 +51,8 @@ class ExpiredMessages:
 
     created: str
     """When the stream was created, as in `stream_created` of footers; "" if unknown."""
-    newest: datetime
-    """Timestamp of the newest one, UTC."""
+    oldest: datetime
+    """Timestamp of the oldest one, UTC."""
     bounds: bytes = b""
     """First and last sequence of each range of them, in order, as int64: a stream may have millions of ranges."""
 
@@ -79,11 +79,11 @@ class ExpiredMessages:
         at = np.searchsorted(firsts, seqs, "right") - 1
         return (at >= 0) & (seqs <= lasts[at]) if len(firsts) else np.zeros(len(seqs), np.bool_)
 
-    def with_messages(self, seqs: Any, newest: datetime) -> Self:
+    def with_messages(self, seqs: Any, oldest: datetime) -> Self:
         """Add messages by their sequences, a sorted int64 array."""
         firsts, lasts = self.spans
         bounds = _united(np.concatenate([firsts, seqs]), np.concatenate([lasts, seqs]))
-        return replace(self, newest=max(self.newest, newest), bounds=bounds)
+        return replace(self, oldest=min(self.oldest, oldest), bounds=bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +101,17 @@ class Expired:
         """Number of messages, of all incarnations."""
         return sum(part.messages for part in self.incarnations)
 
-    def with_messages(self, created: str, seqs: Any, newest: datetime, until: datetime) -> Expired:
+    def with_messages(self, created: str, seqs: Any, oldest: datetime, until: datetime) -> Expired:
         """Add messages of the incarnation `created` in buckets that ended at `until` or before."""
         parts = {part.created: part for part in self.incarnations}
-        part = parts.get(created) or ExpiredMessages(created=created, newest=newest)
-        parts[created] = part.with_messages(seqs, newest)
+        part = parts.get(created) or ExpiredMessages(created=created, oldest=oldest)
+        parts[created] = part.with_messages(seqs, oldest)
         ordered = tuple(parts[each] for each in sorted(parts))
         return replace(self, until=max(self.until, until), incarnations=ordered)
 
     def ranges(self, created: Iterable[str]) -> list[tuple[int, int]]:
-        """Return the ranges of sequences of these incarnations, and of those whose creation time is unknown."""
-        wanted = {"", *created}
+        """Return the ranges of sequences of these incarnations."""
+        wanted = {*created}
         return [span for part in self.incarnations if part.created in wanted for span in part.ranges]
 
     def contains(self, seqs: Any) -> Any:
@@ -128,7 +128,7 @@ class Expired:
                 {
                     "stream_created": part.created,
                     "messages": part.messages,
-                    "newest": time_text(part.newest),
+                    "oldest": time_text(part.oldest),
                     "ranges": _encoded(np.frombuffer(part.bounds, np.int64).reshape(-1, 2)),
                 }
                 for part in self.incarnations
@@ -147,7 +147,7 @@ class Expired:
                 incarnations=tuple(
                     ExpiredMessages(
                         created=str(part["stream_created"]),
-                        newest=_time(part["newest"]),
+                        oldest=_time(part["oldest"]),
                         bounds=_united(*_decoded(part["ranges"], 2).T),
                     )
                     for part in fields["incarnations"]

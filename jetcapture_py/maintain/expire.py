@@ -22,9 +22,10 @@ from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.stream_config import incarnations
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source, batches
-from jetcapture_py.config.units import format_size, format_time, moment_of
+from jetcapture_py.config.units import format_size, format_time, microseconds_of, moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -141,7 +142,7 @@ class Expiry:
             self._errors += [f"{self.stream}: {count:,} expired {self.writer.suffix} stay: {why}"] if count else []
         older = [(file, name) for file, name in older if self._is_known(name)]
         older.sort(key=lambda pair: (pair[1].bucket, pair[0].path))
-        creations = _creations(self.archive, self.stream) if older and not self.dry_run else []
+        creations = _creations(self.archive, self.stream, mark) if older and not self.dry_run else []
         for batch in batches(older, lambda pair: pair[1].rows, _ROWS):
             objects = [due for due in self.archive.map(self._examined, batch) if due is not None and due.end <= closed]
             if objects and not self.dry_run:
@@ -230,8 +231,8 @@ class Expiry:
         def with_messages(data: bytes | None) -> tuple[Expired, Expired]:
             before = nothing if data is None else Expired.decode(data, self.stream)
             after = before
-            for created, (seqs, newest) in messages.items():
-                after = after.with_messages(created, seqs, newest, until)
+            for created, (seqs, oldest) in messages.items():
+                after = after.with_messages(created, seqs, oldest, until)
             return before, after
 
         def change(data: bytes | None) -> bytes | None:
@@ -258,34 +259,34 @@ def _part(file: File) -> str:
     return "quarantine" if file.name is not None and file.name.quarantine else "messages"
 
 
-def _creations(archive: ArchiveFiles, stream: str) -> list[str]:
-    """Return the creation times of the stream's incarnations that the archive keeps configurations of."""
+def _creations(archive: ArchiveFiles, stream: str, mark: Watermark | None) -> list[str]:
+    """Return the creation times of the stream's incarnations that the archive's small files name."""
     paths = [path for path in archive.notes(stream_config.directory(stream)) if stream_config.is_path(path)]
     notes = ((path, archive.read_note(path)) for path in paths)
-    return [stream_config.decode(data, stream, path).created for path, data in notes if data is not None]
+    configs = [stream_config.decode(data, stream, path).created for path, data in notes if data is not None]
+    return [*configs, *(part.created for part in ((mark, *mark.parts) if mark is not None else ()))]
 
 
 def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mapping[str, tuple[Any, datetime]]:
-    """Return sequences, and the timestamp of the newest message, by the creation time of the incarnation.
+    """Return sequences, and the timestamp of the oldest message, by the creation time of the incarnation.
 
-    Footers tell it. Messages of objects without one, and of several, belong to the last creation before them.
+    Footers tell it. Messages of objects of several belong to the last creation before them; so do those of objects
+    without a footer, "" if no creation before them is known.
     """
-    known = {*creations, *(created for due in objects for created in due.created)}
+    known = {*filter(None, creations), *(created for due in objects for created in due.created)}
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for due in objects:
-        candidates = due.created or tuple(known)
-        if len(candidates) <= 1:
-            parts.setdefault(next(iter(candidates), ""), []).append((due.seqs, due.times))
-            continue
-        ordered = sorted(candidates, key=datetime.fromisoformat)
+        ordered = sorted(due.created or known, key=datetime.fromisoformat)
         owners = incarnations(ordered, due.times)
+        if ordered and not due.created:
+            owners[due.times < microseconds_of(datetime.fromisoformat(ordered[0]))] = len(ordered)
         for number in np.unique(owners).tolist():
             mask = owners == number
-            parts.setdefault(ordered[number], []).append((due.seqs[mask], due.times[mask]))
+            parts.setdefault([*ordered, ""][number], []).append((due.seqs[mask], due.times[mask]))
     return {
         created: (
             np.unique(np.concatenate([seqs for seqs, _ in own])),
-            moment_of(max(int(times.max()) for _, times in own)),
+            moment_of(min(int(times.min()) for _, times in own)),
         )
         for created, own in parts.items()
     }

@@ -71,10 +71,7 @@ class Differences:
 
     def differing_sequences(self) -> Sequences:
         """Return the sequences of all messages that differ."""
-        union = Sequences()
-        for sequences in self.differing.values():
-            union.update(sequences)
-        return union
+        return Sequences.union(*self.differing.values())
 
 
 class _Window:

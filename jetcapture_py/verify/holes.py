@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.text import plural
 from jetcapture_py.verify.findings import MAX_LISTED, Finding, Kind, SequenceRange, Severity
@@ -16,11 +17,13 @@ from jetcapture_py.verify.ranges import Sequences
 class HoleFinder:
     """Compares the stream's messages with the archive: ranges up to the ack floor `floor`, counts beyond it.
 
+    `archived` are stored, or have expired. Of a sequence with a tombstone, a rewound stream may have a later message.
     The watermark covers messages up to the sequence `seq`, and up to the `time` in microseconds.
     """
 
-    def __init__(self, archived: Sequences, floor: int, *, seq: int = 0, time: int = 0) -> None:
-        self._archived, self._floor, self._promised_seq, self._promised_time = archived, floor, seq, time
+    def __init__(self, archived: Sequences, tombstones: Erased, floor: int, *, seq: int = 0, time: int = 0) -> None:
+        self.archived, self._tombstones = archived, tombstones
+        self._floor, self._promised_seq, self._promised_time = floor, seq, time
         self.missing = Sequences()
         """Messages that the archive should have and lacks."""
         self.uncertain = Sequences()
@@ -43,7 +46,8 @@ class HoleFinder:
         """
         inside = (seqs >= first) & (seqs <= last)
         seqs, times = seqs[inside], times[inside]
-        absent = ~(self._archived.contains(seqs) | self.missing.contains(seqs))
+        absent = ~(self.archived.contains(seqs) | self.missing.contains(seqs))
+        absent[absent] = ~self._tombstones.contains(seqs[absent], times[absent] // 1000)
         if uncertain is not None:
             doubtful = absent & uncertain[inside]
             absent &= ~doubtful

@@ -95,8 +95,9 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         reader = ObjectExaminer(storage, scope.incarnation, writer, erased)
         scan = await _survey(reader, stream, scope.top, progress, deep=deep)
         removed = await asyncio.to_thread(Removed.read, storage, stream, scope.incarnation)
-        accounted = removed.with_archived(scan.sequences)
-        holes = HoleFinder(accounted, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
+        kept = Sequences.union(scan.sequences, removed.expired)
+        accounted = Sequences.union(kept, removed.erased)
+        holes = HoleFinder(kept, removed.tombstones, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
         if session is not None and server is not None:
             comparison = _Comparison(session, stream, server, scope, scan, accounted, holes, findings, progress)
             start = await comparison.find_holes()
@@ -225,7 +226,7 @@ class _Comparison:
     async def _look_up(self, part: Stretch, first: int, last: int) -> AsyncGenerator[int]:
         """Look up what the archive lacks from `first` to `last`, which lie in `part`; yield sequences on the way."""
         archived, accounted = self.scan.sequences, self.accounted
-        gaps = list(accounted.stretches(first, last, CLOSE)) if first <= last else []
+        gaps = list(self.holes.archived.stretches(first, last, CLOSE)) if first <= last else []
         if not gaps:
             return
         certain = len(part.candidates) == 1

@@ -30,6 +30,17 @@ class Sequences:
     def __init__(self) -> None:
         self._chunks: dict[int, Any] = {}
 
+    @classmethod
+    def union(cls, *parts: Sequences) -> Sequences:
+        """Return the sequences of all parts: a new set, or the only part that is not empty."""
+        filled = [part for part in parts if part._chunks]
+        if len(filled) == 1:
+            return filled[0]
+        every = cls()
+        for part in filled:
+            every.update(part)
+        return every
+
     def add(self, seqs: Any) -> Any:
         """Add an int64 array, in any order; return the sequences that were in the set before, sorted."""
         if not (seqs[1:] > seqs[:-1]).all():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jetcapture_py.archive.removed import Expired
+from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
@@ -199,7 +199,9 @@ class Removed:
     until: datetime | None = None
     """The latest end of such a bucket, UTC."""
     erased: Sequences = field(default_factory=Sequences)
-    """Those that tombstones name."""
+    """Sequences of those that tombstones name."""
+    tombstones: Erased = field(default_factory=Erased)
+    """The same with their timestamps, of all incarnations."""
 
     @classmethod
     def read(cls, storage: ArchiveFiles, stream: str, incarnation: Incarnation | None) -> Removed:
@@ -210,20 +212,11 @@ class Removed:
         note, erased, stones = storage.expired(stream), Sequences(), storage.erased(stream)
         erased.add(stones.seqs if incarnation is None else stones.seqs[incarnation.includes(stones.seqs, stones.times)])
         if note is None:
-            return cls(erased=erased)
+            return cls(erased=erased, tombstones=stones)
         expired = Sequences()
         for firsts, lasts in _expired(note, incarnation):
             expired.add_ranges(firsts, lasts)
-        return cls(expired=expired, until=note.until, erased=erased)
-
-    def with_archived(self, archived: Sequences) -> Sequences:
-        """Return the archived messages together with those that are gone on purpose."""
-        if not (len(self.expired) or len(self.erased)):
-            return archived
-        every = Sequences()
-        for part in (archived, self.expired, self.erased):
-            every.update(part)
-        return every
+        return cls(expired=expired, until=note.until, erased=erased, tombstones=stones)
 
     def findings(self, archived: Sequences, erased: int, unerased: FileList) -> Iterator[Finding]:
         """Yield what was removed, if anything was.
@@ -260,7 +253,8 @@ def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[A
     """Yield first and last sequences of ranges that have expired, of an incarnation and of those that it continues."""
     for part in note.incarnations:
         firsts, lasts = part.spans
-        if incarnation is None or incarnation.mirror or part.created in ("", incarnation.created):
+        known = part.created or (incarnation is not None and microseconds_of(part.oldest) >= incarnation.since)
+        if incarnation is None or incarnation.mirror or known in (True, incarnation.created):
             yield firsts, lasts
         else:
             before = firsts <= incarnation.restored

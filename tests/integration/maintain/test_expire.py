@@ -166,6 +166,32 @@ def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -
     assert (report.verdict, report.missing) == (Verdict.INCOMPLETE, EACH // 2)
 
 
+def put_text(root: Path, bucket: int, messages: Iterable[tuple[int, int]]) -> Path:
+    """Store messages, by sequence and microseconds, in NDJSON."""
+    seqs, micros = zip(*messages, strict=True)
+    digest = layout.digest(*(b"".join(n.to_bytes(8, "little") for n in column) for column in (seqs, micros)))
+    name = layout.ObjectName(
+        stream=STREAM,
+        key="eu",
+        bucket=bucket,
+        first_seq=seqs[0],
+        last_seq=seqs[-1],
+        rows=len(seqs),
+        digest=digest,
+        suffix=".ndjson",
+    )
+    path = root / name.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    times = (datetime.fromtimestamp(at // 1_000_000, UTC).replace(microsecond=at % 1_000_000) for at in micros)
+    path.write_text(
+        "".join(
+            f'{{"{layout.SEQ}":{seq},"{layout.TIMESTAMP}":"{at.isoformat()}"}}\n'
+            for seq, at in zip(seqs, times, strict=True)
+        )
+    )
+    return path
+
+
 def test_every_object_tells_the_end_of_its_bucket_and_its_incarnation(tmp_path: Path) -> None:
     """Text does not tell its interval, so it stays for a day longer; nor its incarnation, which times tell."""
     now = int(time.time())
@@ -184,17 +210,9 @@ def test_every_object_tells_the_end_of_its_bucket_and_its_incarnation(tmp_path: 
     open_ = put(tmp_path, encoded(messages(21, at=hour), created=second, bucket=hour - 900))
     damaged = put(tmp_path, encoded(messages(22, at=start), created=second, bucket=start))
     damaged.write_bytes(b"PAR1" + damaged.read_bytes()[100:])
-    times = "".join(
-        f'{{"{layout.SEQ}":{seq},"{layout.TIMESTAMP}":"2024-06-03T00:00:00.{seq:06}Z"}}\n' for seq in (30, 31)
-    )
-    micros = [(start + 2 * DAY) * 1_000_000 + seq for seq in (30, 31)]
-    digest = layout.digest(*(b"".join(n.to_bytes(8, "little") for n in column) for column in ((30, 31), micros)))
-    text = layout.ObjectName(
-        stream=STREAM, key="eu", bucket=start + DAY, first_seq=30, last_seq=31, rows=2, digest=digest, suffix=".ndjson"
-    )
-    (tmp_path / text.path).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / text.path).write_text(times)
-    foreign = (tmp_path / text.path).with_suffix(".notes")
+    text = put_text(tmp_path, start + DAY, messages(30, 31, at=start + 2 * DAY))
+    put_text(tmp_path, start - 400 * DAY, messages(40, 41, at=start - 400 * DAY))  # before every known creation
+    foreign = text.with_suffix(".notes")
     foreign.write_text("not an object of ours")
 
     one = expiry(tmp_path, 3600)
@@ -207,6 +225,7 @@ def test_every_object_tells_the_end_of_its_bucket_and_its_incarnation(tmp_path: 
     assert {part.created: (part.messages, part.ranges) for part in note(tmp_path).incarnations} == {
         first: (5, ((1, 3), (5, 5), (9, 9))),
         second: (6, ((1, 2), (5, 5), (20, 20), (30, 31))),
+        "": (2, ((40, 41),)),
     }
 
 

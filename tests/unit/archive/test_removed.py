@@ -88,7 +88,7 @@ def test_a_tombstone_of_a_million_messages_is_small() -> None:
     assert (read.times == seqs * 37).all()
 
 
-_PART = b'{"stream_created": "", "newest": "2026-05-01T12:00:00Z", "ranges": %b}'
+_PART = b'{"stream_created": "", "oldest": "2026-05-01T12:00:00Z", "ranges": %b}'
 _NOTE = b'{"stream": "ORDERS", "until": "2026-05-01T12:00:00Z", "incarnations": [' + _PART + b"]}"
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.verify import holes
 from jetcapture_py.verify.holes import HoleFinder, find_gaps
@@ -27,7 +28,7 @@ def looked(
     stored: set[int], batches: list[tuple[bool, list[int]]], floor: int, top: int, *, seq: int = 0, time: int = 0
 ) -> HoleFinder:
     """What is found when these batches of the stream's messages come, some as the first of a range."""
-    missing = HoleFinder(archive(stored), floor, seq=seq, time=time)
+    missing = HoleFinder(archive(stored), Erased(), floor, seq=seq, time=time)
     for begins, batch in batches:
         seqs = np.array(batch, np.int64)
         if begins:
@@ -92,3 +93,13 @@ def test_what_is_not_listed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     (gap,) = find_gaps(archive(odd), 1, 99)
     for finding in (hole, gap):
         assert (len(finding.ranges), finding.range_count, finding.count) == (3, 49, 49)
+
+
+def test_a_later_message_with_the_sequence_of_an_erased_one_is_missing() -> None:
+    """A rewound stream gives it away again; the erased message itself may still be in the stream."""
+    seqs, micros = np.arange(1, 5), np.array([10, 20, 30, 40])
+    stone = Tombstone.of("ORDERS", seqs, micros, by="ops@host", reason="asked for")
+    finder = HoleFinder(archive(set()), Erased({stone.path: stone}), 4)
+    finder.compare(seqs, (micros + np.array([0, 7, 7, 0])) * 1000, 1, 4)
+    finder.close()
+    assert [(hole.first, hole.last, hole.messages) for hole in finder.listed] == [(2, 3, 2)]

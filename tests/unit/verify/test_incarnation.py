@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from datetime import timedelta
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.config.units import microseconds_of, parse_time
-from jetcapture_py.verify.scope import Incarnation
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.verify.scope import Incarnation, Removed
 
 BEFORE, CREATED = "2026-05-01T11:00:00Z", "2026-05-01T12:00:00Z"
 OLDEST, SINCE = (microseconds_of(parse_time(text)) for text in (BEFORE, CREATED))
@@ -51,3 +57,29 @@ def test_what_compaction_has_merged_belongs_to_a_mirror_that_was_created_again()
     assert mirror.holds(merged, OLDEST, SINCE) is True
     assert mirror.holds(f"{BEFORE},2026-05-01T11:30:00Z", OLDEST, SINCE) is False
     assert RECREATED.holds(merged, OLDEST, SINCE) is None, "its rows decide"
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "created", "oldest", "expected"),
+    [
+        (RECREATED, CREATED, 0, [1, 2, 7]),
+        (RECREATED, BEFORE, 0, []),
+        (RECREATED, "", 0, [1, 2, 7]),
+        (RECREATED, "", -1, []),
+        (RESTORED, "", -1, [1, 2]),
+        (RESTORED, BEFORE, -1, [1, 2]),
+        (Incarnation.of(CREATED, mirror=True), "", -1, [1, 2, 7]),
+        (None, "", -1, [1, 2, 7]),
+    ],
+)
+def test_expired_messages_of_an_unknown_incarnation_count_only_if_none_is_older_than_the_stream(
+    tmp_path: Path, incarnation: Incarnation | None, created: str, oldest: int, expected: list[int]
+) -> None:
+    since = parse_time(CREATED)
+    note = Expired(stream="ORDERS", until=since)
+    note = note.with_messages(created, np.array([1, 2, 7]), since + timedelta(seconds=oldest), since)
+    path = tmp_path / expired_path("ORDERS")
+    path.parent.mkdir()
+    path.write_bytes(note.encode())
+    removed = Removed.read(ArchiveFiles(str(tmp_path), {}), "ORDERS", incarnation)
+    assert removed.expired.all().tolist() == expected
