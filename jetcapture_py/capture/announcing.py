@@ -105,7 +105,7 @@ class Announcer:
 
     def __init__(self, state: CaptureState, call: OnStored | None) -> None:
         config = state.config.on_stored
-        self.subject = (config.subject or "").replace("{stream}", state.config.source.stream)
+        self.subject = state.config.stored_subject
         self._state = state
         self._limits: dict[str, LogLimit] = {}
         self._denied_on = -1  # the connection on which a denial was logged

@@ -15,7 +15,7 @@ from jetcapture_py.config.buckets import COLUMNS
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.decoding import DecodeConfig
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.template import parse_template
+from jetcapture_py.config.template import STREAM, parse_template
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.decode import make_decoder
@@ -77,7 +77,8 @@ def describe_key(template: str, decode: DecodeConfig, key: KeyFunction | None, d
         return _name(key)
     if plugins.is_reference(template):
         return template
-    fields = dict.fromkeys(str(part.value) for part in parse_template(template) if part.kind == "field")
+    parts = parse_template(template)
+    fields = dict.fromkeys(str(part.value) for part in parts if part.kind == "field" and part != STREAM)
     if not fields:
         return template
     if decoder is not None or decode.format not in ("json", "msgpack"):

@@ -5,18 +5,17 @@
       buckets: ["*"]                          # KV buckets and object stores
       consumer: archive
 
-The other settings are those of every capture. `{stream}` stands for its stream in `source.consumer`, `store.url`, `key`
-and the names of tables.
+The other settings are those of every capture.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from jetcapture_py.config.buckets import bucket_of
-from jetcapture_py.config.model import MANY, Config, Managed, SourceConfig, is_of_many
+from jetcapture_py.config.model import MANY, PLACEHOLDER, Config, Managed, SourceConfig, is_of_many
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import ConfigError
 
@@ -24,18 +23,8 @@ T = TypeVar("T", bound=Config | Managed)
 Parse = Callable[[object, Mapping[str, str]], T]
 """Makes a capture's configuration of plain values. Raises ConfigError."""
 
-STREAM = "{stream}"
 WORK_QUEUE = "its retention is workqueue, so an archive would take messages from other consumers"
 """Why a stream is left out unless it is named exactly."""
-_PLACEHOLDERS = (
-    ("source", "consumer"),
-    ("store", "url"),
-    ("key",),
-    ("maintain", "table", "name"),
-    ("maintain", "table", "quarantine"),
-    ("maintain", "table", "location"),
-)
-"""Settings in which `{stream}` is replaced here; each capture replaces it in `on_stored.subject` itself."""
 
 
 class AccountConfig(Generic[T]):
@@ -67,7 +56,7 @@ class AccountConfig(Generic[T]):
     def divided(self) -> bool:
         """Whether every stream or key has its own `store.url`, so that no archive can list all streams."""
         url = str((self._data.get("store") or {}).get("url"))
-        return STREAM in url or "{key}" in url
+        return PLACEHOLDER in url or "{key}" in url
 
     def selects(self, stream: str, *, takes: bool = False) -> bool:
         """Whether a stream is selected. With `takes`, as for a work queue, only a stream that is named exactly is."""
@@ -87,8 +76,6 @@ class AccountConfig(Generic[T]):
         data = {**self._data, "source": {**source, setting: name}}
         if setting == "object_store":
             data.pop("decode", None)  # its messages are parts of files
-        for path in _PLACEHOLDERS:
-            data = _replaced(data, path, stream)
         return self._parse(data, self._env)
 
     def _check_what_captures_share(self) -> None:
@@ -99,19 +86,8 @@ class AccountConfig(Generic[T]):
         table = maintain.get("table") if isinstance(maintain, dict) else None
         names = table if isinstance(table, dict) else {}
         for name in ("name", "quarantine"):
-            if isinstance(text := names.get(name), str) and STREAM not in text:
-                raise ConfigError(f"maintain.table.{name}: expected {STREAM} in it: each stream has its own table")
-
-
-def _replaced(data: Mapping[str, Any], path: Sequence[str], stream: str) -> dict[str, Any]:
-    """Return the settings with `{stream}` replaced at `path`."""
-    name, *rest = path
-    value = data.get(name)
-    if isinstance(value, dict) and rest:
-        return {**data, name: _replaced(value, rest, stream)}
-    if isinstance(value, str) and not rest and STREAM in value:
-        return {**data, name: value.replace(STREAM, stream)}
-    return dict(data)
+            if isinstance(text := names.get(name), str) and PLACEHOLDER not in text:
+                raise ConfigError(f"maintain.table.{name}: expected {PLACEHOLDER} in it: each stream has its own table")
 
 
 def _fits_any(patterns: Iterable[str], name: str, *, excluding: bool = False) -> bool:

@@ -8,6 +8,7 @@ for environment variables. Secrets are never part of a message or a repr.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -37,6 +38,16 @@ TOO_MANY_UNACKED = 300_000
 
 MANY = ("streams", "buckets")
 """Settings of `source` that select many streams."""
+PLACEHOLDER = "{stream}"
+_OF_STREAM = (
+    ("store", "url"),
+    ("maintain", "table", "name"),
+    ("maintain", "table", "quarantine"),
+    ("maintain", "table", "location"),
+)
+"""Addresses and names of tables in which `{stream}` is replaced."""
+_PLAIN_NAME = re.compile(r"[\w$-]+")
+"""Names of streams that stand for themselves in every address and table's name."""
 
 
 def _named_in_one_way(section: dict[str, Any]) -> None:
@@ -44,6 +55,30 @@ def _named_in_one_way(section: dict[str, Any]) -> None:
     section["required"].remove("stream")
     one = [{"required": [name]} for name in ("stream", *buckets.PREFIXES)]
     section["oneOf"] = [*one, {"anyOf": [{"required": [name]} for name in MANY]}]
+
+
+def _stream_of(source: object) -> str:
+    """Return the stream that the settings of `source` name; some name if they are invalid, which is an error later."""
+    settings = source if isinstance(source, dict) else {}
+    for store, prefix in buckets.PREFIXES.items():
+        if (name := settings.get(store)) is not None:
+            return f"{prefix}{name if isinstance(name, str) and buckets.is_name(name) else '_'}"
+    stream = settings.get("stream")
+    return stream if isinstance(stream, str) and types.is_stream_name(stream) else "_"
+
+
+def _replaced(data: dict[str, Any], path: Sequence[str], stream: str, whole: str) -> dict[str, Any]:
+    """Return the settings with `{stream}` replaced at `path`. Raises an error for a validator."""
+    name, *rest = path
+    value = data.get(name)
+    if isinstance(value, dict) and rest:
+        return {**data, name: _replaced(value, rest, stream, whole)}
+    if rest or not isinstance(value, str) or PLACEHOLDER not in value:
+        return data
+    if not _PLAIN_NAME.fullmatch(stream):
+        other = "characters other than letters, digits, _, - and $; give this stream a configuration of its own"
+        raise wrong(whole, f"{PLACEHOLDER} cannot stand for {quoted(stream)}, which has {other}")
+    return {**data, name: value.replace(PLACEHOLDER, stream)}
 
 
 class SourceConfig(Section):
@@ -100,17 +135,17 @@ class SourceConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _named_once(cls, data: object) -> object:
-        """Set `stream` for a bucket or an object store."""
+        """Set `stream` for a bucket or an object store, and replace `{stream}` in `consumer`."""
         if not isinstance(data, dict):
             return data
         given = [name for name in ("stream", *buckets.PREFIXES) if data.get(name) is not None]
         if len(given) > 1:
             raise wrong(given[1], f"cannot be combined with {given[0]}")
-        if not given or given[0] == "stream":
-            return data
-        name = data[given[0]]  # checked as a setting of its own
-        suffix = name if isinstance(name, str) and buckets.is_name(name) else "_"
-        return {**data, "stream": f"{buckets.PREFIXES[given[0]]}{suffix}"}
+        stream = _stream_of(data)
+        if given and given[0] != "stream":
+            data = {**data, "stream": stream}
+        consumer = data.get("consumer")
+        return {**data, "consumer": consumer.replace(PLACEHOLDER, stream)} if isinstance(consumer, str) else data
 
     @property
     def holds(self) -> tuple[str, str] | None:
@@ -166,8 +201,8 @@ class StoreConfig(Section):
         "Your own store, called with `url` and `options`: `package.module:object`. Default: by `url`."
     )
     url: types.StoreUrl = Field(
-        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`. With "
-        "`type`, any address."
+        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}` and "
+        "`{stream}`. With `type`, any address."
     )
     options: types.Options = Field(
         default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
@@ -258,10 +293,10 @@ class Config(Section):
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
     key: types.Template = Field(
         default_factory=lambda data: data["source"].default_key if "source" in data else "",  # it may be wrong
-        description='A template such as "{subject[1]}", "{header.X-Tenant}" or "{region}", "" for one key (default '
-        "with `source.bucket`), or your own function: `package.module:function`. A message without such a part "
-        "has no key, and an empty key is none. With `source.object_store`, the default is `{subject[2]}`: metadata and "
-        "contents apart.",
+        description='A template such as "{subject[1]}", "{header.X-Tenant}", "{region}" or "{stream}", "" for one key '
+        "(default with `source.bucket`), or your own function: `package.module:function`. A message without such a "
+        "part has no key, and an empty key is none. With `source.object_store`, the default is `{subject[2]}`: "
+        "metadata and contents apart.",
     )
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
     store: StoreConfig = Field(description="Where objects are stored.")
@@ -275,6 +310,16 @@ class Config(Section):
     drain_timeout: types.Duration = setting(
         "Time to store and acknowledge held messages when the process stops.", default="60s"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_stream(cls, data: object) -> object:
+        """Replace `{stream}`, except in `key` and `on_stored.subject`, which are parsed before it is."""
+        if isinstance(data, dict):
+            stream = _stream_of(data.get("source"))
+            for path in _OF_STREAM:
+                data = _replaced(data, path, stream, ".".join(path))
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -315,7 +360,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _no_loop(self) -> Self:
-        subject = (self.on_stored.subject or "").replace("{stream}", self.source.stream)
+        subject = self.stored_subject
+        if subject.startswith(("$JS.", "$SYS.")):
+            raise wrong("on_stored.subject", f"expected a subject that is not the server's own, got {quoted(subject)}")
         for pattern in self.source.filter_subjects if subject else ():
             if covers(pattern, subject):
                 raise wrong(
@@ -335,6 +382,11 @@ class Config(Section):
     def stream_name(self) -> str:
         """The stream's name."""
         return self.source.stream
+
+    @property
+    def stored_subject(self) -> str:
+        """The subject of `on_stored`; "" without one."""
+        return (self.on_stored.subject or "").replace(PLACEHOLDER, self.source.stream)
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""

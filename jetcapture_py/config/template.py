@@ -21,6 +21,10 @@ class TemplatePart:
     value: str | int = ""
 
 
+STREAM = TemplatePart("field", "stream")
+"""The part `{stream}` of a key: the stream's name, not a field of the message."""
+
+
 def parse_template(text: str) -> tuple[TemplatePart, ...]:
     """The parts of a key template such as `{subject[1]}`, `{header.X-Tenant}`, `{region}` or `a-{region}`.
 

@@ -245,8 +245,6 @@ def _subject_template(value: str) -> str:
     plain = value.replace("{stream}", "S")
     if "{" in plain or "}" in plain:
         raise ValueError(f"expected a subject with no placeholder but {{stream}}, got {quoted(value)}")
-    if plain.startswith(("$JS.", "$SYS.")):
-        raise ValueError(f"expected a subject that is not the server's own, got {quoted(value)}")
     return value
 
 

@@ -54,7 +54,7 @@ def run(
         raise ConfigError("expected one of --key, --subject, --seq and --where")
     if not reason.strip():
         raise ConfigError("--reason: expected a text, which becomes part of the tombstone")
-    select: Selector | str | None = where if where is not None else selector_of(key, subject, seqs, config.key)
+    select: Selector | str | None = where if where is not None else selector_of(config, key, subject, seqs)
     assert select is not None  # noqa: S101  # one of the four was given
     log.setup(config.log.format, "error")
     tables = _Tables(config, open_archive(config.store.url, config.store.options))

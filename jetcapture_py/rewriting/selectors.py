@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,20 +27,19 @@ from jetcapture_py.compaction.rewrite import MessageSet
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
-from jetcapture_py.config.template import parse_template
+from jetcapture_py.config.template import STREAM, parse_template
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader, partition_of
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts
 from jetcapture_py.rewriting.text_values import TextError, typed_rows
 from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey
 from jetcapture_py.verify.examine import IDENTITY_TYPES, ObjectExaminer, text_rows
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-
-    from jetcapture_py.transform.batch import MessageBatch
 
 NO_MESSAGES = MessageSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
 _OPTIONAL = (layout.RAW_HEADERS,)
@@ -88,6 +87,7 @@ class KeySelector:
     key: str
     template: str
     """The configuration's `key`."""
+    stream: str = ""
 
     def may_match(self, name: ObjectName) -> bool:
         """Whether it is under the key, in a bundle, or in the quarantine."""
@@ -101,7 +101,7 @@ class KeySelector:
         if not name.quarantine:
             return {layout.KEY: pa.string()} if name.bundle else {}
         of_users = plugins.is_reference(self.template)
-        kinds = {"field"} if of_users else {part.kind for part in parse_template(self.template)}
+        kinds = {"field"} if of_users else {part.kind for part in parse_template(self.template) if part != STREAM}
         if "field" in kinds:
             raise UndecidedError("messages that could not be decoded have no key: select them by --subject or --where")
         of_header = {layout.HEADERS: _HEADERS, layout.RAW_HEADERS: pa.binary()} if "header" in kinds else {}
@@ -113,7 +113,7 @@ class KeySelector:
             keys = rows[layout.KEY]
         elif layout.SUBJECT in rows.schema.names:
             (batch,) = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
-            keys = TemplateKey(self.template)(cast("MessageBatch", batch), _NO_FIELDS)
+            keys = TemplateKey(self.template)(MessageBatch(stream=self.stream, rows=batch), _NO_FIELDS)
         else:
             return np.ones(rows.num_rows, np.bool_)
         return _mask(pc.equal(keys, self.key))
@@ -405,12 +405,12 @@ def _references(node: Any, bound: frozenset[str] = frozenset()) -> Iterator[tupl
             yield from _references(each, bound)
 
 
-def selector_of(key: str | None, subject: str | None, seqs: str | None, template: str) -> Selector | None:
+def selector_of(config: Config, key: str | None, subject: str | None, seqs: str | None) -> Selector | None:
     """Return the selector of `--key`, `--subject` or `--seq`; None without one. Raises ConfigError."""
     if key is not None:
         if not key:
             raise ConfigError("--key: expected a key; messages without one can be selected by --where 'key IS NULL'")
-        return KeySelector(key, template)
+        return KeySelector(key, config.key, config.source.stream)
     if subject is not None:
         tokens: Sequence[str] = subject.split(".")
         if "" in tokens or ">" in tokens[:-1]:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_text
-from jetcapture_py.config.template import TemplatePart, parse_template
+from jetcapture_py.config.template import STREAM, TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def make_key(text: str, decode: DecodeConfig | None = None, own: Collection[str]
     its fields from the message's own payload; not those in `own`, which do not come from payloads.
     """
     if not plugins.is_reference(text):
-        return TemplateKey(text, decode, own)
+        return TemplateKey(text, decode, (*own, str(STREAM.value)))
     function = plugins.load(text)
     if not callable(function):
         raise ValueError(f"{text} is not a function")
@@ -98,6 +98,8 @@ def _column(
 ) -> pa.StringArray | str:
     if part.kind == "text":
         return str(part.value)
+    if part == STREAM and batch.stream:
+        return batch.stream
     if part.kind == "subject":
         return batch.column(layout.SUBJECT)
     if part.kind == "token":

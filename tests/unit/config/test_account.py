@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import errno
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 
+from jetcapture_py.capture.parts import describe_key, preparer
 from jetcapture_py.config.account import AccountConfig
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedStreams, only
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream import streams
+from tests.support.batches import batch_of
 from tests.support.running import settings
 
+NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
 ENV = {"NAME": "archive"}
 
 
@@ -67,13 +73,43 @@ def test_each_capture_has_the_settings_of_all_with_its_stream_in_place_of_the_pl
     )
     one = file.capture("ORDERS")
     assert (one.source.stream, one.source.consumer, one.source.streams) == ("ORDERS", "${NAME}-ORDERS", ())
-    assert (one.key, one.store.url, one.decode.format) == ("ORDERS-{region}", "/archive/ORDERS", "json")
+    assert (one.key, one.store.url, one.decode.format) == ("{stream}-{region}", "/archive/ORDERS", "json")
     assert one.maintain
     assert one.maintain.table
     assert one.maintain.table.name == "nats.ORDERS"
     bucket, files = file.capture("KV_settings"), account({"buckets": ["*"]}, decode={"format": "json"}).capture("OBJ_f")
     assert (bucket.source.stream, bucket.source.bucket, bucket.decode.format) == ("KV_settings", "settings", "json")
     assert (files.source.object_store, files.decode.format, files.key) == ("f", "raw", "{subject[2]}")
+
+
+STRANGE = ("this:s", "operator:add", "a{subject}", "{key}", "{stream}", "a?b#c", "%2e", "${NAME}", "[x]", "~")
+"""Names that NATS accepts, and that something could take for code, a template, an address or a variable."""
+
+
+@pytest.mark.parametrize("stream", STRANGE)
+def test_a_streams_name_is_never_code_a_template_or_an_address(stream: str) -> None:
+    config = account({"streams": ["*"], "consumer": "c-{stream}"}, key="{stream}", on_stored={"subject": "x.{stream}"})
+    one = config.capture(stream)
+    rows = replace(batch_of([b"{}"]), stream=stream)
+    assert preparer(one, None, None).key(rows, NO_FIELDS).to_pylist() == [stream]
+    assert describe_key(one.key, one.decode, None, None) == "{stream}"
+    assert (one.source.consumer, one.stored_subject) == (f"c-{stream}", f"x.{stream}")
+    table = {"name": "nats.t", "catalog": {"type": "sql"}}
+    refused = rf"cannot stand for .*{re.escape(stream)}.* give this stream a configuration of its own$"
+    for setting, sections in {
+        "store.url": {"store": {"url": "/archive/{stream}"}},
+        "maintain.table.name": {"maintain": {"table": {**table, "name": "nats.{stream}"}}},
+        "maintain.table.location": {"maintain": {"table": {**table, "location": "s3://b/{stream}"}}},
+    }.items():
+        data = given({"stream": stream}, **sections)
+        with pytest.raises(ConfigError, match=rf"^{setting}: {{stream}} {refused}"):
+            parse(data, ENV)
+
+
+def test_the_subject_of_notifications_is_not_the_servers_own_whatever_the_stream_is_called() -> None:
+    config = account({"streams": ["*"]}, on_stored={"subject": "{stream}.API.STREAM.DELETE.X"})
+    with pytest.raises(ConfigError, match=r"^on_stored.subject: expected a subject that is not the server's own"):
+        config.capture("$JS")
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "on_stored.subject",
             "$JS.API.STREAM.DELETE.{stream}",
-            'on_stored.subject: expected a subject that is not the server\'s own, got "$JS.API.STREAM.DELETE.{stream}"',
+            'on_stored.subject: expected a subject that is not the server\'s own, got "$JS.API.STREAM.DELETE.ORDERS"',
         ),
         ("nats.servers", [], "nats.servers: expected at least one address"),
         (
