@@ -38,7 +38,7 @@ from spark_jobs.arguments import login
 from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
-from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes, later
+from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes, notes
 from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore, removed_ranges
@@ -104,14 +104,22 @@ def prepare(chosen: RestoreCommand, maker: Maker | None = None) -> PreparedResto
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     erased, expired = files.erased(chosen.stream), files.expired(chosen.stream)
     removed = removed_ranges(plan, expired, erased)
-    reading = Reading(files=files, prefix=chosen.prefix, until=chosen.until, erased=erased, removed=tuple(removed))
+    reading = Reading(
+        files=files,
+        prefix=chosen.prefix,
+        until=chosen.until,
+        erased=erased,
+        removed=tuple(removed),
+        without_schedules=not chosen.with_schedules and _has_schedules(config, {} if kept is None else kept.config),
+    )
     limits = limits_of(config)
     plan, parts = _surveyed(maker, reading, plan, limits)
     begins = chosen.first if chosen.first > 1 else min([plan.begins, *(first for first, _ in removed)])
     ends = chosen.last if chosen.last is not None and chosen.until is None else 0
     found = RestoreSurvey.of(parts, begins, ends, removed)
     if not found.messages:
-        raise JetcaptureError(f"the archive of stream {chosen.stream} has no messages in this range")
+        but = " except schedules (--with-schedules)" if found.schedules else ""
+        raise JetcaptureError(f"the archive of stream {chosen.stream} has no messages in this range{but}")
     if found.largest > (most := limits.get("max_msg_size", found.largest)):
         raise JetcaptureError(
             f"stream {chosen.target} takes messages of up to {format_size(most)} (max_msg_size), but the largest has "
@@ -133,6 +141,11 @@ def prepare(chosen: RestoreCommand, maker: Maker | None = None) -> PreparedResto
         hole=holes(found, chosen.stream),
         drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(chosen.consumers))),
     )
+
+
+def _has_schedules(*configs: Mapping[str, Any]) -> bool:
+    """Whether a stream with one of these configurations may have schedules."""
+    return any(config.get("allow_msg_schedules") for config in configs)
 
 
 def _surveyed(
@@ -201,8 +214,7 @@ def _job(chosen: RestoreCommand) -> None:
             f"stream {chosen.target} would drop messages: {'; '.join(prepared.drops)}. Restore with --without-limits, "
             "--allow-drops, or other settings in --stream-config"
         )
-    if line := later(prepared.survey):
-        sys.stderr.write(f"restore: {line}\n")
+    sys.stderr.writelines(f"restore: {line}\n" for line in notes(prepared.survey))
     sys.stderr.write(
         f"restore: creating stream {chosen.target}; if this process is killed, remove what it has left with: "
         f"nats stream rm {chosen.target}\n"

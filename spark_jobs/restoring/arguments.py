@@ -121,6 +121,13 @@ class RestoreCommand(LoginArguments, StoreArguments):
     allow_drops: Annotated[
         bool, Option("--allow-drops", help="Restore although the stream's limits drop some of the messages.")
     ] = False
+    with_schedules: Annotated[
+        bool,
+        Option(
+            "--with-schedules",
+            help="Restore schedules as well: the server fires them again. By default they are left out and counted.",
+        ),
+    ] = False
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be restored without restoring.")] = False
 
     def __post_init__(self) -> None:
@@ -135,6 +142,8 @@ class RestoreCommand(LoginArguments, StoreArguments):
             raise BadParameter("--consumer: a name is given twice")
         if self.without_limits and self.allow_drops:
             raise BadParameter("--without-limits cannot be combined with --allow-drops")
+        if self.with_schedules and (self.target != self.stream or self.prefix):
+            raise BadParameter("--with-schedules cannot be combined with another name or prefix: they would fire twice")
 
 
 def parse(words: Sequence[str] | None) -> RestoreCommand:

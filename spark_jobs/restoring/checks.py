@@ -42,10 +42,11 @@ class RestoreSurvey(PartSurvey):
 
         The sequences `removed` have expired or were erased.
         """
-        stored = [part for part in parts if part.messages]
+        stored = [part for part in parts if part.messages or part.schedules]
         if not stored:
             return cls()
-        first, last, messages = stored[0].first, stored[-1].last, sum(part.messages for part in stored)
+        first, last = stored[0].first, stored[-1].last
+        messages, schedules = (sum(getattr(part, name) for part in stored) for name in ("messages", "schedules"))
         edges = [gaps_in(np.array([left.last, right.first]), removed) for left, right in pairwise(stored)]
         between = [pair for starts, ends, _ in edges for pair in zip(starts.tolist(), ends.tolist(), strict=True)]
         gone = sum(part.removed for part in stored) + sum(count for *_, count in edges)
@@ -55,6 +56,7 @@ class RestoreSurvey(PartSurvey):
             subjects.update(part.subjects)
         return cls(
             messages=messages,
+            schedules=schedules,
             quarantined=sum(part.quarantined for part in stored),
             copies=sum(part.copies for part in stored),
             first=first,
@@ -66,7 +68,7 @@ class RestoreSurvey(PartSurvey):
             later=sum(part.later for part in stored),
             subjects=subjects,
             largest=max(part.largest for part in stored),
-            missing=last + 1 - first - messages - gone,
+            missing=last + 1 - first - messages - schedules - gone,
             removed=gone,
             before=max(0, first - begins) - before[2],
             removed_before=before[2],
@@ -74,15 +76,17 @@ class RestoreSurvey(PartSurvey):
         )
 
 
-def later(found: RestoreSurvey) -> str | None:
-    """Describe messages newer than the requested time, in one line; None if there are none."""
-    if not found.later:
-        return None
-    count = plural(found.later, "message", grouped=True)
-    return (
-        f"{count} with a sequence below {found.last} and a time after --to-time: "
-        "the servers' clocks differ, or the server rewound the stream and the archive lacks the earlier messages"
-    )
+def notes(found: RestoreSurvey) -> Iterator[str]:
+    """Yield lines about messages that are not as one expects, for every restore."""
+    if found.schedules:
+        count = plural(found.schedules, "schedule", grouped=True)
+        yield f"{count} left out, because the server would fire schedules again (--with-schedules restores them)"
+    if found.later:
+        count = plural(found.later, "message", grouped=True)
+        yield (
+            f"{count} with a sequence below {found.last} and a time after --to-time: "
+            "the servers' clocks differ, or the server rewound the stream and the archive lacks the earlier messages"
+        )
 
 
 def holes(found: RestoreSurvey, stream: str) -> str | None:
@@ -128,8 +132,7 @@ def describe(found: RestoreSurvey) -> Iterator[str]:
         yield f"{plural(gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
     for text, effect in _absent(found):
         yield f"missing: {text}; {effect}"
-    if line := later(found):
-        yield line
+    yield from notes(found)
     if found.quarantined:
         yield f"{plural(found.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
     if found.copies:

@@ -27,7 +27,8 @@ MAX_SHOWN = 5
 """Maximum gaps that are listed; all are counted."""
 
 _SURVEYED = (layout.SEQ, layout.TIMESTAMP, layout.NANOS, layout.ROW)
-_RESTORED = (*_SURVEYED, layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS, layout.STAGE)
+_HEADERS = (layout.HEADERS, layout.RAW_HEADERS, layout.STAGE)
+_RESTORED = (*_SURVEYED, layout.SUBJECT, layout.PAYLOAD, *_HEADERS)
 _TYPES = {layout.SUBJECT: pa.string(), layout.HEADERS: HEADERS_TYPE, layout.TIMESTAMP: pa.timestamp("us", "UTC")}
 _ROWS, _BYTES = 1 << 16, 64 << 20
 """Messages and bytes to encode at once."""
@@ -70,6 +71,8 @@ class Reading:
     """Messages to leave out."""
     removed: tuple[tuple[int, int], ...] = ()
     """Ranges of sequences of messages that have expired or were erased."""
+    without_schedules: bool = False
+    """Leave out schedules, which the server would fire again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,9 @@ class PartSurvey:
     """The contents of a range of sequences."""
 
     messages: int = 0
-    """Number of distinct messages."""
+    """Number of distinct messages to restore."""
+    schedules: int = 0
+    """Number of schedules that are left out."""
     quarantined: int = 0
     """Messages that are only in the quarantine."""
     copies: int = 0
@@ -119,17 +124,19 @@ class _Rows:
 
 def make_part(reading: Reading, spec: PartSpec) -> tuple[int, list[bytes]]:
     """Return the number of messages in a range, and the range as pieces of a backup. Raises JetcaptureError."""
-    rows = _read(reading, spec, _RESTORED)
+    rows = _without_schedules(reading, _read(reading, spec, _RESTORED))
     return len(rows.seqs), [chunk for data in _entries(rows, reading.prefix) for chunk in backup.framed(data)]
 
 
 def survey_part(reading: Reading, spec: PartSpec, *, by_subject: bool, by_size: bool = False) -> PartSurvey:
     """Count what a range has; `by_size` reads everything. Raises JetcaptureError."""
     columns = (*_SURVEYED, layout.SUBJECT) if by_subject else _SURVEYED
-    rows = _read(reading, spec, _RESTORED if by_size else columns)
-    seqs, times = rows.seqs, rows.nanoseconds
+    columns = (*columns, *_HEADERS) if reading.without_schedules else columns
+    stored = _read(reading, spec, _RESTORED if by_size else columns)
+    seqs, times = stored.seqs, stored.nanoseconds
     if not len(seqs):
         return PartSurvey()
+    rows = _without_schedules(reading, stored)
     starts, ends, removed = gaps_in(seqs, reading.removed)
     subjects = {}
     if by_subject:
@@ -137,7 +144,8 @@ def survey_part(reading: Reading, spec: PartSpec, *, by_subject: bool, by_size: 
         subjects = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
     before = seqs if reading.until is None else seqs[times <= reading.until]
     return PartSurvey(
-        messages=len(seqs),
+        messages=len(rows.seqs),
+        schedules=len(seqs) - len(rows.seqs),
         quarantined=int(np.count_nonzero(rows.quarantined)),
         copies=rows.copies,
         first=int(seqs[0]),
@@ -145,12 +153,12 @@ def survey_part(reading: Reading, spec: PartSpec, *, by_subject: bool, by_size: 
         removed=removed,
         gaps=len(starts),
         shown=tuple(zip(starts[:MAX_SHOWN].tolist(), ends[:MAX_SHOWN].tolist(), strict=True)),
-        oldest=int(times.min()),
-        newest=int(times.max()),
+        oldest=int(rows.nanoseconds.min(initial=times.max())),
+        newest=int(rows.nanoseconds.max(initial=times.min())),
         until=int(before[-1]) if len(before) else 0,
         later=len(seqs) - len(before),
         subjects=subjects,
-        largest=max(map(_largest, _slices(rows))) if by_size else 0,
+        largest=max(map(_largest, _slices(rows)), default=0) if by_size else 0,
     )
 
 
@@ -163,6 +171,24 @@ def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
         quarantined += [np.full(table.num_rows, piece.quarantine) for table in found]
     others = np.concatenate(quarantined) if quarantined else np.zeros(0, bool)
     return _once(pa.concat_tables(tables, promote_options="default"), others, reading.until)
+
+
+def _without_schedules(reading: Reading, rows: _Rows) -> _Rows:
+    if not reading.without_schedules or not len(rows.seqs):
+        return rows
+    kept = ~np.concatenate([_schedules(some) for some in _slices(rows)])
+    if kept.all():
+        return rows
+    table = rows.table.filter(pa.array(kept))
+    return _Rows(table, rows.seqs[kept], rows.nanoseconds[kept], rows.quarantined[kept], rows.copies)
+
+
+def _schedules(some: pa.RecordBatch) -> Any:
+    """Return which messages are schedules, as a mask."""
+    blocks = header_blocks_of(some)
+    if blocks is None:
+        return np.zeros(len(some), bool)
+    return pc.match_substring(blocks, "\r\nNats-Schedule:", ignore_case=True).to_numpy(zero_copy_only=False)
 
 
 def _once(table: pa.Table, others: Any, until: int | None) -> _Rows:

@@ -51,6 +51,8 @@ def test_names_sequences_and_prefixes_are_read() -> None:
         ["--subject-prefix", "$JS.API"],
         ["--as", "a b"],
         ["--allow-drops", "--without-limits"],
+        ["--with-schedules", "--as", "COPY"],
+        ["--with-schedules", "--subject-prefix", "copy"],
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,6 +165,26 @@ def test_a_survey_counts_gaps_copies_and_the_quarantine_and_finds_a_time(archive
     assert survey_part(replace(reading, until=(START + 9) * 1000 + nanos(9) - 1), spec, by_subject=False).until == 8
 
 
+def test_schedules_are_left_out_and_are_no_gaps(archive: Archive) -> None:
+    schedule, fired = [("nats-Schedule", ["@every 1s"])], [("Nats-Schedule-Next", ["purge"])]
+    archive.write([1, 2, 3, 4], headers=[schedule, None, [("A", ["1"]), *schedule], fired])
+    raw = {layout.RAW_HEADERS: pa.array([b"NATS/1.0\r\nodd\r\nNats-Schedule: @every 1s\r\n\r\n"], pa.binary())}
+    archive.write([5], quarantine=True, columns={layout.STAGE: ["headers"], **raw})
+    (spec,) = planned(archive).parts
+    reading = Reading(files=ArchiveFiles(archive.url, {}))
+    assert survey_part(reading, spec, by_subject=False).messages == 5
+    without = replace(reading, without_schedules=True)
+    for by_size in (False, True):
+        part = survey_part(without, spec, by_subject=True, by_size=by_size)
+        found = RestoreSurvey.of([part], 1, 5)
+        assert (found.messages, found.schedules, found.first, found.last) == (2, 3, 1, 5)
+        assert (found.subjects, holes(found, "ORDERS")) == ({"orders.new": 2}, None)
+    count, chunks = make_part(without, spec)
+    assert (count, [entry.seq for entry in entries(inflated(b"".join(chunks)))]) == (2, [2, 4])
+    alone = survey_part(without, replace(spec, last=1), by_subject=True, by_size=True)
+    assert (alone.messages, alone.schedules, alone.last) == (0, 1, 1)
+
+
 def test_a_stream_that_was_created_again_is_restored_by_incarnation(archive: Archive) -> None:
     write(archive, [1, 2, 3], "a")
     later = [START + 4_000_000_000 + seq for seq in (1, 2)]

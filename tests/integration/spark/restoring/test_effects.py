@@ -1,0 +1,52 @@
+"""A restored stream does nothing again that the original did: it fires no schedule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs.restore import main
+from tests.support.nats_server import NatsServer
+from tests.support.restores import api, opened, state_of
+from tests.support.running import capture_all, config
+
+Start = Callable[..., NatsServer]
+
+
+async def create(url: str, name: str, **settings: Any) -> None:
+    async with opened(url) as client:
+        await api(client, f"STREAM.CREATE.{name}", {"name": name, **settings})
+
+
+async def publish(url: str, *messages: tuple[str, dict[str, str] | None]) -> None:
+    async with opened(url) as client:
+        for subject, headers in messages:
+            await client.jetstream().publish(subject, b"", headers=headers)
+
+
+def test_schedules_fire_again_only_on_request_and_never_in_another_stream(
+    nats_server: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, two, three = nats_server(), nats_server(), nats_server()
+    schedule = {"Nats-Schedule": "@at 2100-01-01T00:00:00Z", "Nats-Schedule-Target": "orders.paid"}
+    asyncio.run(create(one.url, "ORDERS", subjects=["orders.>", "plan.>"], allow_msg_schedules=True))
+    asyncio.run(publish(one.url, ("plan.1", schedule), ("orders.a", None), ("plan.2", schedule), ("orders.b", None)))
+    asyncio.run(publish(one.url, ("plan.3", schedule)))
+    asyncio.run(capture_all(config(one.url, tmp_path / "a")))
+    command = [f"file://{tmp_path / 'a'}", "ORDERS"]
+    said = "3 schedules left out, because the server would fire schedules again (--with-schedules restores them)"
+    assert main([*command, "--dry-run"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == said
+    for options, name in (([], "ORDERS"), (["--as", "COPY", "--subject-prefix", "copy"], "COPY")):
+        assert main([*command, "--servers", two.url, *options]) == 0
+        assert said in capfd.readouterr().err
+        state = asyncio.run(state_of(two.url, name))
+        assert (state["first_seq"], state["last_seq"], state["messages"]) == (2, 5, 2)
+    assert main([*command, "--servers", two.url, "--as", "X", "--subject-prefix", "x", "--to-seq", "1"]) == 1
+    assert capfd.readouterr().err.endswith("has no messages in this range except schedules (--with-schedules)\n")
+    assert main([*command, "--servers", three.url, "--with-schedules"]) == 0
+    assert asyncio.run(state_of(three.url, "ORDERS")) == asyncio.run(state_of(one.url, "ORDERS"))
