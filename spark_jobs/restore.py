@@ -39,7 +39,7 @@ from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
 from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes, notes
-from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config
+from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config, without_sources
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore, removed_ranges
 from spark_jobs.restoring.send import Maker, RestoreOrder, check_target, send
@@ -63,6 +63,8 @@ class PreparedRestore:
     """Configuration of the new stream."""
     hole: str | None
     """One line about missing sequences; None without any."""
+    notes: tuple[str, ...]
+    """What else to say about it, one line each."""
     drops: tuple[str, ...]
     """Why the new stream would drop messages, one line each."""
 
@@ -139,6 +141,7 @@ def prepare(chosen: RestoreCommand, maker: Maker | None = None) -> PreparedResto
         survey=found,
         config=beginning_at(config, found.first),
         hole=holes(found, chosen.stream),
+        notes=(*filter(None, [without_sources(kept, config)]), *notes(found)),
         drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(chosen.consumers))),
     )
 
@@ -214,7 +217,7 @@ def _job(chosen: RestoreCommand) -> None:
             f"stream {chosen.target} would drop messages: {'; '.join(prepared.drops)}. Restore with --without-limits, "
             "--allow-drops, or other settings in --stream-config"
         )
-    sys.stderr.writelines(f"restore: {line}\n" for line in notes(prepared.survey))
+    sys.stderr.writelines(f"restore: {line}\n" for line in prepared.notes)
     sys.stderr.write(
         f"restore: creating stream {chosen.target}; if this process is killed, remove what it has left with: "
         f"nats stream rm {chosen.target}\n"
@@ -232,7 +235,7 @@ def _lines(prepared: PreparedRestore) -> list[str]:
         lines.append(f"created {plan.created}; the archive also has: {', '.join(plan.others)} (--created)")
     if plan.read > 2 * plan.weight:
         lines.append(f"every object is read {plan.read / plan.weight:.0f} times, because its sequences are far apart")
-    lines += describe(prepared.survey)
+    lines += [*describe(prepared.survey), *prepared.notes]
     if prepared.hole:
         lines.append("needs --allow-holes, because sequences are missing")
     lines += [f"stream {name} would drop messages: {line}" for line in prepared.drops]

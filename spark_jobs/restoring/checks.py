@@ -132,7 +132,6 @@ def describe(found: RestoreSurvey) -> Iterator[str]:
         yield f"{plural(gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
     for text, effect in _absent(found):
         yield f"missing: {text}; {effect}"
-    yield from notes(found)
     if found.quarantined:
         yield f"{plural(found.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
     if found.copies:

@@ -36,26 +36,45 @@ def target_config(
 ) -> dict[str, Any]:
     """Return the configuration of the new stream `name`: the archived one of stream `source`, with changes.
 
-    Under another name or prefix, it is not connected to other streams. Raises JetcaptureError.
+    Under another name or prefix, it is not connected to other streams, and never to its archived sources, of which the
+    server would copy all messages again. Raises JetcaptureError.
     """
     if kept is None and changes is None:
         raise JetcaptureError(
             f"the archive does not have the configuration of stream {source}: name a file with --stream-config"
         )
     config: dict[str, Any] = {} if kept is None else dict(kept.config)
-    if name != source or prefix:
-        config = {setting: value for setting, value in config.items() if setting not in _FEEDS}
+    unwanted = _FEEDS if name != source or prefix else ("sources",)
+    config = {setting: value for setting, value in config.items() if setting not in unwanted}
     if changes is not None:
         section = load_managed(changes).stream
         if section is None:
             raise ConfigError(f"{changes}: stream: required, but not set")
         config |= api_values(section)
+        starts = ("opt_start_seq", "opt_start_time")
+        if again := [feed["name"] for feed in config.get("sources") or () if not any(map(feed.get, starts))]:
+            raise ConfigError(
+                f"{changes}: stream.sources: {', '.join(again)}: set opt_start_seq to the first sequence to copy, or "
+                "the messages that were copied before are copied again"
+            )
     config = {setting: value for setting, value in config.items() if value is not None} | {"name": name}
     if without_limits:
         config = {setting: value for setting, value in config.items() if setting not in LIMITS}
     if prefix:
         config["subjects"] = [f"{prefix}{subject}" for subject in config.get("subjects", [source])]
     return config
+
+
+def without_sources(kept: StreamConfig | None, config: Mapping[str, Any]) -> str | None:
+    """Describe in one line the archived sources that the new stream does not have; None without any."""
+    before = [] if kept is None else [str(feed["name"]) for feed in kept.config.get("sources") or ()]
+    if not before or config.get("sources"):
+        return None
+    return (
+        f"stream {config['name']} is created without its sources ({', '.join(before)}), of which it would copy all "
+        "messages again: add each with opt_start_seq, the sequence after the one in the header Nats-Stream-Source of "
+        "its last message"
+    )
 
 
 def beginning_at(config: Mapping[str, Any], first: int) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""A restored stream does nothing again that the original did: it fires no schedule."""
+"""A restored stream does nothing again that the original did: it fires no schedule, and copies nothing again."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ Start = Callable[..., NatsServer]
 async def create(url: str, name: str, **settings: Any) -> None:
     async with opened(url) as client:
         await api(client, f"STREAM.CREATE.{name}", {"name": name, **settings})
+
+
+async def until_stored(url: str, stream: str, messages: int) -> None:
+    async with asyncio.timeout(120):
+        while (await state_of(url, stream))["messages"] < messages:
+            await asyncio.sleep(0.05)
 
 
 async def publish(url: str, *messages: tuple[str, dict[str, str] | None]) -> None:
@@ -50,3 +56,44 @@ def test_schedules_fire_again_only_on_request_and_never_in_another_stream(
     assert capfd.readouterr().err.endswith("has no messages in this range except schedules (--with-schedules)\n")
     assert main([*command, "--servers", three.url, "--with-schedules"]) == 0
     assert asyncio.run(state_of(three.url, "ORDERS")) == asyncio.run(state_of(one.url, "ORDERS"))
+
+
+def test_a_stream_with_sources_does_not_copy_what_it_has(
+    nats_server: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, two = nats_server(), nats_server()
+    asyncio.run(create(one.url, "ORIGIN", subjects=["orders.>"]))
+    asyncio.run(publish(one.url, *[("orders.a", None)] * 3))
+    asyncio.run(create(one.url, "ORDERS", sources=[{"name": "ORIGIN"}]))
+    asyncio.run(until_stored(one.url, "ORDERS", 3))
+    for stream in ("ORIGIN", "ORDERS"):
+        asyncio.run(capture_all(config(one.url, tmp_path / "a", source={"stream": stream})))
+    command = [f"file://{tmp_path / 'a'}", "--servers", two.url]
+    assert main([command[0], "ORIGIN", *command[1:]]) == 0
+    capfd.readouterr()
+    assert main([command[0], "ORDERS", *command[1:]]) == 0
+    assert "restore: stream ORDERS is created without its sources (ORIGIN), of which " in capfd.readouterr().err
+    changes = tmp_path / "stream.yaml"
+    changes.write_text("stream: {name: ORDERS, sources: [{name: ORIGIN}]}")
+    again = [command[0], "ORDERS", *command[1:], "--as", "AGAIN", "--stream-config", str(changes)]
+    assert main(again) == 2
+    assert "stream.sources: ORIGIN: set opt_start_seq to the first sequence to copy" in capfd.readouterr().err
+    changes.write_text("stream: {name: AGAIN, sources: [{name: ORIGIN, opt_start_seq: 4}]}")
+    assert main(again) == 0
+    assert "without its sources" not in capfd.readouterr().err
+
+    async def add_source() -> None:
+        async with opened(two.url) as client:
+            settings = (await api(client, "STREAM.INFO.ORDERS"))["config"]
+            await api(client, "STREAM.UPDATE.ORDERS", {**settings, "sources": [{"name": "ORIGIN", "opt_start_seq": 4}]})
+
+    asyncio.run(add_source())
+    asyncio.run(publish(two.url, ("orders.new", None)))
+    for stream in ("ORDERS", "AGAIN"):
+        asyncio.run(until_stored(two.url, stream, 4))
+        assert asyncio.run(subject_at(two.url, stream, 4)) == "orders.new"
+
+
+async def subject_at(url: str, stream: str, seq: int) -> str:
+    async with opened(url) as client:
+        return str((await api(client, f"STREAM.MSG.GET.{stream}", {"seq": seq}))["message"]["subject"])
