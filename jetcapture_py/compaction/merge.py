@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.compaction.files import Files, Footer, RowGroup
 from jetcapture_py.compaction.plan import Source, Unit, batches
@@ -128,6 +129,30 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
     uncompressed bytes. Raises JetcaptureError if an object's rows do not match its name or are not distinct."""
     weights = np.array([footer.weight / max(footer.rows, 1) for footer in footers])
     found = _Surveyor(np.unique(np.concatenate((unit.firsts, unit.ends))), weights, step)
+    for rows, sources, frontier in _swept(files, unit, footers):
+        if (twice := found.add(rows, sources, frontier)) is not None:
+            raise JetcaptureError(f"{files.shown}/{unit.sources[twice].name.path} contains a message twice")
+    return found.survey()
+
+
+def disjoint(files: Files, unit: Unit, footers: Sequence[Footer]) -> list[ObjectName] | None:
+    """Return objects of a unit that together have all its rows, each once; None if some must be compared row by row.
+
+    Raises JetcaptureError if an object's rows do not match its name.
+    """
+    ranks = np.argsort(np.argsort(-unit.counts, kind="stable"))  # the largest objects stay
+    own = np.zeros(len(unit.sources), np.int64)
+    for rows, sources, _ in _swept(files, unit, footers):
+        order = rows.order(ranks[sources])
+        first = ~rows.take(order).repeated()
+        own += np.bincount(sources[order][first], minlength=len(own))
+    if ((own > 0) & (own < unit.counts)).any():
+        return None
+    return [source.name for source, count in zip(unit.sources, own, strict=True) if count]
+
+
+def _swept(files: Files, unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[Identities, Any, int]]:
+    """Yield the identities of all rows by rising sequences, the number of the object of each, and their end."""
     held: list[tuple[Identities, Any]] = []
     for batch, frontier in _batches(unit, footers):
         read = files.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
@@ -135,10 +160,8 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
         every = Identities.concat([each for each, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
         ready = every.seqs < frontier
-        if (twice := found.add(every.take(ready), sources[ready], frontier)) is not None:
-            raise JetcaptureError(f"{files.shown}/{unit.sources[twice].name.path} contains a message twice")
+        yield every.take(ready), sources[ready], frontier
         held = [(every.take(~ready), sources[~ready])]
-    return found.survey()
 
 
 class _Part(NamedTuple):

@@ -354,6 +354,8 @@ class Config(Section):
             raise wrong("store.url", "cannot contain {key} with block.bundles, whose objects have many keys each")
         if self.maintain is not None and self.maintain.table is not None and "{key}" in self.store.url:
             raise wrong("maintain.table", "not with {key} in store.url: a table is of one archive")
+        if self.maintain is not None and self.maintain.table is not None and self.block.format in types.TEXT_FORMATS:
+            raise wrong("maintain.table", f"not with block.format {self.block.format}: a table requires Parquet")
         if self.maintain is not None and "{key}" in self.store.url:
             raise wrong("maintain", "cannot be combined with {key} in store.url, which makes an archive of each key")
         return self

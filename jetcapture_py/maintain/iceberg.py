@@ -7,6 +7,7 @@ archive: what is deleted are manifests that no snapshot names any more.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -301,8 +302,10 @@ class IcebergTable:
             ]
             updates: list[TableUpdate] = []
             writer = SnapshotWriter(table, metadata.schema(), metadata.specs())
-            if current in concerned:
-                snapshot = writer.write(self._manifests(), [], {}, self._own_summary(), again=concerned[current])
+            # without a snapshot, the table would be dated by a clock that may be behind its last one
+            if current in concerned or (gone and metadata.last_updated_ms > time.time() * 1000):
+                again = concerned.get(current or 0, frozenset())
+                snapshot = writer.write(self._manifests(), [], {}, self._own_summary(), again=again)
                 updates += _current(snapshot)
             if gone:
                 updates.append(RemoveSnapshotsUpdate(snapshot_ids=[each.snapshot_id for each in gone]))

@@ -6,7 +6,6 @@ never many of them as Python objects.
 
 from __future__ import annotations
 
-import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from jetcapture_py.archive import layout, object_notes
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.object_notes import ObjectKind, ObjectNote
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.archive import ArchiveFiles
 
 _SEPARATOR = b"\0"
 _BUCKET = re.compile(r"/(\d{8}T\d{6})[ZE]-[^/]*\.parquet")
@@ -85,16 +84,6 @@ class Inventory:
         """Yield the path and the numbers of each file, bucket by bucket in the order of their first files."""
         for files in self._buckets.values():
             yield from files
-
-
-def listed(files: Iterable[File]) -> Inventory:
-    """Return the Parquet objects among files, with their sizes, and when they were written, in seconds since the epoch,
-    rounded up; 0 where the store does not tell."""
-    found = Inventory(2)
-    for file in files:
-        if file.name is not None and file.name.parquet:
-            found.add(file.name.bucket, file.path, file.size, math.ceil(file.modified or 0))
-    return found
 
 
 def root_url(archive: ArchiveFiles) -> str:

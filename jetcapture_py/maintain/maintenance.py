@@ -63,7 +63,8 @@ class PassResult:
     def errors(self) -> list[str]:
         """What failed; another pass may succeed."""
         compacted = (error for summary in self.compacted.values() for error in summary.errors)
-        return [*compacted, *self.table_errors, *(self.expired.errors if self.expired else ())]
+        stuck = (table.error for table in self.tables.values() if table.error)
+        return [*compacted, *self.table_errors, *stuck, *(self.expired.errors if self.expired else ())]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -182,6 +183,7 @@ class SnapshotWriter:
             snapshot_id=self._snapshot,
             parent_snapshot_id=current.snapshot_id if current else None,
             sequence_number=number,
+            timestamp_ms=max(int(time.time() * 1000), metadata.last_updated_ms + 1),  # a clock may have been ahead
             manifest_list=path,
             summary=_summary(counts, before, summary),
             schema_id=self._schema.schema_id,

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import clusters
-from jetcapture_py.archive.overlaps import resolve
+from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.unit import Outcome
 from jetcapture_py.config.maintain import CompactConfig, TableConfig
 from jetcapture_py.config.model import Config, StoreConfig
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError, VanishedError
 from jetcapture_py.maintain.inventory import PathSet, root_url
-from jetcapture_py.maintain.table_plan import TablePlan
-from jetcapture_py.reading.plan import list_objects, read_identities
+from jetcapture_py.maintain.table_plan import TablePlan, disjoint_objects
+from jetcapture_py.reading.plan import list_objects
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
@@ -88,6 +88,8 @@ class TableResult:
     """Objects whose footers were read, because no note says what is in them."""
     problems: Sequence[str] = ()
     """Why objects wait, one line each for the first ones."""
+    error: str = ""
+    """Which objects wait that no further pass can add, and why."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -300,11 +302,10 @@ def _differences(name: str, plan: TablePlan) -> Iterator[Finding]:
         elif present[path] != size:
             changed.add(path, f"{present[path]:,} bytes, {size:,} in the table")
     for cluster in clusters(each for each in listing.objects if each.path in current):
-        whole = cluster
         if len(cluster) > 1:
-            whole = resolve(cluster, lambda names: read_identities(archive, names, listing)).whole
-        for each in cluster if len(whole) < len(cluster) else ():
-            twice.add(each.path)
+            whole, _ = disjoint_objects(archive, [Source(each, listing.files[each].size) for each in cluster])
+            for each in cluster if len(whole or ()) < len(cluster) else ():
+                twice.add(each.path)
     for path in sorted(path for path in plan.added() if path not in current):
         later.add(path)
     for path, reason in plan.unsettled.items():
@@ -402,4 +403,13 @@ def _result(plan: TablePlan, snapshot: int | None) -> TableResult:
         left_out=plan.columns.left_out,
         opened=plan.opened,
         problems=[f"{path}: {reason}" for path, reason in islice(plan.unsettled.items(), _LISTED)],
+        error=_error(plan),
     )
+
+
+def _error(plan: TablePlan) -> str:
+    """Return which objects no further pass can add, in one line; "" for none."""
+    if not plan.stuck:
+        return ""
+    path, reason = next(iter(plan.stuck.items()))
+    return f"table {plan.table.identifier} cannot have {plural(len(plan.stuck), 'object')}, such as {path}: {reason}"

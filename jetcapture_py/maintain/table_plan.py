@@ -7,25 +7,28 @@ of every other file is a few bytes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import SchemaReader
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName, clusters
 from jetcapture_py.archive.object_notes import ObjectKind
-from jetcapture_py.archive.overlaps import resolve
 from jetcapture_py.archive.removed import Expired
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.merge import classes, disjoint
+from jetcapture_py.compaction.plan import Source, Unit
 from jetcapture_py.compaction.unit import Outcome
-from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.maintain.inventory import Inventory, NotedObjects, PathSet, bucket_in, listed, names_of, root_url
-from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts, read_identities
+from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.maintain.inventory import Inventory, NotedObjects, PathSet, bucket_in, names_of, root_url
+from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural, without_credentials
 
@@ -40,6 +43,9 @@ _CHUNK = 4096
 _MAX_SCHEMAS = 1000
 """Different columns of objects that are remembered at once, about."""
 _OTHER_TYPES = "its columns have names but no field ids, and other types than in the table"
+_MERGES = ": compaction merges them"
+_DRIFTED = " whose column types differ, which compaction cannot merge"
+_NOT_PARQUET = "it is not Parquet, which a table requires"
 _HOUR = 3600
 
 
@@ -90,6 +96,8 @@ class TablePlan:
     """Places of files that leave the table, and the numbers of their manifests."""
     unsettled: dict[str, str] = field(init=False, default_factory=dict)
     """Paths of objects that wait, and why."""
+    stuck: dict[str, str] = field(init=False, default_factory=dict)
+    """Those of them that no further pass can add."""
     earliest: int | None = field(init=False, default=None)
     """The first bucket in which objects wait."""
     opened: int = field(init=False, default=0)
@@ -141,7 +149,7 @@ class TablePlan:
         self.closed = time.time() - self.after
         if self.mark is not None:
             self.closed = min(self.closed, self.mark.time.timestamp())
-        present = listed(self.archive.below(self.directory))
+        present, others = self._listed()
         self._refuse_others(current.files, present.files)
         note = None if self.keep is None else self.archive.expired(self.stream)
         waiting: list[_Bucket] = []
@@ -155,6 +163,9 @@ class TablePlan:
                     self._settle(waiting)
                     waiting = []
         self._settle(waiting)
+        for bucket in sorted(bucket for bucket in others.buckets if bucket < self.closed):
+            if paths := self._lasting(bucket, dict(others.take(bucket)), note):
+                self.wait(bucket, paths, _NOT_PARQUET)
         self.removed |= {file.place: file.manifest for file in self._rest}
         self.rows += sum(outcome.rows for outcome in self._merges.values())
 
@@ -182,6 +193,17 @@ class TablePlan:
     def added(self) -> Iterator[str]:
         """Yield the paths of the objects to add."""
         return (path for path, _ in self._added)
+
+    def _listed(self) -> tuple[Inventory, Inventory]:
+        """Return the Parquet objects, each with its bytes and the time of its writing, rounded up, 0 where the store
+        does not tell; and the objects of other formats."""
+        present, others = Inventory(2), Inventory(1)
+        for file in self.archive.below(self.directory):
+            if file.name is not None and file.name.parquet:
+                present.add(file.name.bucket, file.path, file.size, math.ceil(file.modified or 0))
+            elif file.name is not None:
+                others.add(file.name.bucket, file.path, file.size)
+        return present, others
 
     def _current(self) -> Inventory:
         """Return the table's files with their sizes, rows and manifests; those of other archives are put aside."""
@@ -212,7 +234,7 @@ class TablePlan:
     def _has_messages(self) -> bool:
         return any(file.name is not None and file.name.parquet for file in self.archive.below(self.stream))
 
-    def _lasting(self, bucket: int, files: Iterable[str], note: Expired | None) -> Iterable[str]:
+    def _lasting(self, bucket: int, files: Iterable[str], note: Expired | None) -> list[str]:
         """Return the paths of a bucket without what has expired: any pass with `keep` may be removing it now."""
         paths = files
         if note is not None and bucket < min(note.until.timestamp(), time.time() - (self.keep or 0)):
@@ -291,9 +313,10 @@ class TablePlan:
         self._added.add(name.bucket, name.path, size, kind)
         self.rows += name.rows
 
-    def wait(self, bucket: int, paths: Iterable[str], reason: str) -> None:
-        """Count objects that the table lacks."""
+    def wait(self, bucket: int, paths: Collection[str], reason: str, *, stuck: bool = True) -> None:
+        """Count objects that the table lacks; `stuck` if no further pass can add them."""
         self.unsettled |= dict.fromkeys(paths, reason)
+        self.stuck |= dict.fromkeys(paths if stuck else (), reason)
         self.earliest = bucket if self.earliest is None else min(self.earliest, bucket)
 
     def outcome(self, path: str) -> Outcome | None:
@@ -305,12 +328,12 @@ class TablePlan:
         self._merges[id(outcome)] = outcome
 
 
-def _merging(names: Sequence[ObjectName], bundles: layout.Bundles) -> str:
-    """Return why objects wait that may share messages."""
-    others = f"it may share messages with {plural(len(names) - 1, 'other object')}"
-    if len({layout.layout_of(name, bundles) for name in names}) == 1:
-        return f"{others}: compaction merges them"
-    return f"{others}, not all in the same number of bundles: only `compact --bundles` merges them"
+def disjoint_objects(archive: ArchiveFiles, sources: Iterable[Source]) -> tuple[list[ObjectName] | None, bool]:
+    """Return objects that together have all messages of overlapping ones, each once, or None; and whether a compaction
+    could merge them. Raises JetcaptureError."""
+    files, unit = Files(archive), Unit(sources)
+    footers = files.map(files.footer, unit.sources)
+    return disjoint(files, unit, footers), len(classes([footer.schema for footer in footers])) == 1
 
 
 @dataclass(slots=True)
@@ -337,11 +360,12 @@ class _Settlement:
             present = {name.path for name in names}
             for cluster in clusters(self._unmerged(names), self.facts.bundles):
                 chosen, reason = self._settled(cluster, present)
+                stuck = not reason.endswith(_MERGES)
                 if not all(map(self._fits, chosen)):
                     reason = next((self.broken[name] for name in chosen if name in self.broken), _OTHER_TYPES)
                 if reason:
                     missing = [name.path for name in cluster if name.path not in self.bucket.current]
-                    plan.wait(cluster[0].bucket, missing, reason)
+                    plan.wait(cluster[0].bucket, missing, reason, stuck=stuck)
                     self._hold(cluster)
                     continue
                 for name in chosen:
@@ -395,11 +419,20 @@ class _Settlement:
             return names, ""
         if unreadable := next((self.broken[name] for name in names if name in self.broken), ""):
             return [], unreadable
-        read = partial(read_identities, self.plan.archive, listing=self.listing)
-        resolved = resolve(names, read, self.facts.bundles)
-        if resolved.parts or resolved.unresolved:
-            return [], _merging(names, self.facts.bundles)
-        return resolved.whole, ""
+        try:
+            chosen, mergeable = disjoint_objects(
+                self.plan.archive, [Source(name, self.listing.files[name].size) for name in names]
+            )
+        except VanishedError:
+            raise
+        except (JetcaptureError, pa.ArrowException) as error:
+            return [], str(error)
+        if chosen is not None:
+            return chosen, ""
+        others = f"it may share messages with {plural(len(names) - 1, 'other object')}"
+        if len({layout.layout_of(name, self.facts.bundles) for name in names}) > 1:
+            return [], f"{others}, not all in the same number of bundles: only `compact --bundles` merges them"
+        return [], f"{others}{_MERGES if mergeable else _DRIFTED}"
 
     def _add(self, name: ObjectName) -> None:
         from jetcapture_py.maintain.manifests import Partitions

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from jetcapture_py import read_archive
 from jetcapture_py.archive import layout
@@ -38,9 +39,10 @@ from jetcapture_py.maintain import iceberg, manifests, service
 from jetcapture_py.maintain import table as table_module
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.maintain.maintenance import Maintenance, PassResult
-from jetcapture_py.maintain.table import TableResult, compare_tables
+from jetcapture_py.maintain.table import TableResult, compare_tables, open_table
 from jetcapture_py.monitoring.facts import MaintenanceState
 from jetcapture_py.monitoring.http import MaintenanceSite
+from jetcapture_py.store.archive import open_archive
 from jetcapture_py.verify.findings import Severity
 from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
@@ -120,10 +122,11 @@ class World:
         self.passes.run()
         return self.passes.finish()
 
-    def commit(self) -> TableResult:
+    def commit(self, *, stuck: bool = False) -> TableResult:
         result = self.maintain()
-        assert not result.errors
-        return result.tables["messages"]
+        table = result.tables["messages"]
+        assert result.errors == ([table.error] if stuck else [])
+        return table
 
     def load(self, name: str = "nats.orders") -> Table:
         with load_catalog("jetcapture", **self.catalog) as catalog:
@@ -369,9 +372,70 @@ def test_a_damaged_object_keeps_no_other_of_its_bucket_out_and_is_named(tmp_path
     damaged = world.root / world.write([3], "us").path
     damaged.write_bytes(damaged.read_bytes()[:100])
     mark(world, HOUR + 2 * 3600)
-    found = world.commit()
+    found = world.commit(stuck=True)
     assert (found.rows, found.unsettled) == (2, 1)
     assert found.complete_to == datetime.fromtimestamp(HOUR, UTC)
+
+
+def test_what_compaction_cannot_merge_is_in_the_table_if_no_message_is_in_two_objects(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1, 1, 3], amount=[1, 2, 3], _nats_row=[0, 1, 0])
+    world.write([2, 2, 4], amount=["1", "2", "3"], _nats_row=[0, 1, 0])
+    for number in range(11, 212):  # more than a query compares while it plans
+        world.write([number, number + 201], hour=1, amount=[number] * 2 if number % 2 else [str(number)] * 2)
+    found = world.commit()
+    assert (found.rows, found.unsettled) == (6 + 402, 0)
+    assert not compare_tables(world.config)
+
+
+def test_what_no_pass_can_add_ends_the_command_with_the_reason(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1, 2])
+    world.write([11, 12], hour=2, amount=[1, 2])
+    world.write([12, 13], hour=2, amount=["1", "2"])
+    found = world.commit(stuck=True)
+    drift = "it may share messages with 1 other object whose column types differ, which compaction cannot merge"
+    assert found.error.startswith("table nats.orders cannot have 2 objects, such as ORDERS/key=eu/")
+    assert found.error.endswith(drift)
+    assert found.complete_to == datetime.fromtimestamp(HOUR + 2 * 3600, UTC)
+    other = world.root / world.write([5, 6], hour=1).path
+    other.rename(other.with_suffix(".ndjson.gz"))
+    found = world.commit(stuck=True)
+    assert [problem.partition(": ")[2] for problem in found.problems] == [
+        drift,
+        drift,
+        "it is not Parquet, which a table requires",
+    ]
+    assert (found.rows, found.complete_to) == (2, datetime.fromtimestamp(HOUR + 3600, UTC))
+
+
+def test_a_pass_with_a_clock_that_was_ahead_leaves_a_table_whose_snapshots_are_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    first = world.write([1, 2]).path
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 600)
+    world.commit()
+    world.write([2, 3])
+    world.commit()
+    monkeypatch.undo()
+    for hour in (1, 2):
+        world.write([10 * hour], hour=hour)
+        world.commit()
+        check_order(world.load().metadata)
+    config = world.config
+    with open_table(config, open_archive(config.store.url, config.store.options)) as table:
+        assert table.forget(lambda path: path.endswith(first)) == (2, [])
+    check_order(world.load().metadata)
+
+
+def check_order(metadata: TableMetadata) -> None:
+    """Check what Iceberg's Java library requires of times."""
+    for log in (metadata.snapshot_log, metadata.metadata_log):
+        times = [entry.timestamp_ms for entry in log]
+        assert times == sorted(times)
+        assert max(times) <= metadata.last_updated_ms
 
 
 def test_an_object_that_was_stored_again_is_read_with_its_new_columns(tmp_path: Path, duckdb: DuckdbIceberg) -> None:
@@ -414,7 +478,7 @@ def test_without_compaction_overlapping_objects_are_in_the_table_only_if_they_sh
     assert "may share messages" in result.problems[0]
     world.write([31], hour=3)
     (world.root / world.write([32], hour=4).path).write_bytes(b"damaged")
-    result = world.commit()
+    result = world.commit(stuck=True)
     assert (result.rows, result.unsettled) == (12, 2)
     assert result.complete_to == datetime.fromtimestamp(HOUR + 2 * 3600, UTC)
     world.compact = World(tmp_path).compact
@@ -427,7 +491,7 @@ def test_a_bucket_in_two_layouts_with_a_copy_waits_until_it_is_moved_to_bundles(
     world = World(tmp_path)
     world.write([1, 3])
     world.write([2, 3], bundles=4)
-    found = world.commit()
+    found = world.commit(stuck=True)
     (problem, _) = found.problems
     assert (
         "may share messages with 1 other object, not all in the same number of bundles: only `compact --bundles`"
@@ -641,6 +705,10 @@ def test_a_table_that_cannot_be_kept_is_refused_with_the_configuration(tmp_path:
     world.store = {"url": f"{tmp_path}/{{key}}"}
     with pytest.raises(ConfigError, match=r"^maintain\.table: not with \{key\} in store\.url"):
         _ = world.config
+    data = {"source": {"stream": "S", "consumer": "c"}, "block": {"format": "csv"}, "decode": {"format": "json"}}
+    table = {"name": "nats.orders", "catalog": {}}
+    with pytest.raises(ConfigError, match=r"^maintain\.table: not with block\.format csv: a table requires Parquet"):
+        parse({**data, "store": {"url": str(tmp_path)}, "maintain": {"table": table}})
     for name, reason in (("orders", "a namespace and a name, such as nats.orders"), ("nats.dead", "another table")):
         table = {"name": name, "catalog": {}, "quarantine": "nats.dead"}
         with pytest.raises(ConfigError, match=reason):
@@ -816,7 +884,7 @@ def test_verify_compares_the_table_with_the_archive(tmp_path: Path) -> None:
         catalog.drop_table("nats.orders")
     world.compact = {"after": "0s", "grace": "0s"}
     world.passes = Maintenance(world.config)
-    world.commit()
+    world.commit(stuck=True)
     (damaged,) = compare_tables(world.config)
     assert damaged.summary == "table nats.orders cannot have these objects of complete buckets yet"
     assert [file.path for file in damaged.paths] == [changed.path]
