@@ -66,14 +66,18 @@ class Watermark:
     """When the stream was created, as the server writes it; "" if unknown."""
     seq: int
     time: datetime
-    last_object: tuple[str, datetime] | None = None
-    """Path of the object that was stored last, and when by its writer's clock; None if unknown."""
+    last_stored: datetime | None = None
+    """When an object was stored last, by its writer's clock; None if unknown."""
     filters: tuple[Filters, ...] = ()
     """The consumer's filters over time, in order, the last ones the present ones.
 
     Each holds for the messages after its `after`, up to and with that of the next, or its `until`; before the first of
     a consumer they are not known. A change that was undone before any replica saw it is not in them.
     """
+    key_rule: str | None = None
+    """The rule for keys of the capture that wrote it, as in footers; None if unknown."""
+    interval: int = 0
+    """Its `block.interval` in seconds; 0 if unknown."""
     bucket_time: str = STREAM_TIME
     """What buckets are made of.
 
@@ -102,8 +106,12 @@ class Watermark:
             "seq": self.seq,
             "time": time_text(self.time),
         }
-        if self.last_object is not None:
-            fields |= {"last_object": self.last_object[0], "last_stored": time_text(self.last_object[1])}
+        if self.last_stored is not None:
+            fields["last_stored"] = time_text(self.last_stored)
+        if self.key_rule is not None:
+            fields["key_rule"] = self.key_rule
+        if self.interval:
+            fields["interval"] = self.interval
         if self.filters:
             fields["filters"] = [entry.fields() for entry in self.filters]
         if self.bucket_time != STREAM_TIME:
@@ -116,9 +124,8 @@ class Watermark:
             return self
         same = self.created and self.created == other.created  # without permission to ask for it, it is unknown
         seq = max(self.seq, other.seq) if same else self.seq
-        objects = [found for found in (self.last_object, other.last_object) if found is not None]
-        last = max(objects, key=lambda found: found[1], default=None)
-        merged = replace(self, seq=seq, time=max(self.time, other.time), last_object=last)
+        last = _latest(self, other)
+        merged = replace(self, seq=seq, time=max(self.time, other.time), last_stored=last)
         return None if merged == other else merged
 
 
@@ -151,17 +158,21 @@ def combined(marks: Sequence[Watermark]) -> Watermark:
         return replace(parts[0], parts=())
     created = max((part.created for part in parts), key=lambda text: (bool(text), text and _time(text)))
     slowest = min(parts, key=lambda part: (part.created == created, part.seq))
-    objects = [part.last_object for part in parts if part.last_object is not None]
     return replace(
         slowest,
         created=created,
         seq=slowest.seq if slowest.created == created else 0,
         time=min(part.time for part in parts),
-        last_object=max(objects, key=lambda found: found[1], default=None),
+        last_stored=_latest(*parts),
         filters=_union([part.filters if part.created == created else part.filters[-1:] for part in parts]),
         bucket_time=next((part.bucket_time for part in parts if part.bucket_time != STREAM_TIME), STREAM_TIME),
         parts=tuple(sorted(parts, key=lambda part: part.consumer)),
     )
+
+
+def _latest(*marks: Watermark) -> datetime | None:
+    """Return when the last object of any of several captures was stored; None if unknown."""
+    return max((mark.last_stored for mark in marks if mark.last_stored is not None), default=None)
 
 
 def _replaces(mark: Watermark, other: Watermark) -> bool:
@@ -242,7 +253,6 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
 
 
 def _decoded(stream: str, fields: Mapping[str, Any]) -> Watermark:
-    last = (str(fields["last_object"]), _time(fields["last_stored"])) if "last_object" in fields else None
     filters = [
         Filters(
             after=int(entry["after"]),
@@ -260,8 +270,10 @@ def _decoded(stream: str, fields: Mapping[str, Any]) -> Watermark:
         created=str(fields["stream_created"]),
         seq=int(fields["seq"]),
         time=_time(fields["time"]),
-        last_object=last,
+        last_stored=_time(fields["last_stored"]) if "last_stored" in fields else None,
         filters=tuple(filters),
+        key_rule=fields.get("key_rule"),
+        interval=int(fields.get("interval", 0)),
         bucket_time=str(fields.get("bucket_time", STREAM_TIME)),
     )
 

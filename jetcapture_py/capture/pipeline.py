@@ -45,6 +45,7 @@ class Capture:
     ) -> None:
         store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
         self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks, budget=budget)
+        self.state.key_rule = encoder.key_rule
         preparer = replace(parts.preparer(config, decoder, key), pinned=config.source.mode == "ordered")
         self.decoding = Decoding(self.state, preparer)
         self.encoding = Encoding(self.state, encoder)

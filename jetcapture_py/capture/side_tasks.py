@@ -199,8 +199,14 @@ async def _move_watermark(state: CaptureState, idle: timedelta) -> None:
     mark = state.observer.watermark(source.state, source.stream_created)
     if mark is None:
         return
-    last = (objects[0].path, objects[0].acknowledged) if objects else None
-    mark = replace(mark, last_object=last, bucket_time=describe_time(state.config.block))
+    block = state.config.block
+    mark = replace(
+        mark,
+        last_stored=objects[0].acknowledged if objects else None,
+        key_rule=state.key_rule,
+        interval=int(block.interval),
+        bucket_time=describe_time(block),
+    )
     try:
         state.watermark = await state.in_thread(
             state.store_threads, move_watermark, state.notes, mark, source.state, idle

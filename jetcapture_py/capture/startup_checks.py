@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 
-from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import probe
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
 from jetcapture_py.log import event
-from jetcapture_py.store import LocalStore, ObjectReader, driver_of, read_watermark, users_errors
+from jetcapture_py.store import LocalStore, driver_of, read_watermark
 from jetcapture_py.text import without_credentials
 
 log = logging.getLogger("jetcapture.capture")
 
 TIMEOUT = 5.0
-"""Seconds that a start waits for the store's answer about the last object."""
+"""Seconds that a start waits for the watermark."""
 ADVICE = 'messages in flight may be stored under two keys or buckets; read them with dedupe="full", or --dedupe full'
 
 
@@ -61,49 +60,28 @@ def _warn_of_new_archive(state: CaptureState) -> None:
 
 
 async def _warn_of_changed_rule(state: CaptureState, encoder: Encoder) -> None:
-    """Log a warning if the object stored last has another rule for keys and buckets than the configuration.
-
-    Silent if that is unknown: a capture needs no permission to read objects.
-    """
+    """Log a warning if the watermark's writer had another rule for keys and buckets; silent if that is unknown."""
+    notes, source = state.notes, state.config.source
+    if notes is None:
+        return
     try:
         async with asyncio.timeout(TIMEOUT):
-            last = await state.in_thread(state.store_threads, _last_footer, state)
+            mark = await state.in_thread(state.store_threads, read_watermark, notes, source.stream)
     except (JetcaptureError, TimeoutError) as error:
         event(log, logging.DEBUG, "rule.unknown", error=error)
         return
-    if last is not None and (fields := _changes(last[1], encoder)):
-        event(log, logging.WARNING, "rule.changed", **fields, object=last[0], advice=ADVICE)
+    if mark is not None and (fields := _changes(mark.of(source.consumer), encoder)):
+        event(log, logging.WARNING, "rule.changed", **fields, advice=ADVICE)
 
 
-def _changes(stored: Mapping[str, str], encoder: Encoder) -> dict[str, str]:
-    """Compare the rule in an object's footer with the encoder's: what it was and what it is, where that differs."""
+def _changes(mark: Watermark, encoder: Encoder) -> dict[str, str]:
+    """Compare the rule in the watermark with the encoder's: what it was and what it is, where that differs."""
     changes: dict[str, str] = {}
-    if (before := stored.get("key_rule")) is not None and encoder.key_rule is not None and before != encoder.key_rule:
-        changes |= {"key_before": before, "key": encoder.key_rule}
-    interval = stored.get("interval", "")
-    if interval.isdecimal() and int(interval) != encoder.interval:
-        changes |= {"interval_before": format_duration(int(interval)), "interval": format_duration(encoder.interval)}
-    time = stored.get("time", layout.STREAM_TIME)
-    if stored and "quarantine" not in stored and time != encoder.time:
-        changes |= {"time_before": time, "time": encoder.time}
+    if None not in (mark.key_rule, encoder.key_rule) and mark.key_rule != encoder.key_rule:
+        changes |= {"key_before": str(mark.key_rule), "key": str(encoder.key_rule)}
+    if mark.interval and mark.interval != encoder.interval:
+        changes["interval_before"] = format_duration(mark.interval)
+        changes["interval"] = format_duration(encoder.interval)
+    if mark.interval and mark.bucket_time != encoder.time:
+        changes |= {"time_before": mark.bucket_time, "time": encoder.time}
     return changes
-
-
-def _last_footer(state: CaptureState) -> tuple[str, Mapping[str, str]] | None:
-    """Read the footer of the object that the watermark says was stored last; its path and its entries.
-
-    Raises JetcaptureError, whatever a store of the user raises.
-    """
-    store, notes = state.store, state.notes
-    if notes is None or not isinstance(store, ObjectReader):
-        return None
-    mark = read_watermark(notes, state.config.source.stream)
-    last = None if mark is None else mark.of(state.config.source.consumer).last_object
-    if last is None:
-        return None
-    path = last[0]
-    name = layout.parse_path(path)
-    if name is None or name.stream != state.config.source.stream or not name.parquet:
-        return None
-    with users_errors():
-        return path, footer.read(lambda size: store.read_end(path, size))

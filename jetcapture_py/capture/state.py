@@ -84,6 +84,8 @@ class CaptureState:
         self.unconfirmed_at = -math.inf
         self.erased = Erased()
         """Messages that are acknowledged without being stored."""
+        self.key_rule: str | None = None
+        """The rule for keys, as in footers; None if unknown."""
         self.watermark: Watermark | None = None
         self.stream_config: bytes | None = None
         """What was last written of the stream's configuration."""

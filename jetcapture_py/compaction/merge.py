@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from tempfile import NamedTemporaryFile
+from mmap import ACCESS_READ, mmap
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -291,12 +292,13 @@ def read_rows(
         some = batches(parts, lambda part: weights[part[0]], _PIECE_BYTES)
         pieces = (pa.concat_tables(files.map(read, batch)) for batch in some)
         return pa.concat_tables([schema.empty_table(), *_without_copies(pieces)])
-    with NamedTemporaryFile(prefix="jetcapture-compact-") as file:
-        with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with TemporaryFile() as file:  # without a name, so that nothing is left of it after a kill
+        with pa.ipc.new_file(file, schema) as writer:
             for start in range(0, len(parts), _READ_TOGETHER):
                 for table in files.map(read, parts[start : start + _READ_TOGETHER]):
                     writer.write_table(table)
-        return pa.ipc.open_file(pa.memory_map(file.name)).read_all()
+        file.flush()
+        return pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))).read_all()
 
 
 def _without_copies(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -275,4 +275,6 @@ def _lines(done: Erasure, tables: _Tables) -> Iterator[str]:
             yield f"{title}:"
             yield from (f"  {line}" for line in lines)
     if not done.remaining and not done.dry_run:
-        yield "nothing remains in the archive" + (" and the stream" if done.in_stream else "")
+        where = "the archive and the stream" if done.in_stream else "the archive"
+        known = "(no watermark says up to which sequence)" if done.up_to is None else f"up to sequence {done.up_to}"
+        yield f"nothing remains in {where} of what was stored {known}"

@@ -103,7 +103,8 @@ def _summary(done: Redecoded) -> Iterator[str]:
         "" if done.dry_run else f" in {count(done.objects, 'object')}"
     )
     if done.archived:
-        yield f"{count(done.archived, 'message')} were in the archive before and {would}removed from the quarantine"
+        left = "" if done.errors else f" and {would}removed from the quarantine"
+        yield f"{count(done.archived, 'message')} were in the archive before{left}"
     if done.without_payload:
         yield f"{count(done.without_payload, 'message')} cannot be decoded: the quarantine has no payload of theirs"
     if done.failed:
@@ -111,7 +112,9 @@ def _summary(done: Redecoded) -> Iterator[str]:
         yield from (f"  {line}" for line in _reasons(done.reasons))
     if done.changed or done.waiting:
         yield f"{count(done.changed + done.waiting, 'object')} changed meanwhile by a compaction: run the command again"
-    yield from done.errors
+    if done.errors:
+        yield "messages that are archived now are still in the quarantine as well:"
+        yield from (f"  {error}" for error in done.errors)
 
 
 def _stored(config: Config, seq: int) -> list[pa.RecordBatch]:

@@ -24,7 +24,6 @@ from rich.live import Live
 from rich.text import Text
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureId, ConfigFiles
@@ -161,8 +160,8 @@ class _Row:
         name, problem = escaped(self.name), one_line("; ".join(self.problems), MAX_LOGGED)
         if status is None:
             return name, "", "", "", rate, quarantined, "", problem
-        stored = status.watermark and status.watermark.last_object
-        ago = "" if not stored else f"{words.age((datetime.now(UTC) - stored[1]).total_seconds())} ago"
+        stored = status.watermark and status.watermark.last_stored
+        ago = "" if not stored else f"{words.age((datetime.now(UTC) - stored).total_seconds())} ago"
         lag = "unknown" if status.lag is None else words.age(status.lag)
         pending, unacked = words.short(status.state.pending), words.short(status.state.unacked)
         return name, lag, pending, unacked, rate, quarantined, ago, problem
@@ -285,7 +284,6 @@ class CaptureStatus:
     def fields(self) -> dict[str, Any]:
         """Return all fields by name, times as `datetime`."""
         mark = self.watermark
-        path, stored = (mark and mark.last_object) or (None, None)
         return {
             "stream": self.stream,
             "consumer": self.consumer,
@@ -294,8 +292,7 @@ class CaptureStatus:
             **{name: getattr(self.state, name) for name in _COUNTS},
             "watermark_seq": mark and mark.seq,
             "watermark_time": mark and mark.time,
-            "last_object": path,
-            "last_stored": stored,
+            "last_stored": mark and mark.last_stored,
             "problems": self.problems,
         }
 
@@ -315,12 +312,9 @@ class CaptureStatus:
         else:
             age = duration((state.asked - mark.time).total_seconds())
             yield "watermark", words.moment(mark.time), f"{age} ago, sequence {mark.seq:,}"
-        if mark is not None and mark.last_object is not None:
-            path, stored = mark.last_object
-            name = parse_path(path)
-            rows = "" if name is None else f"{name.rows:,} rows, "
-            age = duration((datetime.now(UTC) - stored).total_seconds())
-            yield "last stored", words.moment(stored), f"{age} ago, {rows}{escaped(path)}"
+        if mark is not None and mark.last_stored is not None:
+            age = duration((datetime.now(UTC) - mark.last_stored).total_seconds())
+            yield "last stored", words.moment(mark.last_stored), f"{age} ago"
         for problem in self.problems:
             yield "problem", problem, ""
 
@@ -378,8 +372,7 @@ class Observed:
             )
         if mark is not None and mark.created:
             problems += await self._stream_problems(mark, state)
-        stored = mark.last_object[1] if mark is not None and mark.last_object is not None else None
-        problems += self._stalled(state, lag, stored)
+        problems += self._stalled(state, lag, None if mark is None else mark.last_stored)
         return CaptureStatus(
             stream=source.stream,
             consumer=source.consumer,

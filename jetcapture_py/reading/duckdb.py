@@ -109,8 +109,8 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def connect(spilled: Path, *, progress: bool = False) -> DuckDBPyConnection:
-    """Open a DuckDB in memory that installs nothing, spills to a directory, and shows its progress to us only."""
+def connect(spilled: Path | None, *, progress: bool = False) -> DuckDBPyConnection:
+    """Open a DuckDB in memory that installs nothing, spills to a directory, if any, and shows its own progress."""
     import duckdb
 
     connection = duckdb.connect(
@@ -118,7 +118,7 @@ def connect(spilled: Path, *, progress: bool = False) -> DuckDBPyConnection:
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "memory_limit": f"{_memory() // _MEMORY_SHARE >> 20}MiB",
-            "temp_directory": str(spilled),
+            "temp_directory": str(spilled or ""),
         }
     )
     for setting in ("TimeZone = 'UTC'", "python_enable_replacements = false", "enable_progress_bar_print = false"):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,6 +117,8 @@ class Erasure:
     """Path of the new tombstone; None without messages to erase."""
     searched: int = 0
     """Objects that were listed."""
+    up_to: int | None = None
+    """The watermark's sequence: up to it, every message was stored when the search began. None without a watermark."""
     messages: int = 0
     """Selected messages."""
     earlier: int = 0
@@ -223,6 +226,9 @@ class _Eraser:
         """Erase everything but in the stream; return all that is erased. Raises ConfigError, JetcaptureError."""
         done, stream = self.done, self._config.source.stream
         known = self._archive.erased(stream)
+        with suppress(JetcaptureError):
+            mark = self._archive.watermark(stream)
+            done.up_to = None if mark is None else mark.seq
         chosen = retried(lambda: self._select(select))
         if not known and not done.searched:
             raise JetcaptureError(
@@ -344,6 +350,9 @@ class _Eraser:
             if not mask.any():
                 self._clean.add(file.path)
                 return None
+            if self._archive.local and Path(file.place).is_symlink():
+                self._left[file.path] = "it is a symbolic link: what it leads to would stay; replace it by that file"
+                return None
             return _Holder(file, MessageSet(seqs[mask], times[mask]))
 
         near = [file for file in self._files() if erased.near(_name(file).first_seq, _name(file).last_seq)]
@@ -458,9 +467,12 @@ class _Eraser:
     def _remove_versions(self, erased: Erased) -> None:
         """Delete old versions of objects that had erased messages, with the markers of their removal."""
         done, stream = self.done, self._config.source.stream
+        notes = object_notes.directory(stream)  # they name the columns of erased messages
+        for path in () if done.dry_run else self._archive.notes(notes):
+            self._archive.remove(self._archive.at(path, 0))
         done.versions, problems = delete_old_versions(
             self._archive,
-            (stream, f"{layout.QUARANTINE}/{stream}"),
+            (stream, f"{layout.QUARANTINE}/{stream}", notes),
             lambda version: self._had(version, erased),
             dry_run=done.dry_run,
         )
@@ -469,7 +481,9 @@ class _Eraser:
     def _had(self, version: OldVersion, erased: Erased) -> bool:
         """Whether an old version has erased messages. Raises DamagedError, StoreError."""
         name = version.file.name
-        if name is None or not erased.near(name.first_seq, name.last_seq):
+        if name is None:
+            return version.file.path.startswith(f"{object_notes.directory(self._config.source.stream)}/")
+        if not erased.near(name.first_seq, name.last_seq):
             return False
         with self._budget.taken(searching(_source(version.file), local=False)):
             _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
@@ -489,8 +503,6 @@ class _Eraser:
             else:
                 self._archive.remove(file)
         self._archive.remove_empty(stream)
-        for path in self._archive.notes(object_notes.directory(stream)):  # they name the columns of erased messages
-            self._archive.remove(self._archive.at(path, 0))
         return present
 
     def _note(self) -> None:
@@ -508,10 +520,17 @@ class _Eraser:
             days = plural(protection.deleted_days, "day")
             text = f"deleted objects can be restored for {days}, because the account has soft delete"
             (self.done.remains if self.done.objects else notes).append(text)
-        notes.append("backups and snapshots of the store, and what other programs have read and stored elsewhere")
+        notes.append(
+            "backups and snapshots of the store, temporary files of queries that were killed, and what other programs "
+            "have read and stored elsewhere"
+        )
         if self._config.limits.spool is not None:
             notes.append("the spool (limits.spool): rows of open blocks are in it until their block is stored")
-        notes.append("what captures and compactions that are running store after this: run the command again")
+        after = "" if self.done.up_to is None else f" (after sequence {self.done.up_to})"
+        notes.append(
+            f"messages that were not stored yet{after}, and what running captures and compactions store after this: "
+            "run the command again"
+        )
 
 
 _NOT_SEARCHED = "not searched: "

@@ -7,11 +7,9 @@ DuckDB. No error here has the text of a condition, because it may have a person'
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -252,8 +250,7 @@ class Condition:
         self._tables: dict[bool, Table] = {}
         self._facts: dict[bool, ObjectFacts] = {}
         self._lock = threading.Lock()
-        self._directory = tempfile.TemporaryDirectory(prefix="jetcapture-erase-")
-        self._connection: DuckDBPyConnection = connect(Path(self._directory.name))
+        self._connection: DuckDBPyConnection = connect(None)  # of what is erased, no temporary file has anything
         self._connection.execute("SET enable_external_access = false")
         self._names: frozenset[str] = frozenset()
         """The names in the condition, folded: columns, and fields within."""
@@ -265,7 +262,6 @@ class Condition:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-        self._directory.cleanup()
 
     def prepare(self, files: Sequence[File]) -> dict[str, str]:
         """Find the types of the columns in these objects; return why some cannot be read, by their paths.

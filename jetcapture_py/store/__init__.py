@@ -81,15 +81,6 @@ class NoteStore(Protocol):
 
 
 @runtime_checkable
-class ObjectReader(Protocol):
-    """A store that can also read the end of an object, which has its footer. Raises `StoreError`."""
-
-    def read_end(self, path: str, size: int) -> bytes:
-        """Read the last `size` bytes, or all, of the object at `path`, relative to the archive's root."""
-        ...
-
-
-@runtime_checkable
 class SharedNoteStore(NoteStore, Protocol):
     """Obligation: a concurrent write by another process is not lost; the change is reapplied to it."""
 
@@ -276,15 +267,6 @@ class LocalStore:
     def write_note(self, path: str, data: bytes) -> None:
         """Replace a small file."""
         self._publish(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
-
-    def read_end(self, path: str, size: int) -> bytes:
-        """Read the last bytes of an object."""
-        try:
-            with Path(f"{root_of(self.root, None)}/{path}").open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-                return file.read()
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
     def change_note(self, path: str, change: NoteChange) -> None:
         """Replace a small file with the result of `change` for its content, under a lock."""

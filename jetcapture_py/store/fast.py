@@ -168,15 +168,12 @@ class ObstoreStore(RemoteStore):
         with _explained():
             obstore.put(store, key, content, mode=mode, use_multipart=False, attributes=self._attributes or None)
 
-    def _download(self, client: Any, path: str, last: int | None = None) -> bytes:
+    def _download(self, client: Any, path: str) -> bytes:
         import obstore
 
         store, key = _located(client, path)
         with _explained():
-            if last is None:
-                return bytes(obstore.get(store, key).bytes())
-            size = obstore.head(store, key)["size"]
-            return bytes(obstore.get_range(store, key, start=max(0, size - last), end=size)) if size else b""
+            return bytes(obstore.get(store, key).bytes())
 
     def _info(self, client: Any, path: str) -> str | None:
         import obstore

@@ -125,8 +125,8 @@ class RemoteStore(ABC):
         """Write a file in one request: always (None), if there is none (`NEW`), or if it still has this entity tag."""
 
     @abstractmethod
-    def _download(self, client: Any, path: str, last: int | None = None) -> bytes:
-        """Read a file, or its last bytes. Raises FileNotFoundError."""
+    def _download(self, client: Any, path: str) -> bytes:
+        """Read a file. Raises FileNotFoundError."""
 
     @abstractmethod
     def _info(self, client: Any, path: str) -> str | None:
@@ -159,7 +159,13 @@ class RemoteStore(ABC):
 
     def read_note(self, path: str) -> bytes | None:
         """Read a small file; return None if it does not exist."""
-        return self._read(path)
+        place = f"{root_of(self.root, None)}/{path}"
+        try:
+            return bytes(self.attempt(lambda client: self._download(client, place)))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise StoreError(f"cannot read {path}: {_described(error)}") from error
 
     def list_notes(self, directory: str) -> list[str]:
         """List the small files in a directory; none if it does not exist."""
@@ -171,21 +177,6 @@ class RemoteStore(ABC):
         except Exception as error:
             raise StoreError(f"cannot list {directory}: {_described(error)}") from error
         return sorted(f"{directory}/{name}" for name in names)
-
-    def read_end(self, path: str, size: int) -> bytes:
-        """Read the last bytes of an object."""
-        if (data := self._read(path, size)) is None:
-            raise StoreError(f"cannot read {path}: it does not exist")
-        return data
-
-    def _read(self, path: str, last: int | None = None) -> bytes | None:
-        place = f"{root_of(self.root, None)}/{path}"
-        try:
-            return bytes(self.attempt(lambda client: self._download(client, place, last)))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise StoreError(f"cannot read {path}: {_described(error)}") from error
 
     def write_note(self, path: str, data: bytes) -> None:
         """Replace a small file."""
@@ -338,11 +329,8 @@ class FsspecStore(RemoteStore):
             options["max_concurrency"] = 1  # parallel parts would continue after one has failed
         client.pipe_file(path, data.to_pybytes(), **options)
 
-    def _download(self, client: Any, path: str, last: int | None = None) -> bytes:
-        if last is None:
-            return bytes(client.cat_file(path, **self.within(client)))
-        whole = int(client.info(path, **self.within(client))["size"])
-        return bytes(client.cat_file(path, start=max(0, whole - last), end=whole, **self.within(client)))
+    def _download(self, client: Any, path: str) -> bytes:
+        return bytes(client.cat_file(path, **self.within(client)))
 
     def _info(self, client: Any, path: str) -> str | None:
         found = client.info(path, refresh=True, **self.within(client))

@@ -58,7 +58,7 @@ def test_it_tells_how_far_the_archive_is_behind(nats_server: Start, tmp_path: Pa
         assert (found["delivered"], found["ack_floor"]) == (40, 40)
         assert found["max_ack_pending"] == 50_000
         assert found["watermark_seq"] == 40
-        assert (archive / found["last_object"]).is_file()
+        assert found["last_stored"]
         assert found["problems"] == []
         before = datetime.now(UTC)
         await publish(server.url, [("other.y", b"", None), ("other.x", b"", None)], subjects=subjects)
@@ -78,7 +78,7 @@ def test_it_tells_how_far_the_archive_is_behind(nats_server: Start, tmp_path: Pa
             assert lines[0].startswith("ORDERS / archive at 20")
             assert any(line.split()[:4] == ["unacked", "1", "of", "50,000"] for line in lines)
             assert any(line.startswith("watermark") and "sequence 40" in line for line in lines)
-            assert found["last_object"] in text
+            assert any(line.startswith("last stored") for line in lines)
 
     asyncio.run(scenario())
 
@@ -183,8 +183,7 @@ def test_watching_shows_all_on_a_narrow_terminal_and_on_one_that_cannot_move_its
             assert select.select([ours], [], [], 120)[0], shown
             shown += os.read(ours, 65536)
         assert (b"\x1b" in shown) == (terminal == "xterm")
-        path = next((tmp_path / "archive").rglob("*.parquet")).relative_to(tmp_path / "archive")
-        assert str(path) in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\s", "", shown.decode())
+        assert "deliveredandnotstoredyet" in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\s", "", shown.decode())
         watching.send_signal(signal.SIGINT)
         assert watching.wait(60) == 0
     finally:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -473,6 +474,31 @@ def test_what_killed_processes_left_goes_or_is_named(tmp_path: Path, monkeypatch
     assert positions(config) == [3]
 
 
+def test_an_object_that_is_a_symbolic_link_remains(tmp_path: Path) -> None:
+    config = archive_of(tmp_path / "a", {"seqs": (1, 2), "key": "b"}, {"seqs": (3,), "key": "b"})
+    path = next((tmp_path / "a").rglob("*-2-*.parquet"))
+    elsewhere = path.rename(tmp_path / "elsewhere.parquet")
+    path.symlink_to(elsewhere)
+    for dry_run in (True, False):
+        done = run(config, dry_run=dry_run)
+        (line,) = done.remaining
+        assert line.startswith(
+            f"{path.relative_to(tmp_path / 'a')}: it is a symbolic link: what it leads to would stay"
+        )
+    assert positions(config) == [1, 2]
+    elsewhere.replace(path)
+    assert run(config).remaining == []
+    assert positions(config) == []
+
+
+def test_a_condition_leaves_nothing_in_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = archive_of(tmp_path / "a", {"seqs": (1, 2), "key": "b"})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    done = run(config, "_nats_seq = 2")
+    assert (done.remaining, done.up_to, positions(config)) == ([], None, [1])
+    assert any(line.startswith("messages that were not stored yet, and what running captures") for line in done.notes)
+
+
 def test_objects_that_become_one_lose_nothing(tmp_path: Path) -> None:
     root = tmp_path / "a"
     start = HOUR * 1_000_000
@@ -931,7 +957,8 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
     assert code == 0
     assert lines[0] == "stream ORDERS: 29 messages erased"
     assert "in the stream: 30 messages deleted and overwritten" in lines
-    assert lines[-1] == "nothing remains in the archive and the stream"
+    assert lines[-1] == "nothing remains in the archive and the stream of what was stored up to sequence 30"
+    assert "key=" not in (root / "_watermark/ORDERS.json").read_text()
     nowhere = config.model_copy(update={"store": config.store.model_copy(update={"url": str(tmp_path / "b")})})
     with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under"):
         run(nowhere)

@@ -243,6 +243,20 @@ def test_nothing_leaves_the_quarantine_that_is_not_in_the_archive(
     in_one_place(root, 100)
 
 
+def test_a_removal_that_fails_is_not_called_removed(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = captured(nats_server, tmp_path / "a", 100)
+    monkeypatch.setattr(Files, "remove", lambda _, path: f"cannot remove {path}: denied")
+    for archived in (False, True):  # the second time, all are in the archive before
+        assert show_one(quarantine.run_redecode(config, QuarantineSelection(), dry_run=False)) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert ("30 messages were in the archive before" in lines) is archived
+        assert not any("removed from" in line for line in lines)
+        assert "messages that are archived now are still in the quarantine as well:" in lines
+        assert any(line.startswith("  cannot remove _quarantine/") for line in lines)
+
+
 def test_two_at_a_time_lose_nothing(nats_server: Start, tmp_path: Path) -> None:
     root, count = tmp_path / "a", 400
     config = captured(nats_server, root, count, block={"max_messages": 23})

@@ -26,7 +26,6 @@ from jetcapture_py.store import (
     LocalStore,
     NoteDirectoryStore,
     NoteStore,
-    ObjectReader,
     Store,
     change_note,
     configured_store,
@@ -214,17 +213,6 @@ def test_the_notes_of_a_directory_are_listed_also_those_that_another_replica_wri
     for path in ("_erased/S/b.json", "_erased/S/a.json", "_erased/S2/c.json"):
         other.write_note(path, b"{}")
     assert store.list_notes("_erased/S") == ["_erased/S/a.json", "_erased/S/b.json"]
-
-
-def test_the_end_of_an_object_can_be_read(place: Place) -> None:
-    store = place.open()
-    assert isinstance(store, ObjectReader)
-    data = random.Random(1).randbytes(100_000)
-    put(store, name("a/b"), data)
-    for size in (1, 8, 65_536, 99_999, 100_000, 100_001, 1 << 30):
-        assert store.read_end(name("a/b").path, size) == data[-size:]
-    with pytest.raises(StoreError):
-        store.read_end(name("missing").path, 8)
 
 
 def add(store: NoteStore, content: bytes) -> None:

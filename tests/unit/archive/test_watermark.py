@@ -141,14 +141,14 @@ def test_it_only_moves_forward() -> None:
 
 
 def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
-    early, late = ("a.parquet", NOON), ("b.parquet", NOON + timedelta(seconds=1))
-    assert replace(mark(6), last_object=early).after(replace(mark(5), last_object=late)) == replace(
-        mark(6), last_object=late
+    early, late = NOON, NOON + timedelta(seconds=1)
+    assert replace(mark(6), last_stored=early).after(replace(mark(5), last_stored=late)) == replace(
+        mark(6), last_stored=late
     )
-    assert replace(mark(5), last_object=late).after(replace(mark(5), last_object=early)) == replace(
-        mark(5), last_object=late
+    assert replace(mark(5), last_stored=late).after(replace(mark(5), last_stored=early)) == replace(
+        mark(5), last_stored=late
     )
-    assert mark(5).after(replace(mark(5), last_object=late)) is None
+    assert mark(5).after(replace(mark(5), last_stored=late)) is None
 
 
 @pytest.mark.parametrize("created", ["2026-03-01T00:00:00Z", ""])
@@ -233,7 +233,7 @@ def test_a_recreated_streams_filters_start_again() -> None:
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    written = replace(mark(7, NOON + 3 * MICROSECOND), last_object=("S/key=a/x.parquet", NOON))
+    written = replace(mark(7, NOON + 3 * MICROSECOND), last_stored=NOON, key_rule="{id}", interval=900)
     filtered = replace(
         written, filters=(Filters(after=0, subjects=()), Filters(after=3, subjects=("a", "b.>"), sure=False))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -265,7 +266,15 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
             table = table.set_column(table.schema.get_field_index(layout.PAYLOAD), layout.PAYLOAD, payloads)
             pq.write_table(table, path)
     held: list[int] = []
-    read_rows = work.read_rows
+    named: list[Path] = []
+    read_rows, rows_of = work.read_rows, Files.rows
+    temporary = tmp_path.with_name(f"{tmp_path.name}-temporary")
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def look(files: Files, *part: Any, **how: Any) -> pa.Table:
+        named.extend(temporary.iterdir())
+        return rows_of(files, *part, **how)
 
     def watched(*part: Any, **how: Any) -> pa.Table:
         before = pa.total_allocated_bytes()
@@ -274,11 +283,13 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
         return table
 
     monkeypatch.setattr(work, "read_rows", watched)
+    monkeypatch.setattr(Files, "rows", look)
     outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 12 << 20, 1)
     assert [outcome.left for outcome in outcomes] == [""]
     assert sum(name.rows for name in stored(tmp_path)) == 640
     assert len(stored(tmp_path)) == 3
     assert max(held) < 1 << 20, "of 32 MB"
+    assert named == [], "a compaction that is killed leaves no rows in a temporary file"
 
 
 @pytest.mark.parametrize("damage", ["footer", "pages", "bundles"])
