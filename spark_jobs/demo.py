@@ -134,7 +134,7 @@ def _check_prerequisites(spark: bool | None) -> bool:
     try:
         if importlib.util.find_spec("pyspark") is None:
             raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo,spark]'")
-        from spark_jobs.job import require_java
+        from spark_jobs.java import require_java
 
         require_java()
     except JetcaptureError:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,6 +32,7 @@ from jetcapture_py.store.archive import SHARE
 from jetcapture_py.text import MAX_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
+from spark_jobs.java import require_java
 from spark_jobs.reading.location import spark_settings
 
 _TIME_ZONE = "spark.sql.session.timeZone"
@@ -159,21 +159,6 @@ def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
     given = SparkConf().get(_WORKER_PATH)
     return path if given is None else os.pathsep.join((given, path))
-
-
-def require_java() -> None:
-    """Raise JetcaptureError, naming what to install, unless Java 17 or later is installed."""
-    home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    try:
-        answer = subprocess.run(  # noqa: S603 - it is the one that Spark would run
-            [java or "java", "-version"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise JetcaptureError("Spark needs Java: install Java 17 (openjdk-17-jre-headless)") from error
-    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    if version and int(version.group(1)) < 17:
-        raise JetcaptureError(f"Spark needs Java 17, but {java} is Java {version.group(1)}: install Java 17")
 
 
 def guarded(name: str, job: Callable[[], object]) -> int:

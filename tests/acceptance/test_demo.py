@@ -258,4 +258,4 @@ def test_without_a_server_it_says_in_one_line_what_to_install(tmp_path: Path) ->
 
 def test_without_java_it_says_in_one_line_what_to_install(tmp_path: Path) -> None:
     line = refused(tmp_path / "demo", {**os.environ, "JAVA_HOME": str(tmp_path)}, "--spark")
-    assert line == "jetcapture demo: Spark needs Java: install Java 17 (openjdk-17-jre-headless)"
+    assert line.startswith("jetcapture demo: Spark needs Java: install Java 17 (pip install 'jetcapture[java]'")

@@ -16,6 +16,9 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.java import require_java
+
 VARIABLE = "SPARK_SUBMIT_OPTS"
 """Read by every script of Spark that starts a JVM."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false"
@@ -37,6 +40,8 @@ def classes() -> Path:
 
 def use() -> None:
     """Have every Spark that this process and its children start use these options, unless others are set."""
+    with suppress(JetcaptureError):  # whoever needs Java says so
+        require_java()
     options = f"{SHORT_LIVED} {FEW_ROWS} {PATIENT}"
     with suppress(PackageNotFoundError):
         if classes().exists():
@@ -86,6 +91,7 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    require_java()
     if not classes().exists():
         print("Keeping Spark's classes for the tests …")
         write()

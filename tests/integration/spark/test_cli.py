@@ -212,7 +212,8 @@ def test_a_wrong_job_argument_or_configuration_is_exit_code_2(tmp_path: Path) ->
 def test_a_failed_job_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     done = run([*JETCAPTURE, "spark", "query", str(tmp_path), "ORDERS", SUMS], JAVA_HOME=str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr == "query: Spark needs Java: install Java 17 (openjdk-17-jre-headless)\n"
+    assert done.stderr.startswith("query: Spark needs Java: install Java 17 (")
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_pyspark_a_job_says_what_to_install() -> None:
