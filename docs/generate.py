@@ -1,16 +1,13 @@
 """Write the generated parts of pages: `python docs/generate.py`, or `make docs`.
 
-The tables of docs/configuration.md come from the model, those of docs/compatibility.md from the tests, that of
-docs/kubernetes.md from the chart's schema, and docs/modules.md from the modules' docstrings. The chart gets the
-settings of the model into its schema, and copies of the alert rules and the dashboard of examples/monitoring, which
-docs/dashboard.py describes.
+The tables of docs/configuration.md come from the model, those of docs/compatibility.md from the tests, and that of
+docs/kubernetes.md from the chart's schema. The chart gets the settings of the model into its schema, and copies of the
+alert rules and the dashboard of examples/monitoring, which docs/dashboard.py describes.
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,15 +29,8 @@ CHART = Path(__file__).parents[1] / "examples" / "kubernetes" / "chart"
 MONITORING = CHART.parents[1] / "monitoring"
 COPIED = ("alerts.yaml", "grafana.json")
 """Files of examples/monitoring that the chart has too; helm reads no file outside of it."""
-MODULES = Path(__file__).with_name("modules.md")
-ROOT = Path(__file__).parents[1]
 _SHORT_DURATION = r"^([0-9]+(\.[0-9]+)?(d|h|m|s|ms)?)+$"
 _SHORT_SIZE = r"^[0-9]+(\.[0-9]+)?(B|[KMGT]i?B)?$"
-_MODULES_HEAD = """# Modules
-
-What each module is responsible for: the first sentence of its docstring. `make docs` writes this page.
-[Architecture](architecture.md) says how the packages depend on each other.
-"""
 _HEAD = "| setting | type | default | |\n|---|---|---|---|\n"
 
 
@@ -120,26 +110,6 @@ def _for_helm(node: Any) -> Any:
             del node["anyOf"]
             return {**node, **first, "pattern": f"{own}|{variable}"}
     return node
-
-
-def modules() -> str:
-    """Return the page on modules: a table for each package."""
-    parts = [_MODULES_HEAD]
-    for root in ("jetcapture_py", "spark_jobs"):
-        for init in sorted((ROOT / root).rglob("__init__.py"), key=lambda path: path.parent):
-            files = sorted(path for path in init.parent.glob("*.py") if path != init)
-            rows = "".join(f"| `{path.name}` | {_first_sentence(path)} |\n" for path in files)
-            package = ".".join(init.parent.relative_to(ROOT).parts)
-            table = f"\n| module | |\n|---|---|\n{rows}" if rows else ""
-            parts.append(f"## `{package}`\n\n{_first_sentence(init)}\n{table}")
-    return "\n".join(parts)
-
-
-def _first_sentence(path: Path) -> str:
-    """Return the first sentence of a module's docstring, in one line."""
-    text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    paragraph = " ".join(text.partition("\n\n")[0].split())
-    return re.split(r"(?<=[.]) (?=[A-Z`])", paragraph, maxsplit=1)[0].replace("|", "\\|")
 
 
 def _rows_of_values(node: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -232,4 +202,3 @@ if __name__ == "__main__":
     PAGE.write_text(page(PAGE.read_text()))
     COMPATIBILITY.write_text(compatibility(COMPATIBILITY.read_text()))
     KUBERNETES.write_text(values(KUBERNETES.read_text()))
-    MODULES.write_text(modules())

@@ -1,4 +1,4 @@
-"""Programs of others that some tests need, which are skipped where they are missing; .ci/run builds them with Go."""
+"""Programs of others that some tests need, and are skipped without; .ci/nightly builds them with Go."""
 
 from __future__ import annotations
 
