@@ -19,7 +19,7 @@ from jetcapture_py.jetstream.wire import client, transport
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("jetcapture_py", "spark_jobs")
 MAX_LINES = 600
-MAX_MODULES = 12
+MAX_MODULES = 13
 SHORT = 100
 BY_NAME = {
     "jetcapture_py.__main__": "python -m jetcapture_py",
