@@ -130,8 +130,9 @@ def _check(found: Row, ingested: Mapping[str, Sequence[str]]) -> None:
         raise JetcaptureError(f"no stream listens on {found['nowhere']}; nothing was published")
     if found["back"] is not None:
         raise JetcaptureError(
-            f"this archive's capture consumes {found['back']} from stream {', '.join(ingested)} and would archive "
-            "its own messages again; choose another --subject, or allow it with --allow-loop"
+            f"this archive's capture consumes {found['back']} from stream {', '.join(ingested)}, directly or through "
+            "sources and mirrors, and would archive its own messages again; choose another --subject, or allow it with "
+            "--allow-loop"
         )
 
 

@@ -138,7 +138,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A target stream; `window` is its duplicate window in seconds, `last` its last sequence."""
+    """A target stream; `window` is its duplicate window in seconds, `last` its last sequence. `feeds` are the streams
+    that it sources or mirrors, with the subjects that it takes of each."""
 
     name: str
     subjects: tuple[str, ...]
@@ -146,6 +147,7 @@ class Stream:
     window: float
     last: int
     limits: Limits
+    feeds: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,10 @@ class Target:
         return self._run(lambda session: _streams(session.api, pattern))
 
     def ingested(self, streams: Sequence[Stream], origin: Origin) -> dict[str, tuple[str, ...]]:
-        """Return those of `streams` that the archive's capture consumes, with its filter subjects."""
+        """Return those of `streams` that the archive's capture consumes, with the subjects that it takes of each.
+
+        A stream that the captured one sources or mirrors, itself or through others, is consumed as well.
+        """
         return self._run(lambda session: _ingested(session.api, streams, origin))
 
     def replayed(self, streams: Sequence[Stream], pattern: str, replay_id: str) -> pa.Table:
@@ -209,26 +214,60 @@ def stream_of(info: dict[str, Any]) -> Stream:
         window=config.get("duplicate_window", 0) / _NANOSECOND,
         last=info["state"]["last_seq"],
         limits=Limits.of(info),
+        feeds=_feeds(config),
     )
 
 
+def _feeds(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the streams of this account that a stream sources or mirrors, with the subjects that it takes of each."""
+    found: dict[str, tuple[str, ...]] = {}
+    for feed in (*(config.get("sources") or ()), *filter(None, [config.get("mirror")])):
+        if not feed.get("external"):
+            subjects = (feed.get("filter_subject"), *(each.get("src") for each in feed.get("subject_transforms") or ()))
+            found[feed["name"]] = found.get(feed["name"], ()) + (tuple(filter(None, subjects)) or (">",))
+    return found
+
+
 async def _streams(api: Api, pattern: str) -> list[Stream]:
+    listed = await _listed(api, {"subject": pattern})
+    return [stream for stream in listed if any(overlaps(each, pattern) for each in stream.subjects)]
+
+
+async def _listed(api: Api, request: Mapping[str, Any]) -> list[Stream]:
     found: list[Stream] = []
     while True:
-        answer = await api.request("STREAM.LIST", {"subject": pattern, "offset": len(found)})
+        answer = await api.request("STREAM.LIST", {**request, "offset": len(found)})
         part = [stream_of(info) for info in answer.get("streams") or ()]
         found += part
         if not part or len(found) >= answer.get("total", 0):
-            return [stream for stream in found if any(overlaps(each, pattern) for each in stream.subjects)]
+            return found
 
 
 async def _ingested(api: Api, streams: Sequence[Stream], origin: Origin) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    for stream in streams:
+    known = {stream.name: stream for stream in await _listed(api, {})}
+    for stream in known.values():
+        recorded = stream.created in origin.created
+        taken = {stream.name: (), **_upstream(stream, known)}
+        if not (recorded or stream.name == origin.stream) or taken.keys().isdisjoint(each.name for each in streams):
+            continue
         consumers = [await _filters(api, stream.name, consumer) for consumer in origin.consumers]
-        known = [filters for filters in consumers if filters is not None]
-        if stream.created in origin.created or (stream.name == origin.stream and known):
-            found[stream.name] = tuple(each for filters in known for each in filters) or (">",)
+        filters = [subject for subjects in consumers for subject in subjects or ()]
+        if recorded or filters:
+            taken[stream.name] += tuple(filters) or (">",)
+            found |= {name: found.get(name, ()) + subjects for name, subjects in taken.items()}
+    return {stream.name: found[stream.name] for stream in streams if stream.name in found}
+
+
+def _upstream(stream: Stream, known: Mapping[str, Stream]) -> dict[str, tuple[str, ...]]:
+    """Return the streams from which this one gets messages, with the subjects that are taken of each."""
+    found: dict[str, tuple[str, ...]] = {}
+    waiting = [stream]
+    while waiting:
+        for name, subjects in waiting.pop().feeds.items():
+            if name not in found and name in known:
+                waiting.append(known[name])
+            found[name] = found.get(name, ()) + subjects
     return found
 
 

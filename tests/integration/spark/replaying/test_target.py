@@ -72,12 +72,33 @@ def test_a_replay_into_what_the_capture_ingests_is_refused(
         assert main([*arguments, "--subject", subject]) == 1
         error = capsys.readouterr().err
         assert error.startswith("replay: this archive's capture consumes ")
-        assert "from stream ORDERS and would archive its own messages again" in error
+        assert "from stream ORDERS, directly or through sources and mirrors, and would archive its own " in error
         assert error.count("\n") == 1
     assert last_seq(captured, "ORDERS") == 0
     assert main([*arguments, "--subject", "replay.{subject}"]) == 0
     assert main([*arguments, "--allow-loop"]) == 0
     assert (last_seq(captured, "REPLAY"), last_seq(captured, "ORDERS")) == (3, 3)
+
+
+def test_a_replay_into_what_the_captured_stream_sources_or_mirrors_is_refused(
+    captured: NatsServer, archive: Archive, capsys: Said
+) -> None:
+    add_consumer(captured, "ORDERS", "archive", "orders.>")
+    add_stream(captured.url)
+    ask(captured.url, "STREAM.CREATE.BETWEEN", {"name": "BETWEEN", "mirror": {"name": "REPLAY"}})
+    ask(captured.url, "STREAM.CREATE.OTHER", {"name": "OTHER", "sources": [{"name": "REPLAY"}]})
+    settings = ask(captured.url, "STREAM.INFO.ORDERS")["config"]
+    arguments = [archive.url, "ORDERS", "--servers", captured.url, "--subject", "replay.{key}"]
+    some = {"subject_transforms": [{"src": "replay.*", "dest": "orders.again"}]}
+    for feed in ({"name": "BETWEEN"}, {"name": "REPLAY", **some}):
+        ask(captured.url, "STREAM.UPDATE.ORDERS", {**settings, "sources": [feed]})
+        assert main(arguments) == 1
+        assert "from stream REPLAY, directly or through sources and mirrors, and" in capsys.readouterr().err
+        assert last_seq(captured, "REPLAY") == 0
+    others = {"name": "REPLAY", "filter_subject": "replay.of.others"}
+    ask(captured.url, "STREAM.UPDATE.ORDERS", {**settings, "sources": [others]})
+    assert main(arguments) == 0
+    assert last_seq(captured, "REPLAY") == 3
 
 
 def test_a_stream_is_the_archives_own_by_its_creation_or_by_its_consumer(
