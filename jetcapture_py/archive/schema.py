@@ -1,9 +1,9 @@
 """Find one schema for batches with different columns, decoded at different times or by different replicas.
 
-The rules are those of `decode/json_inferred.py`: null gives way, integers widen, integers and floats meet in double,
-structs and lists are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a
-string. Types that are declared and never inferred join in: decimals, and unsigned integers beside signed ones, become
-the narrowest type that holds both exactly.
+The rules are those of `decode/json_inferred.py`: null gives way, integers widen, integers and floats meet in double if
+that holds every integer exactly, structs and lists are merged within, and what cannot be reconciled becomes a string
+with the JSON text of what is not a string. Types that are declared and never inferred join in: decimals, and unsigned
+integers beside signed ones, become the narrowest type that holds both exactly.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ ENVELOPE = pa.schema(
 STREAM_FIELD = pa.field(layout.STREAM, pa.string())
 KEY_FIELD = pa.field(layout.KEY, pa.string())
 
+EXACT = 2**53
+"""Integers up to this one, and down to its negative, are exact as a double."""
 _OWN = frozenset((*layout.ENVELOPE, *layout.OPTIONAL))
 _FIELD_ID = b"PARQUET:field_id"
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
@@ -179,6 +181,37 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
         inner = {field.name.lower(): field.type for field in wide}
         return all(_holds(inner[field.name.lower()], field.type) for field in narrow)
     return False
+
+
+def unify_batches(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
+    """Return the schema of `unify`, but text for columns with an integer that would not be exact in it."""
+    unified = unify([batch.schema for batch in batches])
+    for position, field in enumerate(unified):
+        columns = (batch.columns[at] for batch in batches for at in _positions(batch.schema, field.name))
+        if not all(_is_exact(column, field.type) for column in columns):
+            unified = unified.set(position, field.with_type(pa.string()))
+    return unified
+
+
+def _positions(schema: pa.Schema, name: str) -> list[int]:
+    return [at for at, known in enumerate(schema.names) if known.lower() == name.lower()]
+
+
+def _is_exact(array: pa.Array, to: pa.DataType) -> bool:
+    """Whether all integers in a column are exact in a column of type `to`, a result of `unify`."""
+    types = pa.types
+    if array.type == to:
+        return True
+    if types.is_integer(array.type) and types.is_floating(to):
+        limits = pc.min_max(array)
+        return limits["max"].as_py() is None or max(-limits["min"].as_py(), limits["max"].as_py()) <= EXACT
+    if types.is_struct(array.type) and types.is_struct(to):
+        inner = {field.name.lower(): field.type for field in to}
+        fields = zip(array.type, array.flatten(), strict=True)
+        return all(_is_exact(child, inner[field.name.lower()]) for field, child in fields)
+    if types.is_list(array.type) and types.is_list(to):
+        return _is_exact(array.flatten(), to.value_type)
+    return True
 
 
 Nulls = Callable[[int, pa.DataType], pa.Array]

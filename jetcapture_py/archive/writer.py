@@ -29,7 +29,7 @@ from jetcapture_py.archive.schema import (
     conform,
     key_position,
     shared_nulls,
-    unify,
+    unify_batches,
     with_field_ids,
 )
 from jetcapture_py.archive.sparse import ColumnSet
@@ -420,7 +420,7 @@ def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
     rows = [batch.drop_columns([REPLY]) for batch in batches]
     schema = rows[0].schema
     if any(not batch.schema.equals(schema) for batch in rows[1:]):
-        schema, nulls = unify([batch.schema for batch in rows]), shared_nulls()
+        schema, nulls = unify_batches(rows), shared_nulls()
         rows = [conform(batch, schema, nulls) for batch in rows]
     return rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,8 +52,11 @@ class Table:
         columns: Columns | None,
         case_sensitive: bool,
         unread: dict[str, str] | None = None,
+        inexact: Collection[str] = (),
     ) -> None:
-        """Raises JetcaptureError for types that cannot be read, and names that are the same but for their case, unless
+        """`inexact` columns, in lower case, have integers that are not exact as a double.
+
+        Raises JetcaptureError for types that cannot be read, and names that are the same but for their case, unless
         `unread` takes these columns, with the reason."""
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         """Columns of text that follow from an object's path, after the others."""
@@ -77,7 +80,7 @@ class Table:
         self.columns: dict[str, TableColumn] = {}
         """The columns by folded name, without the partitions, in the result's order."""
         for folded in sorted(types, key=lambda folded: first.get(folded, len(first))):
-            target = _target(list(types[folded]), self.fold)
+            target = _target(list(types[folded]), self.fold, exact=folded.lower() not in inexact)
             drifted = any(read_as(type_, target, self.fold) != target for type_ in types[folded])
             self.columns[folded] = TableColumn(names[folded], target, drifted)
 
@@ -168,24 +171,22 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
 """As what a Parquet reader, Spark's included, reads a type besides that type itself, without a change to any value."""
 
 
-def _target(types: Sequence[pa.DataType], fold: Fold) -> pa.DataType:
-    """Return the type of a column that objects store as `types`."""
+def _target(types: Sequence[pa.DataType], fold: Fold, *, exact: bool) -> pa.DataType:
+    """Return the type of a column that objects store as `types`; `exact`: integers in it are exact as a double."""
     merged: pa.DataType | None = types[0]
     for type_ in types[1:]:
         merged = None if merged is None else _merge(merged, type_, fold)
     if merged is not None:
         return without_null(merged, pa.string())
-    return _number([type_ for type_ in types if type_ != pa.null()]) or pa.string()
+    return _number([type_ for type_ in types if type_ != pa.null()], exact=exact) or pa.string()
 
 
-def _number(types: Sequence[pa.DataType]) -> pa.DataType | None:
-    """The number that holds integers, decimals or floats of these types: every one exactly, or a double where there are
-    floats, except beside a decimal with a scale, which was declared for the sake of its digits. None if there is none.
-    """
+def _number(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType | None:
+    """The number that holds every integer, decimal or float of these types exactly; None if there is none."""
     if all(type_ in _DIGITS for type_ in types):
         return pa.int64()
     if any(type_ in _FLOATS for type_ in types):
-        fits = all(type_ in _FLOATS or type_ in _DIGITS or type_ == _SIMPLE[pa.uint64()] for type_ in types)
+        fits = all(type_ in _FLOATS or (type_ in _DIGITS and (exact or type_ != pa.int64())) for type_ in types)
         return pa.float64() if fits else None
     if not all(type_ in _DIGITS or pa.types.is_decimal(type_) for type_ in types):
         return None

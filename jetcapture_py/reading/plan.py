@@ -19,6 +19,7 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import MAX_INTERVAL, Bundles, ObjectName
 from jetcapture_py.archive.overlaps import Identities, Range, resolve
+from jetcapture_py.archive.schema import EXACT
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, Table, listed
 from jetcapture_py.reading.selection import Selection, check_stream
@@ -221,7 +222,8 @@ class _Archive:
         schemas = [facts.schemas[schema] for schema in used] or [_QUARANTINE]
         stored = [name for schema in schemas for name in schema.names if name != layout.KEY]
         needed = _with_time(columns) if self.selection.by_event else columns
-        table = Table(schemas, self.quarantine, needed, case_sensitive, unread)
+        inexact = inexact_columns(self.files, names, listing, facts)
+        table = Table(schemas, self.quarantine, needed, case_sensitive, unread, inexact)
         schema_of = {name: used[facts.schema_of[name]] for name in names}
         known = dict.fromkeys([*stored, *table.partitions])
         return self._planned(names, listing, facts, table, schema_of, columns, known, dedupe)
@@ -457,6 +459,29 @@ def read_facts(
         if (interval := footer.number_in(data, layout.INTERVAL)) is not None:
             intervals[name] = interval
     return ObjectFacts(schemas=reader.schemas, schema_of=schema_of, bundles=bundles, intervals=intervals, times=times)
+
+
+def inexact_columns(
+    files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing, facts: ObjectFacts
+) -> Collection[str]:
+    """Return columns, in lower case, that are floats in some objects and in others integers that no double holds."""
+    types = pa.types
+    used = {number: facts.schemas[number] for number in dict.fromkeys(facts.schema_of[name] for name in names)}
+    floats = {field.name.lower() for schema in used.values() for field in schema if types.is_floating(field.type)}
+    mixed = {
+        number: [field.name for field in schema if types.is_integer(field.type) and field.name.lower() in floats]
+        for number, schema in used.items()
+    }
+    names = [name for name in names if mixed[facts.schema_of[name]]]
+    inexact: set[str] = set()
+    for name, data in zip(names, _footers(files, names, listing), strict=True):
+        metadata = footer.decoded(data)
+        for column in mixed[facts.schema_of[name]]:
+            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+            limits = (abs(limit) for group in groups for limit in footer.group_bounds(group, column) or ())
+            if max(limits, default=0) > EXACT:
+                inexact.add(column.lower())
+    return inexact
 
 
 def _footers(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:

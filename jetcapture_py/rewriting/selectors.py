@@ -29,7 +29,7 @@ from jetcapture_py.config.template import STREAM, parse_template
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader, partition_of
 from jetcapture_py.reading.columns import Table
-from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts
+from jetcapture_py.reading.plan import Listing, ObjectFacts, inexact_columns, read_facts
 from jetcapture_py.rewriting.text_values import TextError, typed_rows
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.batch import MessageBatch
@@ -276,7 +276,11 @@ class Condition:
             names = [name for name in by_name if name.quarantine is quarantine]
             facts = self._facts[quarantine] = read_facts(self._archive, names, listing, broken=broken)
             self._tables[quarantine] = Table(
-                facts.schemas, quarantine, lambda name: name.casefold() in self._names, case_sensitive=False
+                facts.schemas,
+                quarantine,
+                lambda name: name.casefold() in self._names,
+                case_sensitive=False,
+                inexact=inexact_columns(self._archive, list(facts.schema_of), listing, facts),
             )
         if len(by_name) == len(files):  # text objects do not tell their columns
             folded = (name.casefold() for table in self._tables.values() for name in table.columns)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.schema import REPLY, conform, unify
+from jetcapture_py.archive.schema import REPLY, conform, unify_batches
 from jetcapture_py.text import one_line
 
 
@@ -157,7 +157,7 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
     )
     columns = [part.fields for _, part in kept]
     known = parts[-1].columns
-    schema = unify([fields.schema for fields in columns]) if columns else _NOTHING.schema
+    schema = unify_batches(columns) if columns else _NOTHING.schema
     if not len(schema):
         return Decoded(fields=_NOTHING, messages=messages, failures=failures, columns=known)
     batches = [

@@ -1,8 +1,9 @@
 """JSON without declared columns: learn the columns from the messages, and follow their drift.
 
-The types that a decoder has learned only ever become wider: int64 becomes double, and types that do not fit together
-become a string column with the JSON text of every value that is not a string. Nothing is dropped. Fields that would
-make the columns grow without bound are stored as JSON text if they are nested; otherwise their messages are refused.
+The types that a decoder has learned only ever become wider: int64 becomes double while a double holds every integer
+exactly. Types that do not fit together, and integers beyond int64, become a string column with the JSON text of every
+value that is not a string. Nothing is dropped, and no value changes. Fields that would make the columns grow without
+bound are stored as JSON text if they are nested; otherwise their messages are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
+from jetcapture_py.archive.schema import EXACT
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import JSON_FORMAT, ObjectFormat
@@ -224,15 +226,16 @@ class Fields:
 class FieldShape:
     """The type learned for one field: null, bool, int64, double, string, list or struct.
 
-    `present` is true if the last batch has a value.
+    `present` is true if the last batch has a value, `exact` if a double holds every integer seen so far.
     """
 
-    __slots__ = ("_budget", "fields", "item", "kind", "present")
+    __slots__ = ("_budget", "exact", "fields", "item", "kind", "present")
 
     def __init__(self, budget: SchemaBudget) -> None:
         self._budget = budget
         self.kind = "null"
         self.present = False
+        self.exact = True
         self.item: FieldShape | None = None
         self.fields: Fields | None = None
 
@@ -241,8 +244,10 @@ class FieldShape:
         present = [value for value in values if value is not None]
         self.present = bool(present)
         kind = self.kind
-        for new in sorted(_kinds(present)):
+        for new in sorted(self._kinds(present)):
             kind = _wider(kind, new)
+        if kind == "double" and not self.exact:
+            kind = "string"
         if kind in ("list", "struct") and depth >= MAX_DEPTH:
             kind = "string"
         if kind != self.kind:
@@ -251,6 +256,16 @@ class FieldShape:
             self._widen_items(flatten(present), depth)
         elif self.kind == "struct":
             self._widen_fields(present, depth, rows)
+
+    def _kinds(self, values: Sequence[Any]) -> set[str]:
+        kinds = {_KINDS.get(kind, "string") for kind in set(map(type, values))}
+        if "int64" in kinds:
+            integers = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
+            low, high = min(integers), max(integers)
+            self.exact = self.exact and max(-low, high) <= EXACT
+            if low < -(2**63) or high >= 2**63:
+                kinds.add("string")
+        return kinds
 
     def _widen_items(self, items: list[Any], depth: int) -> None:
         if self.item is None:
@@ -309,9 +324,8 @@ class FieldShape:
             return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
         try:
             return pa.array(values, of)
-        except (TypeError, ValueError):  # integers no double holds exactly, or what is to become JSON text
-            as_is, convert = (float, float) if self.kind == "double" else (str, json_text)
-            return pa.array([v if v is None or isinstance(v, as_is) else convert(v) for v in values], of)
+        except (TypeError, ValueError):  # what is to become JSON text
+            return pa.array([v if v is None or isinstance(v, str) else json_text(v) for v in values], of)
 
 
 def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict[str, list[Any]]:
@@ -323,15 +337,6 @@ def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict
         for name, value in object_.items():
             values[name][row] = value
     return values
-
-
-def _kinds(values: Sequence[Any]) -> set[str]:
-    kinds = {_KINDS.get(kind, "string") for kind in set(map(type, values))}
-    if "int64" in kinds:
-        integers = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
-        if min(integers) < -(2**63) or max(integers) >= 2**63:
-            kinds.add("double")
-    return kinds
 
 
 def _wider(known: str, kind: str) -> str:

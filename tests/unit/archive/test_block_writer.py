@@ -6,6 +6,7 @@ import gzip
 import io
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,15 @@ def test_the_same_rows_make_the_same_bytes_at_any_time_and_in_any_pieces(
     assert again.name == once.name
     assert opened(again.data, compression) == opened(once.data, compression)
     assert again.data.equals(once.data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"), [("ndjson", ['"9007199254740993"', '"0.5"']), ("csv", ["9007199254740993", "0.5"])]
+)
+def test_an_integer_that_no_double_holds_keeps_its_digits_beside_a_fraction(kind: str, ids: list[str]) -> None:
+    rows = [batch([(1, 10)], id=[2**53 + 1]), batch([(2, 20)], id=[0.5])]
+    text = opened(write(TextWriter(kind, "none"), *rows).data, "none").decode()
+    assert re.findall(r'(?:"id":|,)("?[0-9.]+"?)}?$', text, re.MULTILINE) == ids
 
 
 def test_gzip_has_no_time() -> None:

@@ -154,8 +154,8 @@ def filled(root: Path, random: Random) -> Archive:
 
 def test_what_drifts_reads_from_polars_duckdb_and_pandas(tmp_path: Path) -> None:
     objects: list[dict[str, list[Any]]] = [
-        {"grown": [1], "mixed": [1], "nested": [{"a": [1, None]}], "narrow": [1]},
-        {"grown": [1.5], "mixed": ["x"], "nested": ["y"], "narrow": [2**40], "added": [True]},
+        {"grown": [1], "ids": [2**53 + 1], "mixed": [1], "nested": [{"a": [1, None]}], "narrow": [1]},
+        {"grown": [1.5], "ids": [0.5], "mixed": ["x"], "nested": ["y"], "narrow": [2**40], "added": [True]},
     ]
     for number, fields in enumerate(objects):
         narrow = pa.array(fields.pop("narrow"), pa.int64() if number else pa.int32())
@@ -173,8 +173,11 @@ def test_what_drifts_reads_from_polars_duckdb_and_pandas(tmp_path: Path) -> None
         (tmp_path / name.directory).mkdir(parents=True, exist_ok=True)
         pq.write_table(table, tmp_path / name.path)
 
-    names = ["grown", "mixed", "nested", "narrow", "added", "key"]
-    expected = [(1.0, "1", '{"a":[1,null]}', 1, None, "eu"), (1.5, "x", "y", 2**40, True, "eu")]
+    names = ["grown", "ids", "mixed", "nested", "narrow", "added", "key"]
+    expected = [
+        (1.0, "9007199254740993", "1", '{"a":[1,null]}', 1, None, "eu"),
+        (1.5, "0.5", "x", "y", 2**40, True, "eu"),
+    ]
 
     def read() -> pa.RecordBatchReader:
         return read_archive(str(tmp_path), "ORDERS", columns=names)

@@ -45,7 +45,8 @@ CASES: dict[str, tuple[pa.Array, pa.Array, str, Any, Any]] = {
     ),
     "uint64 and int64": (UNSIGNED, pa.array([-(2**63)]), "decimal(20,0)", Decimal(2**64 - 1), Decimal(-(2**63))),
     "uint64 and decimal": (UNSIGNED, decimals("0.5", 2, 1), "decimal(21,1)", Decimal(2**64 - 1), Decimal("0.5")),
-    "uint64 and double": (pa.array([7], pa.uint64()), pa.array([0.5]), "double", 7.0, 0.5),
+    "uint64 and double": (pa.array([7], pa.uint64()), pa.array([0.5]), "string", "7", "0.5"),
+    "large integer and double": (pa.array([2**53 + 1]), pa.array([0.5]), "string", "9007199254740993", "0.5"),
     "no decimal holds both": (decimals("1", 38, 0), decimals("0.5", 38, 10), "string", "1", "0.5000000000"),
     "decimal and double": (decimals("1.5", 10, 2), pa.array([0.5]), "string", "1.50", "0.5"),
     "map with integers for keys": (

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.archive.schema import conform, unify
+from jetcapture_py.archive.schema import conform, unify, unify_batches
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -19,7 +19,7 @@ def decimals(value: str, precision: int, scale: int) -> pa.Array:
 
 
 def together(*batches: pa.RecordBatch) -> list[dict[str, Any]]:
-    schema = unify([each.schema for each in batches])
+    schema = unify_batches(batches)
     table = pa.Table.from_batches([conform(each, schema) for each in batches], schema)
     table.validate(full=True)
     rows: list[dict[str, Any]] = table.to_pylist()
@@ -44,7 +44,10 @@ def test_missing_columns_are_null_in_the_order_of_first_appearance() -> None:
     ("one", "other", "expected"),
     [
         (pa.array([1]), pa.array([0.5]), [1.0, 0.5]),
-        (pa.array([2**60 + 1]), pa.array([0.5]), [float(2**60 + 1), 0.5]),
+        (pa.array([2**53, None]), pa.array([0.5]), [2.0**53, None, 0.5]),
+        (pa.array([2**53 + 1]), pa.array([0.5]), ["9007199254740993", "0.5"]),
+        (pa.array([2**64 - 1], pa.uint64()), pa.array([0.5]), ["18446744073709551615", "0.5"]),
+        (pa.array([{"a": [2**53 + 1]}]), pa.array([{"a": [0.5]}]), ['{"a":[9007199254740993]}', '{"a":[0.5]}']),
         (pa.array([1], pa.int8()), pa.array([2**40]), [1, 2**40]),
         (pa.array([2**64 - 1], pa.uint64()), pa.array([-(2**63)]), [Decimal(2**64 - 1), Decimal(-(2**63))]),
         (pa.array([2**32 - 1], pa.uint32()), pa.array([2**63 - 1]), [2**32 - 1, 2**63 - 1]),
