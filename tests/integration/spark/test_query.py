@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import nats
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -79,15 +78,6 @@ def test_parquet_goes_to_a_directory_and_never_over_another(
     assert "already exists" in capsys.readouterr().err
 
 
-def test_a_file_appears_only_when_the_query_succeeded(orders: Archive, tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
-    assert main([orders.url, "ORDERS", SUMS, "--format", "csv", "--output", str(good)]) == 0
-    assert good.read_text() == "key,total\n,100.0\neu,4.0\nus,10.0\n"
-    failing = "SELECT raise_error('no') FROM archive"
-    assert main([orders.url, "ORDERS", failing, "--format", "csv", "--output", str(bad)]) == 1
-    assert [path.name for path in tmp_path.glob("*bad*")] == []
-
-
 def test_whoever_reads_the_output_may_stop(
     orders: Archive, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,32 +87,6 @@ def test_whoever_reads_the_output_may_stop(
         monkeypatch.setattr(sys, "stdout", closed)
         assert main([orders.url, "ORDERS", SUMS]) == 0
     assert capfd.readouterr().err == ""
-
-
-def test_range_and_keys_narrow_the_archive(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    count = "SELECT count(*) AS n FROM archive"
-    for arguments, expected in (
-        (["--from", "2026-05-01T13:00"], "1"),
-        (["--to", "2026-05-01T15:00+02:00"], "3"),
-        (["--key", "us"], "1"),
-        (["--key", "us", "--key", ""], "2"),
-    ):
-        assert main([orders.url, "ORDERS", count, *arguments]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == expected
-
-
-def test_a_day_can_be_named(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    midnight = int(datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp())
-    for seq, bucket in enumerate((midnight - 86400, midnight - 3600, midnight)):
-        archive.write([seq], bucket=bucket, timestamps=[bucket * 1_000_000])
-    for arguments, expected in (
-        (["--from", "today"], "2"),
-        (["--to", "yesterday"], "NULL"),
-        (["--from", "yesterday", "--to", "today"], "0,1"),
-    ):
-        sql = "SELECT array_join(sort_array(nullif(collect_list(_nats_seq), array())), ',') AS seqs FROM archive"
-        assert main([archive.url, "ORDERS", sql, *arguments]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
 def mark(archive: Archive, seconds: float) -> None:
@@ -148,19 +112,6 @@ def test_complete_only_ends_with_the_watermark(orders: Archive, capsys: pytest.C
         assert main([orders.url, "ORDERS", sql, "--complete-only", *arguments]) == 0
         output = capsys.readouterr()
         assert (output.out.splitlines()[-1], output.err) == (expected, said)
-
-
-def test_complete_only_without_a_watermark_is_an_error(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([orders.url, "ORDERS", SUMS, "--complete-only"]) == 1
-    assert "has no watermark for stream ORDERS, which --complete-only needs" in capsys.readouterr().err
-
-
-def test_complete_only_with_a_watermark_from_the_future_is_an_error(
-    orders: Archive, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mark(orders, 75 * 365 * 86_400)
-    assert main([orders.url, "ORDERS", SUMS, "--complete-only"]) == 1
-    assert "which is in the future: a server's clock was wrong" in capsys.readouterr().err
 
 
 def test_the_captures_configuration_says_where_the_archive_is(
@@ -264,11 +215,6 @@ def test_a_wrong_query_is_one_line_and_exit_code_1(
     assert error.count("\n") == 1
 
 
-def test_a_missing_archive_is_one_line_and_exit_code_1(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([archive.url, "ORDERS", "SELECT * FROM archive"]) == 1
-    assert capsys.readouterr().err.startswith("query: no archive of stream ORDERS under file:///")
-
-
 def test_a_table_shows_line_breaks_and_nulls() -> None:
     assert list(table(["a", "b"], [("x\ny", None)])) == ["a     b", "----  ----", "x\\ny  NULL"]
 
@@ -322,10 +268,3 @@ def test_columns_of_one_name_are_all_shown_and_refused_as_json(
     where = ["--to-nats", "a.b", "--servers", "nats://127.0.0.1:1"]
     assert main([orders.url, "ORDERS", sql, *where]) == 1
     assert capsys.readouterr().err == f"query: two columns are called key: {said}"
-
-
-def test_drifted_columns_can_be_queried(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    archive.write([1], amount=pa.array([1]))
-    archive.write([2], amount=pa.array([0.5]))
-    assert main([archive.url, "ORDERS", "SELECT sum(amount) AS s FROM archive", "--format", "csv"]) == 0
-    assert capsys.readouterr().out == "s\n1.5\n"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,11 +18,10 @@ from pyspark.errors import PySparkException
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.compaction.summary import Summary
-from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
 from spark_jobs.job import spark_error
-from tests.integration.spark.conftest import HOUR, Archive, both_layouts
+from tests.integration.spark.conftest import HOUR, Archive
 from tests.support import s3
 from tests.support.examples import examples
 
@@ -115,55 +113,6 @@ class TestContent:
         assert summary.objects_after == len(names(archive))
         assert at_once(spark, archive, target_size=target).changes == ()
 
-    @both_layouts
-    def test_rows_of_one_message_and_recreated_streams_survive(self, spark: SparkSession, archive: Archive) -> None:
-        moment = HOUR * 1_000_000
-        lines = pa.array([0, 1, 2], pa.int32())
-        archive.write(
-            [1, 1, 1], timestamps=[moment] * 3, columns={layout.ROW: lines, "line": pa.array(["a", "b", "c"])}
-        )
-        archive.write([1, 2], timestamps=[moment + 7, moment + 8], columns={"line": pa.array(["other", None])})
-        archive.write(
-            [1, 1, 1], timestamps=[moment] * 3, columns={layout.ROW: lines, "line": pa.array(["a", "b", "c"])}
-        )
-        archive.write([2, 3], timestamps=[moment + 8, moment + 9], columns={"line": pa.array([None, "last"])})
-        before = content(spark, archive)
-        at_once(spark, archive)
-        assert len(names(archive)) == 1
-        assert content(spark, archive) == before
-        assert len(before[1]) == 6
-
-    @both_layouts
-    @pytest.mark.parametrize("row", [[0, 0], [None, 0], [None, None]])
-    def test_copies_of_a_message_with_and_without_the_number_of_its_only_row_become_one(
-        self, spark: SparkSession, archive: Archive, row: list[int | None]
-    ) -> None:
-        archive.write([1, 2], columns={"line": pa.array(["x", "y"])})
-        numbered = {layout.ROW: pa.array([*row, 0], pa.int32()), "line": pa.array(["x", "y", "z"])}
-        archive.write([1, 2, 3], columns=numbered)
-        at_once(spark, archive)
-        assert [name.rows for name in names(archive)] == [3]
-        read = read_archive(spark, archive.url, "ORDERS", dedupe="none")
-        assert sorted(tuple(each) for each in read.select(layout.SEQ, "line").collect()) == [
-            (1, "x"),
-            (2, "y"),
-            (3, "z"),
-        ]
-
-    def test_the_quarantine_is_compacted_on_request_and_only_then(self, spark: SparkSession, archive: Archive) -> None:
-        for quarantine in (False, True):
-            for number in range(3):
-                fields = {"stage": ["decode"] * 2, "error": [f"bad {number}"] * 2} if quarantine else {}
-                archive.write([number * 2, number * 2 + 1], quarantine=quarantine, **fields)
-        before = content(spark, archive, quarantine=True)
-        at_once(spark, archive)
-        assert [name.quarantine for name in names(archive)] == [False, True, True, True]
-        at_once(spark, archive, quarantine=True)
-        assert [name.quarantine for name in names(archive)] == [False, True]
-        assert content(spark, archive, quarantine=True) == before
-        with pytest.raises(JetcaptureError, match="not divided by key"):
-            at_once(spark, archive, quarantine=True, keys=["a"])
-
 
 class TestChoice:
     @pytest.fixture
@@ -174,20 +123,6 @@ class TestChoice:
                 for seq in (1, 2):
                     archive.write([seq], key, bucket=HOUR + 3600 * hour)
         return archive
-
-    def test_a_range_of_time_and_keys_are_compacted_alone(self, spark: SparkSession, hours: Archive) -> None:
-        start, end = (datetime.fromtimestamp(HOUR + 3600 * hour, UTC) for hour in (1, 2))
-        summary = at_once(spark, hours, start=start, end=end, keys=[None])
-        assert [(change.key, change.bucket) for change in summary.changes] == [(None, "2026-05-01T13:00:00Z")]
-        assert (summary.objects_before, summary.objects_after) == (2, 1)
-        assert len(names(hours)) == 11
-
-    def test_buckets_that_are_not_old_enough_are_left_alone(self, spark: SparkSession, hours: Archive) -> None:
-        age = datetime.now(UTC).timestamp() - HOUR
-        assert at_once(spark, hours, older_than=age + 1).changes == ()  # not one of them, and no object was opened
-        summary = at_once(spark, hours, older_than=age - 86_400 - 3600)
-        assert [change.bucket[11:13] for change in summary.changes] == ["12", "13", "12", "13"]
-        assert summary.left == {"the bucket is not closed yet": 2}
 
     def test_buckets_that_are_not_complete_by_the_watermark_are_left_alone(
         self, spark: SparkSession, hours: Archive
@@ -223,38 +158,6 @@ class TestChoice:
         assert len(summary.changes) == 5
         assert len(names(hours)) == 7
 
-    def test_sources_stay_for_the_grace_period_and_the_next_run_need_not_wait_again(
-        self, spark: SparkSession, hours: Archive
-    ) -> None:
-        class EndedError(Exception):
-            """The process ended while it waited."""
-
-        def end(line: str) -> None:
-            assert re.fullmatch(r"waiting (5m|4m\d+s) for readers before removing 12 objects", line)
-            raise EndedError
-
-        for _ in range(2):  # the second time everything is written, but not long ago
-            with pytest.raises(EndedError):
-                at_once(spark, hours, grace=300, tell=end)
-            assert len(names(hours)) == 18
-        summary = at_once(spark, hours, grace=0.001, tell=end)
-        assert len(names(hours)) == summary.objects_after == 6
-        assert summary.duplicates == 12
-
-    def test_what_holds_the_messages_must_still_be_there_when_sources_are_removed(
-        self, spark: SparkSession, hours: Archive
-    ) -> None:
-        before = {name.path for name in names(hours)}
-
-        def meddle(_: str) -> None:
-            for name in names(hours):
-                if name.path not in before and name.key == "a":
-                    (hours.root / name.path).unlink()
-
-        summary = at_once(spark, hours, grace=1.5, tell=meddle)
-        assert summary.left == {"another compaction changed it meanwhile": 3}
-        assert Counter((name.key, name.rows) for name in names(hours)) == {("a", 1): 6, (None, 2): 3}
-
     def test_workers_with_another_working_directory_or_disk_than_the_driver(
         self, spark: SparkSession, hours: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -276,25 +179,6 @@ class TestChoice:
         summary = compact(spark, "archive", "ORDERS", older_than=0, grace=0)
         assert (summary.errors, len(names(hours))) == ((), 6)
         assert read_archive(spark, "archive", "ORDERS", engine="arrow").count() == 12
-
-    @both_layouts
-    def test_two_at_the_same_time_with_other_targets_lose_nothing(self, spark: SparkSession, archive: Archive) -> None:
-        for number in range(60):
-            archive.write(list(range(number * 10, number * 10 + 15)), payloads=[b"%d" % number * 50] * 15)
-        summaries: list[Summary] = []
-        for _ in range(2):
-            threads = [
-                threading.Thread(target=lambda size=size: summaries.append(at_once(spark, archive, target_size=size)))
-                for size in (5_000, 12_000)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert content(spark, archive)[1].total() == 605
-        assert [summary.errors for summary in summaries] == [()] * 4
-        at_once(spark, archive, target_size=12_000)
-        assert sum(name.rows for name in names(archive)) == 605
 
 
 class TestCommand:

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nkeys
 import pytest
 
 from jetcapture_py.jetstream.connection import connect
 from spark_jobs.publishing.login import nats_config
 from tests.integration.spark.live import message
-from tests.support.credentials import certificate, decentralised, seed_of
+from tests.support.credentials import certificate
 from tests.support.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -46,30 +45,6 @@ def refused(spark: SparkSession, login: dict[str, str]) -> str:
     for secret in ("password", "token", "nkey_seed"):
         assert login.get(secret, "hidden") not in str(raised.value)
     return message(raised.value)
-
-
-def test_user_and_password(spark: SparkSession, nats_server: Start) -> None:
-    server = nats_server("authorization { user: app, password: s3cret }")
-    round_trip(spark, {"servers": server.url, "user": "app", "password": "s3cret"})
-    wrong = {"servers": server.url, "user": "app", "password": "qwertz"}
-    assert refused(spark, wrong) == "NATS refused the connection: Authorization Violation"
-
-
-def test_a_token_from_a_file(spark: SparkSession, nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server('authorization { token: "t0ken" }')
-    (tmp_path / "token").write_text("t0ken")
-    round_trip(spark, {"servers": server.url, "token_file": str(tmp_path / "token")})
-
-
-def test_an_nkey_seed(spark: SparkSession, nats_server: Start) -> None:
-    seed, public = seed_of(nkeys.PREFIX_BYTE_USER)
-    server = nats_server(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
-    round_trip(spark, {"servers": server.url, "nkey_seed": seed})
-
-
-def test_a_credentials_file(spark: SparkSession, nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server(decentralised(tmp_path))
-    round_trip(spark, {"servers": server.url, "creds": str(tmp_path / "user.creds")})
 
 
 def test_a_client_certificate_over_tls(spark: SparkSession, nats_server: Start, tmp_path: Path) -> None:

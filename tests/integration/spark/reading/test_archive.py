@@ -13,17 +13,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading import plan as planning
-from spark_jobs.archive import Dedupe, Engine, archive_view, read_archive
+from spark_jobs.archive import Dedupe, archive_view, read_archive
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
-from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,20 +145,6 @@ class TestTimeRange:
 
 
 class TestDuplicates:
-    @both_layouts
-    def test_a_message_in_two_objects_is_read_once(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1, 2, 3])
-        archive.write([2, 3, 4])
-        archive.write([10, 11])
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 10, 11]
-
-    @both_layouts
-    def test_same_sequences_at_another_time_are_other_messages(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1, 2])
-        archive.write([1, 2], timestamps=[HOUR * 1_000_000 + 500, HOUR * 1_000_000 + 501])
-        for dedupe in MODES:
-            assert seqs(read_archive(spark, archive.url, "ORDERS", dedupe=dedupe)) == [1, 1, 2, 2]
-
     def test_overlaps_cost_a_shuffle_only_where_names_and_sequences_do_not_settle_them(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -176,22 +159,6 @@ class TestDuplicates:
         assert "Exchange hash" in plan(frame)
         assert seqs(frame) == [1, 1, 2, 2, 2, 3, 4, 5]
 
-    @both_layouts
-    def test_copies_that_alternate_are_told_apart(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write(range(1, 200, 2))
-        archive.write(range(1, 200))
-        archive.write(range(2, 300, 2), "b")
-        archive.write(range(3, 300, 3), "b")
-        expected = sorted([*range(1, 200), *{*range(2, 300, 2), *range(3, 300, 3)}])
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == expected
-
-    @both_layouts
-    def test_overlaps_whose_sequences_lie_far_apart_are_read_once(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1, 64, 2**40, 2**40 + 2, 2**62])
-        archive.write([2, 64, 65, 2**40, 2**40 + 1, 2**40 + 3, 2**62 - 1])
-        sparse = [1, 2, 64, 65, *range(2**40, 2**40 + 4), 2**62 - 1, 2**62]
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == sparse
-
     def test_overlaps_of_many_ranges_make_no_larger_a_plan_than_those_of_one(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -204,14 +171,6 @@ class TestDuplicates:
         assert "Exchange hash" not in plan(frame)
         assert plan(frame).count(layout.SEQ) < 50
         assert seqs(frame) == sorted(expected)
-
-    def test_objects_of_one_name_under_two_keys_are_both_read(self, spark: SparkSession, archive: Archive) -> None:
-        for key in "ab":
-            archive.write([1, 2, 3], key)
-            archive.write([3, 4], key)
-        archive.write([9], "b")
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 1, 2, 2, 3, 3, 4, 4, 9]
-        assert seqs(read_archive(spark, archive.url, "ORDERS", keys=["b"])) == [1, 2, 3, 4, 9]
 
     def test_objects_of_one_name_are_told_apart_where_one_of_them_is_not_read(
         self, spark: SparkSession, archive: Archive
@@ -241,33 +200,6 @@ class TestDuplicates:
         assert counts == {"none": 6, "auto": 5, "full": 3}
 
     @both_layouts
-    def test_the_rows_of_one_message_are_not_copies_of_each_other(self, spark: SparkSession, archive: Archive) -> None:
-        when = [HOUR * 1_000_000] * 3
-        for last in (1, 2):
-            row = pa.array([0, 1, 0], pa.int32())
-            archive.write([1, 1, last], timestamps=when, _nats_row=row, line=["x", "y", "z"])
-        frame = read_archive(spark, archive.url, "ORDERS")
-        assert sorted(tuple(r) for r in frame.select(layout.SEQ, layout.ROW, "line").collect())[:2] in (
-            [(1, 0, "x"), (1, 1, "y")],
-            [(1, 0, "z"), (1, 1, "y")],
-        )
-        assert frame.count() == 3
-
-    @both_layouts
-    @pytest.mark.parametrize("engine", ["spark", "arrow"])
-    def test_copies_of_a_message_with_and_without_the_number_of_its_only_row_are_read_once(
-        self, spark: SparkSession, archive: Archive, engine: Engine
-    ) -> None:
-        for first, row in ((1, [0, 0]), (11, [None, 0]), (21, [None, None])):
-            archive.write([first, first + 1], line=["x", "y"])
-            numbers = pa.array([*row, 0], pa.int32())
-            archive.write([first, first + 1, first + 2], _nats_row=numbers, line=["x", "y", "z"])
-        expected = [(first + number, line) for first in (1, 11, 21) for number, line in enumerate("xyz")]
-        for mode in ("auto", "full"):
-            frame = read_archive(spark, archive.url, "ORDERS", dedupe=mode, engine=engine)
-            assert sorted(tuple(r) for r in frame.select(layout.SEQ, "line").collect()) == expected
-
-    @both_layouts
     def test_columns_chosen_need_not_include_what_deduplication_needs(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -280,54 +212,8 @@ class TestDuplicates:
         with pytest.raises(JetcaptureError, match="expected auto, full or none"):
             read_archive(spark, archive.url, "ORDERS", dedupe="maybe")  # type: ignore[arg-type]
 
-    @settings(examples(cost=4), suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(
-        blocks=some.lists(some.tuples(some.sampled_from("ab"), some.sets(some.integers(1, 12), min_size=1)), min_size=1)
-    )
-    def test_any_overlap_of_blocks_reads_each_message_once(
-        self, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, set[int]]]
-    ) -> None:
-        archive = Archive(tmp_path_factory.mktemp("overlap"))
-        for key, numbers in blocks:
-            archive.write(sorted(numbers), key)
-        expected = sorted({(key, number) for key, numbers in blocks for number in numbers})
-        rows = read_archive(spark, archive.url, "ORDERS").select("key", layout.SEQ).collect()
-        assert sorted(tuple(row) for row in rows) == expected
-
 
 class TestDrift:
-    def test_columns_that_only_some_objects_have_are_null_elsewhere(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        archive.write([1], a=[1])
-        archive.write([2], b=["x"])
-        archive.write([3], a=["drifted"], c=[{"x": 1}])
-        rows = read_archive(spark, archive.url, "ORDERS").orderBy(layout.SEQ).select("a", "b", "c").collect()
-        assert [tuple(row) for row in rows] == [("1", None, None), (None, "x", None), ("drifted", None, (1,))]
-
-    def test_structs_with_other_fields_keep_all_fields(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1], s=[{"x": 1}], n=[1])
-        archive.write([2], s=[{"y": "a"}], n=["text"])
-        frame = read_archive(spark, archive.url, "ORDERS")
-        assert columns_of(frame)["s"] == "struct<x:bigint,y:string>"
-        rows = frame.orderBy(layout.SEQ).select("s").collect()
-        assert [row["s"].asDict() for row in rows] == [{"x": 1, "y": None}, {"x": None, "y": "a"}]
-
-    @both_layouts
-    def test_copies_of_a_message_with_drifted_types_are_one_message(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        archive.write([1, 2], value=[1, 2])
-        archive.write([2, 3], value=[2.0, 2.5])
-        frame = read_archive(spark, archive.url, "ORDERS")
-        assert sorted(row["value"] for row in frame.collect()) == [1.0, 2.0, 2.5]
-
-    def test_names_that_differ_in_case_only_are_one_column(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1], Amount=[1])
-        archive.write([2], amount=[2])
-        frame = read_archive(spark, archive.url, "ORDERS")
-        assert sorted(row[0] for row in frame.select("amount").collect()) == [1, 2]
-
     def test_names_with_dots_and_backticks_are_read(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1], columns={"a.b": [1], "c`d": [2]})
         archive.write([2], columns={"a.b": ["x"], "c`d": [2]})
@@ -430,17 +316,6 @@ class TestArchive:
         assert row is not None
         assert row[layout.HEADERS] == {"A": ["1", "2"], "B": [""]}
         assert bytes(row[layout.PAYLOAD]) == payload
-
-    def test_the_quarantine_is_read_on_request_and_only_then(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1])
-        archive.write([2, 3], quarantine=True, stage=["decode"] * 2, error=["bad"] * 2)
-        archive.write([3, 4], quarantine=True, stage=["decode"] * 2, error=["bad"] * 2)
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1]
-        frame = read_archive(spark, archive.url, "ORDERS", quarantine=True)
-        assert seqs(frame) == [2, 3, 4]
-        assert frame.columns[-4:] == ["stage", "error", "date", "hour"]
-        with pytest.raises(JetcaptureError, match="not divided by key"):
-            read_archive(spark, archive.url, "ORDERS", quarantine=True, keys=["a"])
 
     def test_foreign_and_unfinished_files_are_passed_over(self, spark: SparkSession, archive: Archive) -> None:
         name = archive.write([1])

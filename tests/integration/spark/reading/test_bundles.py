@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.footer import SchemaReader
-from spark_jobs.archive import Engine, archive_view, read_archive
+from spark_jobs.archive import Engine, read_archive
 from tests.support.archives import lay_out, tangle
 
 if TYPE_CHECKING:
@@ -34,21 +31,6 @@ def rows(frame: DataFrame) -> list[tuple[int, str | None]]:
 
 
 EXPECTED = sorted((seq, key) for (seq, _), key in MESSAGES.items())
-
-
-@pytest.mark.parametrize("engine", ["spark", "arrow"])
-def test_bundles_are_read_like_keys_with_the_same_columns(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
-    for root, bundles in ((tmp_path / "keys", 0), (tmp_path / "bundles", 16)):
-        lay_out(root, some(1, 60), bundles)
-        lay_out(root, some(50, 100), bundles)
-        lay_out(root, some(1, 10), bundles, bucket=BUCKET + 900)
-    frames = [read_archive(spark, str(tmp_path / name), "ORDERS", engine=engine) for name in ("keys", "bundles")]
-    assert frames[0].columns == frames[1].columns
-    found = [sorted(map(tuple, frame.drop(layout.HEADERS).collect()), key=str) for frame in frames]
-    assert found[0] == found[1]
-    assert len(found[0]) == 110
-    assert rows(frames[1].where("hour = '22'"))  # the partition columns are strings
-    assert {row["key"] for row in frames[1].where("key IN ('007', '7')").collect()} == {"007", "7"}
 
 
 @pytest.mark.parametrize("engine", ["spark", "arrow"])
@@ -87,15 +69,6 @@ def test_a_bucket_whose_layout_was_changed_three_times_is_read_once(
     assert rows(empty) == without_key  # an empty key is no key, as where messages are captured
 
 
-@pytest.mark.parametrize("numbers", list(combinations((0, 4, 8, 16), 2)))
-def test_copies_in_two_layouts_of_a_bucket_are_dropped(
-    spark: SparkSession, tmp_path: Path, numbers: tuple[int, int]
-) -> None:
-    for bundles, (first, last) in zip(numbers, ((1, 60), (40, 100)), strict=True):
-        lay_out(tmp_path, some(first, last), bundles)
-    assert rows(read_archive(spark, str(tmp_path), "ORDERS")) == EXPECTED
-
-
 def test_a_key_is_read_from_its_bundle_and_no_footer_is_read_twice(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,23 +88,3 @@ def test_a_key_is_read_from_its_bundle_and_no_footer_is_read_twice(
     assert paths == {name.path.rpartition("/")[2] for name in names if name.bundle in own}
     assert "EqualTo(key,eu)" in frame._jdf.queryExecution().executedPlan().toString()  # skips row groups and pages
     assert rows(frame) == sorted([each for each in EXPECTED if each[1] == "eu"] + [(2, "eu")])
-
-
-def test_plain_sql_finds_a_key_in_an_archive_with_bundles(spark: SparkSession, tmp_path: Path) -> None:
-    lay_out(tmp_path, MESSAGES, 16)
-    archive_view(spark, str(tmp_path), "ORDERS", "bundled")
-    found = spark.sql("SELECT count(*), count(DISTINCT key) FROM bundled WHERE key IN ('eu', '007')").collect()
-    assert tuple(found[0]) == (10, 2)
-
-
-@pytest.mark.parametrize("engine", ["spark", "arrow"])
-def test_a_column_called_bundle_of_older_objects_under_keys_is_null_for_objects_in_bundles(
-    spark: SparkSession, tmp_path: Path, engine: Engine
-) -> None:
-    (name,) = lay_out(tmp_path, {(1, BUCKET * 1_000_000): "eu"}, 0)
-    table = pq.ParquetFile(tmp_path / name.path).read()
-    pq.write_table(table.append_column("Bundle", pa.array([7], pa.int64())), tmp_path / name.path)
-    lay_out(tmp_path, {(2, BUCKET * 1_000_000 + 900_000_000): "us"}, 16, bucket=BUCKET + 900)
-    frame = read_archive(spark, str(tmp_path), "ORDERS", engine=engine)
-    found = frame.select(layout.SEQ, "key", "Bundle").collect()
-    assert sorted(map(tuple, found)) == [(1, "eu", 7), (2, "us", None)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -121,15 +121,3 @@ def test_fields_of_one_struct_that_differ_in_case_only_need_a_case_sensitive_ses
         assert [tuple(row) for row in frame.collect()] == [([1], [2])]
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
-
-
-@pytest.mark.parametrize("engine", ["spark", "arrow"])
-@pytest.mark.parametrize("dedupe", ["auto", "full"])
-def test_an_archive_may_have_objects_with_and_without_nanoseconds(
-    spark: SparkSession, archive: Archive, engine: Engine, dedupe: Literal["auto", "full"]
-) -> None:
-    archive.write([1, 2], "a")
-    archive.write([3, 4], "a", columns={layout.NANOS: pa.array([7, 999], pa.int16())})
-    frame = read_archive(spark, archive.url, "ORDERS", engine=engine, dedupe=dedupe)
-    assert dict(frame.dtypes)[layout.NANOS] == "smallint"
-    assert sorted(frame.select(layout.SEQ, layout.NANOS).collect()) == [(1, None), (2, None), (3, 7), (4, 999)]

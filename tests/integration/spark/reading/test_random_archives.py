@@ -29,7 +29,7 @@ def check(spark: SparkSession, drawn: Any) -> None:
                 assert comparable(frame.toArrow().to_pylist()) == expected, (engine, archive.log)
 
 
-@settings(max_examples=3)
+@settings(max_examples=6)
 @given(some.data())
 def test_every_message_is_read_once_with_its_values(spark: SparkSession, drawn: Any) -> None:
     check(spark, drawn)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import uuid
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -70,37 +69,6 @@ def test_every_type_comes_back_as_spark_reads_it(spark: SparkSession, archive: A
         (None, "2026-05-01", "12", None),
         ("a", "2026-05-01", "12", 2**64 - 1),
     ]
-
-
-def test_drifted_columns_make_one_table(spark: SparkSession, archive: Archive) -> None:
-    archive.write([1], n=pa.array([1]), deep=pa.array([{"x": 1}]), kind=pa.array([5]), nothing=pa.nulls(1))
-    archive.write([2], n=pa.array([0.5]), deep=pa.array([{"x": 2, "y": "new"}]), kind=pa.array(["five"]))
-    archive.write([3], N=pa.array([3]), nothing=pa.array([[1]]))
-    found = same(*both(spark, archive))
-    assert [(row["n"], row["kind"], row["nothing"]) for row in sorted(found, key=lambda row: row[layout.SEQ])] == [
-        (1.0, "5", None),
-        (0.5, "five", None),
-        (3.0, None, [1]),
-    ]
-
-
-def test_each_message_comes_once_from_overlapping_objects(spark: SparkSession, archive: Archive) -> None:
-    archive.write([1, 2, 3, 4, 5])
-    archive.write([4, 5, 6, 9])  # some of it again, and in parts
-    archive.write([7, 8], timestamps=[1, 2])
-    archive.write([8, 10], timestamps=[3, 4])  # the same sequence at another time: compared row by row
-    for dedupe, count in (("auto", 11), ("full", 11), ("none", 13)):
-        assert len(same(*both(spark, archive, dedupe=dedupe))) == count
-
-
-def test_range_keys_columns_and_quarantine_choose_as_ever(spark: SparkSession, archive: Archive) -> None:
-    archive.write([1, 2, 3], "a/b", amount=[1, 2, 3])
-    archive.write([4], "x", bucket=HOUR + 3600, amount=[4])
-    archive.write([5], quarantine=True, stage=["decode"], error=["truncated"])
-    start = datetime.fromtimestamp(HOUR, UTC).replace(microsecond=2)
-    assert len(same(*both(spark, archive, start=start, keys=["a/b"]))) == 2
-    assert same(*both(spark, archive, end=start, columns=["amount", "key"])) == [{"amount": 1, "key": "a/b"}]
-    assert len(same(*both(spark, archive, quarantine=True))) == 1
 
 
 def test_an_archive_in_s3_is_queried_without_a_file_system_of_sparks(

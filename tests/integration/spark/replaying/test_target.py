@@ -8,10 +8,8 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import nats
-import nkeys
 import pytest
 import yaml
 from nats.js.api import ConsumerConfig
@@ -21,14 +19,12 @@ from jetcapture_py.archive.watermark import Watermark, combined, path
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.jetstream.connection import connect
 from spark_jobs.arguments import login
 from spark_jobs.replay import main
 from spark_jobs.replaying.arguments import parse
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.target import Target, progress
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream, ask, stored
 from tests.support.running import settings
@@ -260,57 +256,6 @@ def test_patterns_cover_and_overlap_as_nats_has_it() -> None:
 
 
 # ------------------------------------------------------------------ logins
-
-
-def replayed(archive: Archive, server: NatsServer, *arguments: str, **login: Any) -> int:
-    """The exit code of a replay to a stream that was created by another login."""
-
-    async def create() -> None:
-        client = await connect(NatsConfig.model_validate({"servers": [server.url], **login}), "test", timeout=20)
-        await client.jetstream().add_stream(name="REPLAY", subjects=["replay.>"])
-        await client.close()
-
-    asyncio.run(create())
-    where = ["--servers", server.url, "--subject", "replay.{key}"]
-    return main([archive.url, "ORDERS", *where, *arguments])
-
-
-def test_a_password_comes_from_a_file_or_the_environment(
-    archive: Archive, nats_server: Start, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive.write([1, 2])
-    server = nats_server("authorization { user: app, password: s3cret }")
-    secret, wrong = tmp_path / "secret", tmp_path / "wrong"
-    secret.write_text("s3cret\n")
-    wrong.write_text("guessed")
-    known = {"user": "app", "password": "s3cret"}
-    assert replayed(archive, server, "--user", "app", "--password-file", str(secret), **known) == 0
-    assert replayed(archive, server, "--user", "app", "--password-file", str(wrong), **known) == 1
-    assert "replay: NATS refused the connection: Authorization Violation\n" in capsys.readouterr().err
-    monkeypatch.setenv("NATS_PASSWORD", "s3cret")
-    assert replayed(archive, server, "--user", "app", **known) == 0
-    assert "s3cret" not in "".join(capsys.readouterr())
-
-
-def test_a_seed_from_a_file_over_tls(archive: Archive, nats_server: Start, tmp_path: Path) -> None:
-    archive.write([1])
-    certificate(tmp_path, "server", certificate(tmp_path, "ca", None))
-    seed, public = seed_of(nkeys.PREFIX_BYTE_USER)
-    (tmp_path / "seed").write_text(seed)
-    server = nats_server(
-        f"authorization {{ users: [ {{ nkey: {public} }} ] }}\n"
-        f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server-key.pem", handshake_first: true }}'
-    )
-    tls = {"ca": str(tmp_path / "ca.pem"), "handshake_first": True}
-    arguments = ["--nkey-seed-file", str(tmp_path / "seed"), "--tls-ca", tls["ca"], "--tls-handshake-first"]
-    assert replayed(archive, server, *map(str, arguments), nkey_seed=seed, tls=tls) == 0
-
-
-def test_a_credentials_file(archive: Archive, nats_server: Start, tmp_path: Path) -> None:
-    archive.write([1])
-    server = nats_server(decentralised(tmp_path))
-    creds = str(tmp_path / "user.creds")
-    assert replayed(archive, server, "--creds", creds, creds=creds) == 0
 
 
 def test_the_configuration_of_the_capture_says_where_its_servers_are(
