@@ -234,7 +234,7 @@ def check(
     raise typer.Exit(
         many.run(
             files,
-            lambda each, _: command.run(each, outage=seconds, price=price),
+            lambda each, _: command.run(each, [*files.configs.values()], outage=seconds, price=price),
             as_json=as_json,
             at_once=True,
             tell_left_out=True,

@@ -15,18 +15,20 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.pressure import CaptureMemory
-from jetcapture_py.config.model import Config
+from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedConfigs, refuse_wrong_files
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.jetstream.unreadable import Notifier
 from jetcapture_py.log import about, event, setup
 from jetcapture_py.monitoring.http_server import HttpServer, Starting
 from jetcapture_py.plugins import is_reference
@@ -124,10 +126,18 @@ def leave(code: int) -> NoReturn:
 class _Member:
     """A capture, its configuration, and its task once it has started."""
 
-    def __init__(self, capture: CaptureId, config: Config, budget: CaptureMemory | None, *, single: bool) -> None:
+    def __init__(
+        self,
+        capture: CaptureId,
+        config: Config,
+        budget: CaptureMemory | None,
+        notifiers: Callable[[], Iterable[Notifier]],
+        *,
+        single: bool,
+    ) -> None:
         self.id, self.name, self.config = capture, capture.name, config
         self.label = None if single else capture.name
-        self.capture = Capture(config, budget=budget)
+        self.capture = Capture(config, budget=budget, notifiers=notifiers)
         self.stop = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.failure = ""
@@ -390,7 +400,11 @@ class Supervisor:
                     for warning in config.warnings():
                         event(log, logging.WARNING, "config.warning", warning=warning)
                     member = made[capture] = _Member(
-                        capture, config, self._budget(capture, config), single=self._files.single
+                        capture,
+                        config,
+                        self._budget(capture, config),
+                        partial(self._notifiers, config.nats),
+                        single=self._files.single,
                     )
                 if self._encode_threads is not None and not is_reference(config.block.format):  # user code may hang
                     member.capture.state.encode_threads = self._encode_threads
@@ -408,6 +422,11 @@ class Supervisor:
             return None
         limit = config.limits.memory
         return self._budgets.setdefault((capture.path, limit), CaptureMemory(limit))
+
+    def _notifiers(self, nats: NatsConfig) -> list[Notifier]:
+        """Return the running captures of an account that publish notifications."""
+        members = [member for member in self._members.values() if member.running and member.config.nats == nats]
+        return [notifier for member in members if (notifier := member.capture.announcer.notifier) is not None]
 
     async def _replace(self, capture: CaptureId, new: _Member | None) -> None:
         """Drain a capture, if there is one, and start the new one, if there is one."""

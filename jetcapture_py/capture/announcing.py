@@ -26,6 +26,7 @@ from jetcapture_py.config.model import OnStoredConfig
 from jetcapture_py.config.subjects import covers
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.consumer import filters_of
+from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, refusal
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
@@ -103,10 +104,14 @@ def configured_call(config: OnStoredConfig) -> OnStored | None:
 class Announcer:
     """Announces to the configured subject, and to `call` or the configured function."""
 
-    def __init__(self, state: CaptureState, call: OnStored | None) -> None:
+    def __init__(
+        self, state: CaptureState, call: OnStored | None, others: Callable[[], Iterable[Notifier]] = tuple
+    ) -> None:
         config = state.config.on_stored
         self.subject = state.config.stored_subject
-        self._state = state
+        self.notifier: Notifier | None = None
+        """Known once the subject has been checked."""
+        self._state, self._others = state, others
         self._limits: dict[str, LogLimit] = {}
         self._denied_on = -1  # the connection on which a denial was logged
         self._receivers: dict[str, _Receiver] = {}
@@ -119,17 +124,17 @@ class Announcer:
             self._receivers["call"] = _Receiver(thread.run, contextlib.closing(thread))
 
     async def check(self) -> None:
-        """Refuse a subject whose messages the capture itself would receive. Raises ConfigError."""
+        """Refuse a subject whose messages come back to the capture, at once or through others. Raises ConfigError."""
         source = self._state.source
         if not self.subject:
             return
-        covering = [subject for subject in await source.stream_subjects() if covers(subject, self.subject)]
-        if not covering:
-            return
-        taken = f"stream {source.stream} takes {self.subject} itself ({covering[0]})"
-        if any(covers(subject, self.subject) for subject in filters_of(source.state.config) or (">",)):
-            raise ConfigError(f"on_stored.subject: {taken}, so that every object would cause another")
-        event(log, logging.WARNING, "config.warning", warning=f"on_stored.subject: {taken}; it is not captured")
+        taken, filters = await source.stream_subjects(), filters_of(source.state.config)
+        self.notifier = Notifier(stream=source.stream, subject=self.subject, taken=taken, filters=filters)
+        if problem := notification_loop(self.notifier, self._others()):
+            raise ConfigError(f"on_stored.subject: {problem}")
+        if any(covers(subject, self.subject) for subject in taken):
+            text = f"on_stored.subject: stream {source.stream} takes {self.subject} itself; it is not captured"
+            event(log, logging.WARNING, "config.warning", warning=text)
 
     def announce(self, blocks: Iterable[StoredBlock]) -> None:
         """Queue stored and acknowledged blocks; returns immediately."""

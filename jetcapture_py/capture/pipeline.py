@@ -7,6 +7,7 @@ place that acknowledges, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from jetcapture_py.archive.block_writer import BlockWriter
@@ -19,6 +20,7 @@ from jetcapture_py.capture.state import CaptureMemory, CaptureState
 from jetcapture_py.capture.storing import acknowledge, check_drained, put_all
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import DrainError, SourceError
+from jetcapture_py.jetstream.unreadable import Notifier
 from jetcapture_py.store import Store, configured_store
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.keys import KeyFunction
@@ -29,7 +31,8 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 class Capture:
     """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
 
-    `state` is for side tasks, probes and metrics; others may share `budget`. Raises ConfigError for problems at start.
+    `state` is for side tasks, probes and metrics; others may share `budget`. `notifiers` returns the captures of the
+    process that publish notifications. Raises ConfigError for problems at start.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Capture:
         writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
         budget: CaptureMemory | None = None,
+        notifiers: Callable[[], Iterable[Notifier]] = tuple,
     ) -> None:
         store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
         self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks, budget=budget)
@@ -49,7 +53,7 @@ class Capture:
         preparer = replace(parts.preparer(config, decoder, key), pinned=config.source.mode == "ordered")
         self.decoding = Decoding(self.state, preparer)
         self.encoding = Encoding(self.state, encoder)
-        self.announcer = Announcer(self.state, on_stored)
+        self.announcer = Announcer(self.state, on_stored, notifiers)
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
         """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""

@@ -107,6 +107,8 @@ class CaptureFiles(Generic[T]):
         self._files: dict[Path, T | AccountConfig[T]] = {}
         self._broken: dict[CaptureId, tuple[str, ...]] = {}
         self._read = False
+        self.configs: Mapping[CaptureId, T] = {}
+        """The captures that were found last."""
 
     def shows_one(self, captures: Captures[T]) -> bool:
         """Whether a command shows its only capture in full: one of a single file for one, or one that was chosen."""
@@ -154,6 +156,7 @@ class CaptureFiles(Generic[T]):
             if stream not in streams and not self._broken:
                 text = f"--stream: the configuration has no capture of stream {stream}"
                 captures.problems[CaptureId(Path(stream))] = (text,)
+        self.configs = captures.configs
         return captures
 
     def chosen(self) -> Captures[T]:

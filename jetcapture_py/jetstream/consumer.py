@@ -25,6 +25,7 @@ from jetcapture_py.jetstream.connection import (
     ApiError,
     UnavailableError,
 )
+from jetcapture_py.jetstream.unreadable import unreadable_with_origins
 from jetcapture_py.log import event
 
 _OWN_METADATA = "_nats."
@@ -227,20 +228,6 @@ async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) ->
     return min(matches)[1] if matches else None
 
 
-async def ensure_consumer(api: Api, source: SourceConfig) -> ConsumerState:
-    """Return the durable consumer; create it if it is missing and `source.create` is set. Raises SourceError."""
-    stream, consumer = source.stream, source.consumer
-    try:
-        state = consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
-    except ApiError as error:
-        if error.err_code != CONSUMER_NOT_FOUND or not source.create:
-            raise _translated(error, stream, consumer) from error
-        state = await _create(api, source)
-    if problem := unusable(stream, consumer, state.config, source.mode):
-        raise SourceError(problem)
-    return state
-
-
 async def check_acks(api: Api, stream: str, consumer: str) -> None:
     """Check that acknowledgements reach the consumer, if its API is imported. Raises SourceError."""
     for _ in range(_ACK_ATTEMPTS if api.imported else 0):
@@ -418,13 +405,13 @@ class Consumer:
     def __init__(self, api: Api, config: SourceConfig, fail: Callable[[SourceError], None]) -> None:
         self._api, self._config, self._fail = api, config, fail
         self.stream_created = ""
+        self.state: ConsumerState
         self._may_get = True  # False once STREAM.MSG.GET was denied
 
     async def attach(self) -> None:
         """Find or create the consumer. Raises SourceError."""
         try:
-            self.state: ConsumerState = await ensure_consumer(self._api, self._config)
-            self.stream_created = await self._stream_created()
+            await self._ensure()
             await check_acks(self._api, self._config.stream, self._config.consumer)
         except UnavailableError as error:
             raise SourceError(str(error)) from error
@@ -441,15 +428,33 @@ class Consumer:
         self._warn_of_max_deliver(self.state)
         self._warn_of_pause(self.state)
 
+    async def _ensure(self) -> None:
+        """Find the durable consumer; create it if it is missing and `source.create` is set. Raises SourceError."""
+        api, source = self._api, self._config
+        stream, consumer = source.stream, source.consumer
+        state: ConsumerState | None = None
+        try:
+            state = consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
+        except ApiError as error:
+            if error.err_code != CONSUMER_NOT_FOUND or not source.create:
+                raise _translated(error, stream, consumer) from error
+        self.stream_created = await self._stream_created()  # before anything is created on it
+        self.state = state or await _create(api, source)
+        if problem := unusable(stream, consumer, self.state.config, source.mode):
+            raise SourceError(problem)
+
     async def _stream_created(self) -> str:
-        """Return when the stream was created, RFC 3339; "" without permission to ask."""
+        """Return when the stream was created, RFC 3339; "" without permission to ask. Raises SourceError."""
         stream = self._config.stream
         try:
-            return str((await self._api.request(f"STREAM.INFO.{stream}")).get("created", ""))
+            info = await self._api.request(f"STREAM.INFO.{stream}")
         except ApiError as error:
             if error.err_code == STREAM_NOT_FOUND:
                 raise _translated(error, stream, "") from error
             return ""
+        if problem := await unreadable_with_origins(self._api, info):
+            raise SourceError(problem)
+        return str(info.get("created", ""))
 
     async def refresh(self) -> bool:
         """Update the state; return False without an answer, or if the consumer cannot be captured from any more."""

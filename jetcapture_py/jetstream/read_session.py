@@ -24,6 +24,7 @@ from jetcapture_py.jetstream.connection import (
     UnavailableError,
     connect,
 )
+from jetcapture_py.jetstream.unreadable import unreadable, unreadable_with_origins
 from jetcapture_py.jetstream.wire.client import Connection, denial_in
 
 PAUSE = 0.25
@@ -169,8 +170,14 @@ class ReadSession:
             await asyncio.sleep(PAUSE)
 
     async def state(self, stream: str) -> StreamState:
-        """Return the current state of the stream."""
-        state = StreamState.of(await self.request(f"STREAM.INFO.{stream}"))
+        """Return the current state of the stream. Raises SourceError, also for a stream that cannot be read."""
+        info = await self.request(f"STREAM.INFO.{stream}")
+        problem = unreadable(self.api, info)
+        if problem is None and stream not in self._retentions:
+            problem = await unreadable_with_origins(self.api, info)
+        if problem is not None:
+            raise SourceError(problem)
+        state = StreamState.of(info)
         self._retentions[stream] = state.retention
         return state
 

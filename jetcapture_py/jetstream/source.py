@@ -21,6 +21,7 @@ from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError, 
 from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
 from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.pulls import PAUSE, Pulls
+from jetcapture_py.jetstream.unreadable import unreadable
 from jetcapture_py.jetstream.wire.client import Connection, Denial, denial_in, refusal
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 from jetcapture_py.log import event
@@ -491,11 +492,14 @@ class PullSource:
         return tuple(answer["config"].get("subjects", ())) if answer is not None else ()
 
     async def stream_info(self) -> dict[str, Any] | None:
-        """Return the server's answer to STREAM.INFO; None without permission or answer."""
+        """Return the server's answer to STREAM.INFO; None without permission or answer. Fail if it cannot be read."""
         try:
-            return await self._api.request(f"STREAM.INFO.{self.stream}")
+            info = await self._api.request(f"STREAM.INFO.{self.stream}")
         except (ApiError, UnavailableError):
             return None
+        if problem := unreadable(self._api, info):
+            self.fail(SourceError(problem))
+        return info
 
     async def publish(self, subject: str, payload: bytes) -> None:
         """Publish a message that nobody confirms. Raises nats-py's errors."""

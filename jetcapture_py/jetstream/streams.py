@@ -10,6 +10,7 @@ from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
 from jetcapture_py.config.several import SelectedStreams
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.unreadable import unreadable
 from jetcapture_py.text import one_line
 
 TIMEOUT = 10.0
@@ -34,7 +35,9 @@ async def _on_server(file: AccountConfig[T]) -> SelectedStreams:
             for info in answer.get("streams") or ():
                 name = info["config"]["name"]
                 takes = info["config"].get("retention") == "workqueue"
-                if file.selects(name, takes=takes):
+                if file.selects(name) and (problem := unreadable(session.api, info)):
+                    left_out[name] = problem
+                elif file.selects(name, takes=takes):
                     names.append(name)
                 elif takes and file.selects(name):
                     left_out[name] = WORK_QUEUE

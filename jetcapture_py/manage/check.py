@@ -9,7 +9,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -34,6 +34,7 @@ from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FO
 from jetcapture_py.jetstream.consumer import consumer_state, unusable
 from jetcapture_py.jetstream.pulls import OneAnswerError
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.unreadable import unreadable_with_origins
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage import check_server
 from jetcapture_py.manage.check_server import Findings
@@ -289,15 +290,19 @@ _MAX_REASONS, _MAX_NAMES = 10, 20
 """Reasons of quarantine, and columns, that are named."""
 
 
-def run(config: Config, *, outage: float | None = None, price: float | None = None) -> CommandResult:
-    """Check the configuration: one line per finding. Raises ConfigError."""
-    findings = asyncio.run(check(config, outage=outage, price=price))
+def run(
+    config: Config, others: Iterable[Config] = (), *, outage: float | None = None, price: float | None = None
+) -> CommandResult:
+    """Check the configuration, beside `others`: one line per finding. Raises ConfigError."""
+    findings = asyncio.run(check(config, others, outage=outage, price=price))
     code = FAILS if findings.problems else WORKS
     return CommandResult(summary=findings.summary(), lines=findings.lines(), records=[findings.fields()], code=code)
 
 
-async def check(config: Config, *, outage: float | None = None, price: float | None = None) -> Findings:
-    """Check the configuration; `outage` is in seconds, `price` in US dollars per 1,000 writes.
+async def check(
+    config: Config, others: Iterable[Config] = (), *, outage: float | None = None, price: float | None = None
+) -> Findings:
+    """Check the configuration, beside `others`; `outage` is in seconds, `price` in US dollars per 1,000 writes.
 
     Raises ConfigError for problems that also end a capture at its start, such as a missing extra.
     """
@@ -311,6 +316,7 @@ async def check(config: Config, *, outage: float | None = None, price: float | N
     try:
         async with ReadSession(config.nats, f"jetcapture check {config.source.stream}", timeout=TIMEOUT) as session:
             consumer = await _server(session, config, findings, outage, put_price(config.store.url, price))
+            await check_server.check_notifications(session, config, others, findings)
     except SourceError as error:
         findings.problem("connection", str(error))
     await asyncio.to_thread(_store, config, findings, consumer)
@@ -374,6 +380,9 @@ async def _server(
     if source.mode == "shared":
         check_server.check_wait(findings, consumer, source)
     if stream is None:
+        return consumer
+    if problem := await unreadable_with_origins(session.api, stream):
+        findings.problem("stream", problem)
         return consumer
     check_server.check_mode(session, findings, source, stream)
     check_server.check_bucket(findings, source, stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableE
 from jetcapture_py.jetstream.consumer import check_acks, consumer_state, filters_of
 from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, DeniedError, refusal
 from jetcapture_py.manage.plan import Plan, plans
 from jetcapture_py.text import plural
@@ -315,6 +316,23 @@ async def check_filters(session: ReadSession, config: Config, findings: Findings
             and not answer["state"].get("subjects")
         ):
             findings.warning("filter", f"{pattern} matches no message that the stream holds")
+
+
+async def check_notifications(
+    session: ReadSession, config: Config, others: Iterable[Config], findings: Findings
+) -> None:
+    """Check that notifications do not come back, at once or through `others`. What cannot be asked is not checked."""
+    notifiers = []
+    for capture in (config, *(other for other in others if other != config)) if config.stored_subject else ():
+        source, subject = capture.source, capture.stored_subject
+        if subject and capture.nats == config.nats:
+            with contextlib.suppress(ApiError, UnavailableError):
+                stream = (await session.api.request(f"STREAM.INFO.{source.stream}"))["config"]
+                taken, filters = stream.get("subjects") or (), source.filter_subjects
+                notifiers.append(Notifier(stream=source.stream, subject=subject, taken=taken, filters=filters))
+    own = next((one for one in notifiers if one.stream == config.source.stream), None)
+    if own is not None and (problem := notification_loop(own, notifiers)):
+        findings.problem("on_stored", problem)
 
 
 async def check_permissions(session: ReadSession, config: Config, findings: Findings, *, new_consumer: bool) -> None:

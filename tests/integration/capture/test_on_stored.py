@@ -263,7 +263,7 @@ def test_a_subject_that_the_stream_itself_takes_is_refused(nats_server: Start, a
     server = nats_server()
     asyncio.run(publish(server.url, MESSAGES))
     settings = config(server.url, archive, on_stored={"subject": "orders.stored"})
-    with pytest.raises(ConfigError, match=r"stream ORDERS takes orders\.stored itself \(orders\.>\), so that every"):
+    with pytest.raises(ConfigError, match=r"stream ORDERS takes orders\.stored, so that every"):
         asyncio.run(capture_all(settings))
     assert not (archive / "ORDERS").exists()
 
@@ -276,7 +276,7 @@ def test_a_subject_that_the_stream_takes_and_the_consumer_does_not_is_warned_of(
     source = {"filter_subjects": ["orders.eu", "orders.us"]}
     asyncio.run(capture_all(config(server.url, archive, source=source, on_stored={"subject": "orders.stored"})))
     (entry,) = events(said, "config.warning")
-    assert "stream ORDERS takes orders.stored itself (orders.>); it is not captured" in entry["warning"]
+    assert "stream ORDERS takes orders.stored itself; it is not captured" in entry["warning"]
     assert {row[layout.SUBJECT] for row in rows(archive)} == {"orders.eu", "orders.us"}
 
 

@@ -24,7 +24,7 @@ class LosesFirstAnswer(Api):
     """The server acts on every request, but the first answer about a consumer never arrives."""
 
     def __init__(self, api: Api) -> None:
-        self._api, self.answers = api, 0
+        self._api, self.subjects, self.answers = api, api.subjects, 0
 
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         answer = await self._api.request(subject, body)

@@ -46,5 +46,5 @@ def tables() -> str:
         parts.append(f"## {group.title}\n\n" + "\n".join(rows) + "\n")
     rows = ["| | the line that a capture ends with |", "|---|---|"]
     for cell in (cell for group in GROUPS for cell in group.cells if cell.refused):
-        rows.append(f"| {cell.name} | `{cell.refused.format(stream='ORDERS', consumer='archive')}` |")
+        rows.append(f"| {cell.name} | `{cell.refused.format(stream='ORDERS', consumer='archive', prefix='orders')}` |")
     return "\n".join([*parts, "## Reasons", "", *rows, ""])

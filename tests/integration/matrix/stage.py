@@ -255,7 +255,7 @@ class Stage:
     async def check_refused(self, message: str, *, received: bool = False, **source: Any) -> None:
         """A capture ends with exactly this line and stores nothing but what it `received`; `check` has a problem."""
         configuration = self.config(source=source)
-        text = message.format(stream=self.stream, consumer=CONSUMER)
+        text = message.format(stream=self.stream, consumer=CONSUMER, prefix=self.prefix)
         with pytest.raises(JetcaptureError) as caught, leaves():
             await capture_all(configuration)
         assert str(caught.value) == text

@@ -358,4 +358,16 @@ REFUSED = (
         source={"deliver_policy": "new"},
         refused=_REFUSED + "consumer must be deliver all on workqueue stream",
     ),
+    Cell(
+        name="Subjects that overlap `nats.inbox_prefix`, `$JS.ACK.>` or `$JS.API.>`, or a mirror of such a stream",
+        stream={"subjects": ["{p}.>", "_INBOX.{p}.>"]},
+        refused="stream {stream} takes _INBOX.{prefix}.>, which overlaps _INBOX.>, so it would store what is delivered "
+        "from it, without end; give it other subjects",
+    ),
+    Cell(
+        name="Sequence 2^62 - 1 reached, the last one that servers deliver",
+        stream={"first_seq": (1 << 62) - COUNT},
+        refused="stream {stream} ends at sequence 4611686018427387903, and servers deliver nothing from sequence "
+        "4611686018427387904 on; create the stream again, with sequences from 1 on",
+    ),
 )
