@@ -58,7 +58,7 @@ class StreamRestore:
         self._over = False  # the server has ended the restore
         self._overtaken = False  # somebody else has created the stream
         self._subjects: list[str] = []
-        self._created: str | None = None  # when the stream was created; "" if that may not be asked
+        self._created: str | None = None  # when the server that leads the stream created it; "" if that may not be asked
 
     async def check(self) -> None:
         """Check that the server can restore, and that the stream does not exist. Raises SourceError."""
@@ -204,10 +204,12 @@ class StreamRestore:
         """Delete the stream if this restore has created it; return why not, or None. Raises UnavailableError."""
         try:
             info = await self._info()
-            if info is None or (self._created and info["created"] != self._created):
+            if info is None:
                 return None
             if not self._created:
                 return "somebody else may have created it"
+            if info["created"] != self._created:
+                return "somebody else has created it, or another server of the cluster leads it now"
             await self._session.api.request(f"STREAM.DELETE.{self.stream}")
         except ApiError as error:
             return None if error.err_code == STREAM_NOT_FOUND else str(error)

@@ -463,7 +463,7 @@ def overtaking(server: NatsServer, subject: str) -> Iterator[None]:
         yield
 
 
-def test_a_stream_that_somebody_creates_in_place_of_the_incomplete_one_is_left_alone(
+def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(
     nats_server: Start, large: Archive
 ) -> None:
     server = nats_server()
@@ -482,8 +482,12 @@ def test_a_stream_that_somebody_creates_in_place_of_the_incomplete_one_is_left_a
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(send.Maker, "futures", futures)
-        with pytest.raises(JetcaptureError, match="this range cannot be read"):
+        with pytest.raises(JetcaptureError, match="this range cannot be read") as raised:
             restore(prepared, NatsConfig(servers=(server.url,)))
+    assert str(raised.value).endswith(
+        "the incomplete stream ORDERS could not be removed (somebody else has created it, or another server of the "
+        "cluster leads it now); if this restore created it, delete it: nats stream rm ORDERS"
+    )
     assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
 
 
