@@ -16,7 +16,7 @@ import typer
 from typer import Argument, BadParameter, Option
 
 from jetcapture_py.config import model
-from jetcapture_py.config.model import NatsConfig, TlsConfig
+from jetcapture_py.config.model import NatsConfig, SourceConfig, TlsConfig
 from jetcapture_py.config.units import parse_time
 from jetcapture_py.config.values import parse_option
 from jetcapture_py.errors import ConfigError
@@ -125,6 +125,7 @@ class StoreArguments:
     ] = field(default_factory=list)
     options: dict[str, Any] = field(init=False, default_factory=dict)
     nats: NatsConfig | None = field(init=False, default=None)
+    source: SourceConfig | None = field(init=False, default=None)
     positional: ClassVar[tuple[str, ...]] = ("url", "stream")
 
     def __post_init__(self) -> None:
@@ -132,7 +133,7 @@ class StoreArguments:
         words = [word for name in self.positional if (word := getattr(self, name))]
         if self.config is not None:
             settings = model.load(self.config)
-            self.options, self.nats = dict(settings.store.options), settings.nats
+            self.options, self.nats, self.source = dict(settings.store.options), settings.nats, settings.source
             words = [settings.store.url, settings.source.stream, *words]
         if len(words) < len(self.positional):
             raise BadParameter(f"{self.positional[len(words)].upper()} is missing")

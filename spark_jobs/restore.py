@@ -39,7 +39,14 @@ from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
 from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes, notes
-from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config, without_sources
+from spark_jobs.restoring.config import (
+    beginning_at,
+    consumer_settings,
+    kept_config,
+    limits_of,
+    target_config,
+    without_sources,
+)
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore, removed_ranges
 from spark_jobs.restoring.send import Maker, RestoreOrder, check_target, send
@@ -179,7 +186,7 @@ def restore(prepared: PreparedRestore, servers: NatsConfig, console: Console | N
         config=prepared.config,
         first=found.first,
         last=found.last,
-        consumers=dict(chosen.consumers),
+        consumers=[(consumer_settings(name, chosen.source, chosen.prefix), floor) for name, floor in chosen.consumers],
     )
     began = time.monotonic()
     made = prepared.maker.futures(partial(make_part, prepared.reading), prepared.plan.parts)

@@ -58,7 +58,7 @@ class StreamRestore:
         self._over = False  # the server has ended the restore
         self._overtaken = False  # somebody else has created the stream
         self._subjects: list[str] = []
-        self._created: str | None = None  # when the server that leads the stream created it; "" if that may not be asked
+        self._created: str | None = None  # creation time, as the stream's leader says; "" if that may not be asked
 
     async def check(self) -> None:
         """Check that the server can restore, and that the stream does not exist. Raises SourceError."""

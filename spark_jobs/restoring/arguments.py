@@ -103,7 +103,8 @@ class RestoreCommand(LoginArguments, StoreArguments):
         Option(
             "--consumer",
             metavar="NAME=SEQ",
-            help="Create a durable pull consumer that has acknowledged everything up to SEQ; repeatable.",
+            help="Create a durable pull consumer that has acknowledged everything up to SEQ; repeatable. The capture's "
+            "own consumer gets the settings of --config.",
         ),
         Parsed(_consumer),
     ] = field(default_factory=list)

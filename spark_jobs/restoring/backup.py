@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,13 @@ _DIGIT = 7
 _LARGEST = (1 << 64) - 1
 
 
-def head(first: int, last: int, consumers: Mapping[str, int]) -> bytes:
-    """Return the beginning of a backup of sequences `first` to `last`; `consumers` gives the ack floor of each."""
+def head(first: int, last: int, consumers: Sequence[tuple[Mapping[str, Any], int]]) -> bytes:
+    """Return the beginning of a backup of sequences `first` to `last`, and of these consumers with their ack floors."""
     entries = [MAGIC, _named("state.json", {"first_seq": first, "last_seq": last, "consumer_count": len(consumers)})]
-    for name, floor in consumers.items():
-        config = {"name": name, "durable_name": name, "ack_policy": "explicit", "deliver_policy": "all"}
+    for config, floor in consumers:
         at = {"consumer_seq": floor, "stream_seq": floor}
         state = {"delivered": at, "ack_floor": at}
-        entries.append(_named(f"consumers/{name}", {"config": config, "state": state}))
+        entries.append(_named(f"consumers/{config['name']}", {"config": config, "state": state}))
     return b"".join(entries)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from jetcapture_py.archive import stream_config
 from jetcapture_py.archive.stream_config import StreamConfig
-from jetcapture_py.config.model import load_managed
+from jetcapture_py.config.model import SourceConfig, load_managed
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.jetstream.consumer import consumer_config
 from jetcapture_py.store.archive import ArchiveFiles
 
 LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size")
@@ -74,6 +75,18 @@ def without_sources(kept: StreamConfig | None, config: Mapping[str, Any]) -> str
         f"stream {config['name']} is created without its sources ({', '.join(before)}), of which it would copy all "
         "messages again: add each with opt_start_seq, the sequence after the one in the header Nats-Stream-Source of "
         "its last message"
+    )
+
+
+def consumer_settings(name: str, source: SourceConfig | None, prefix: str) -> dict[str, Any]:
+    """Return the configuration of a consumer of the new stream, for the JetStream API.
+
+    The consumer of the capture with this `source` is the one that `apply` would create.
+    """
+    if source is None or name != source.consumer:
+        return {"name": name, "durable_name": name, "ack_policy": "explicit", "deliver_policy": "all"}
+    return consumer_config(
+        source.model_copy(update={"filter_subjects": tuple(prefix + s for s in source.filter_subjects)})
     )
 
 

@@ -105,8 +105,8 @@ class RestoreOrder:
     """First sequence."""
     last: int
     """Last sequence."""
-    consumers: Mapping[str, int]
-    """Names of consumers to create, and their ack floors."""
+    consumers: Sequence[tuple[Mapping[str, Any], int]]
+    """Configurations of consumers to create, as the JetStream API has them, and their ack floors."""
 
 
 async def check_target(login: NatsConfig, stream: str) -> None:

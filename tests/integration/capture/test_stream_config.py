@@ -87,7 +87,7 @@ async def restore_old(url: str) -> None:
     part: Future[tuple[int, list[bytes]]] = Future()
     part.set_result((1, backup.framed(backup.messages(subject, old, np.array([1]), None, payload))))
     config = {"subjects": ["orders.>"], "storage": "file"}
-    order = RestoreOrder(login=NatsConfig(servers=[url]), stream=STREAM, config=config, first=1, last=1, consumers={})
+    order = RestoreOrder(login=NatsConfig(servers=[url]), stream=STREAM, config=config, first=1, last=1, consumers=[])
     await send(order, iter([part]), lambda _: None)
 
 

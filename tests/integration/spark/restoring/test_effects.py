@@ -1,4 +1,5 @@
-"""A restored stream does nothing again that the original did: it fires no schedule, and copies nothing again."""
+"""A restored stream does nothing again that the original did: it fires no schedule, and copies nothing again. The
+capture goes on."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from jetcapture_py.config.model import load_managed
+from jetcapture_py.manage.apply import apply
 from spark_jobs.restore import main
 from tests.support.nats_server import NatsServer
 from tests.support.restores import api, opened, state_of
-from tests.support.running import capture_all, config
+from tests.support.running import capture_all, config, objects, settings
 
 Start = Callable[..., NatsServer]
 
@@ -97,3 +101,32 @@ def test_a_stream_with_sources_does_not_copy_what_it_has(
 async def subject_at(url: str, stream: str, seq: int) -> str:
     async with opened(url) as client:
         return str((await api(client, f"STREAM.MSG.GET.{stream}", {"seq": seq}))["message"]["subject"])
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered"])
+def test_the_captures_consumer_is_the_one_that_apply_would_create(
+    nats_server: Start, tmp_path: Path, mode: str
+) -> None:
+    one, two = nats_server(), nats_server()
+    source = {"filter_subjects": ["orders.a", "orders.c.*"], "max_ack_pending": 77, "mode": mode}
+    asyncio.run(create(one.url, "ORDERS", subjects=["orders.>"], deny_delete=True, deny_purge=True))
+    asyncio.run(publish(one.url, ("orders.a", None), ("orders.b", None), ("orders.a", None)))
+    asyncio.run(capture_all(config(one.url, tmp_path / "a", source=source)))
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(settings(two.url, tmp_path / "a", source=source)))
+    command = ["--config", str(file), "--consumer", "archive=1", "--consumer", "other=3", "--allow-holes"]
+    assert main(command) == 0
+    (plan,) = asyncio.run(apply(load_managed(file), dry_run=True))
+    assert (plan.plan.kind, plan.plan.action) == ("consumer", "none")
+    assert "filter_subjects" not in asyncio.run(consumer_of(two.url, "ORDERS", "other"))
+    asyncio.run(publish(two.url, ("orders.b", None), ("orders.a", None)))
+    asyncio.run(capture_all(config(two.url, tmp_path / "b", source=source)))
+    assert {(name.first_seq, name.last_seq) for name in objects(tmp_path / "b")} == {(3, 5)}
+    assert main([*command, "--as", "COPY", "--subject-prefix", "copy"]) == 0
+    filters = asyncio.run(consumer_of(two.url, "COPY", "archive"))["filter_subjects"]
+    assert filters == ["copy.orders.a", "copy.orders.c.*"]
+
+
+async def consumer_of(url: str, stream: str, name: str) -> dict[str, Any]:
+    async with opened(url) as client:
+        return dict((await api(client, f"CONSUMER.INFO.{stream}.{name}"))["config"])

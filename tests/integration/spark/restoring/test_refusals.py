@@ -463,9 +463,7 @@ def overtaking(server: NatsServer, subject: str) -> Iterator[None]:
         yield
 
 
-def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(
-    nats_server: Start, large: Archive
-) -> None:
+def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(nats_server: Start, large: Archive) -> None:
     server = nats_server()
     prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
     work = send.Maker.futures

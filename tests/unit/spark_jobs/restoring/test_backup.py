@@ -55,7 +55,7 @@ def test_messages_of_a_slice_are_those_of_the_slice_alone() -> None:
 
 
 def test_the_beginning_has_the_state_and_the_consumers() -> None:
-    data = backup.head(5, 900, {"a": 7, "b": 0})
+    data = backup.head(5, 900, [({"name": "a", "durable_name": "a"}, 7), ({"name": "b"}, 0)])
     assert data.startswith(b"NATSARC1")
     state, *consumers = entries(data[8:])
     assert (state.name, state.seq) == (b"state.json", 0)
