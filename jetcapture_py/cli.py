@@ -134,7 +134,8 @@ def verify(
         bool,
         typer.Option(
             "--strict",
-            help="Also fail on gaps, forks, foreign files, missing checksums, filter changes, damaged watermarks.",
+            help="Also fail on gaps, forks, foreign files, missing checksums, filter changes, damaged watermarks, and "
+            "content that --content could not compare.",
         ),
     ] = False,
     repair: Annotated[

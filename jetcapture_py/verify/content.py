@@ -69,10 +69,6 @@ class Differences:
     filtered: bool = False
     """Whether only the consumer's subjects were read."""
 
-    def differing_sequences(self) -> Sequences:
-        """Return the sequences of all messages that differ."""
-        return Sequences.union(*self.differing.values())
-
 
 class _Window:
     """The stream's messages from `first` to `last` as hashes, and which of them were found in the archive."""

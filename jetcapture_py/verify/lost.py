@@ -20,19 +20,16 @@ from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import plural
-from jetcapture_py.verify.content import Differences
+from jetcapture_py.verify.content import PARTS, Differences
 from jetcapture_py.verify.filters import FilterHistory
 from jetcapture_py.verify.findings import MAX_LISTED, Finding, Kind, SequenceRange, Severity, are, not_checked
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan
-from jetcapture_py.verify.scope import Scope
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, restored_to
 
 MAX_DELETED = 2_000_000
 """Deleted sequences up to which the server is asked to list them, in one answer."""
-_GIVE_BACK = (
-    "jetcapture spark restore recreates the stream with them, spark replay --missing publishes them again, with "
-    "new sequences; check the server's disk"
-)
+_RESTORE = "jetcapture spark restore --as NAME recreates the stream from the archive, under another name"
 _REASONS = (
     ("max_msgs_per_subject", "max_msgs_per_subject"),
     ("allow_msg_ttl", "per-message TTLs"),
@@ -96,23 +93,35 @@ async def find_losses(
     forks = [_fork(scan.forked)] if len(scan.forked) else []
     if session is None:
         return forks
+    missing = Severity.NOTE if differences is None else Severity.WARNING
+    if differences is not None:
+        forks += _differing(differences)
     if scan.by_name:  # they may be of an earlier incarnation, whose sequences were higher
-        return [*forks, not_checked("what the server has lost: of some objects, only the names could be checked")]
+        reason = "what the server has lost: of some objects, only the names could be checked"
+        return [*forks, not_checked(reason, missing)]
     try:
         now = await contents(session, stream)
+        restored = await _restored(session, stream) if server is None else 0
     except MissingStreamError:
         return [*forks, *_lost_stream(len(archived), "")]
     except SourceError as error:
-        return [*forks, not_checked(f"what the server has lost: {error}")]
+        return [*forks, not_checked(f"what the server has lost: {error}", missing)]
     if now.deleted is None:
         text = f"messages that are gone from inside the stream: more than {MAX_DELETED:,} are deleted"
         forks.append(not_checked(text))
     if server is not None and server.state.created == now.created:
         lost = [*forks, *_rewind(archived, now), *_inside(archived, now), *_lost_stream(scan.older, now.created)]
-        return lost if differences is None else [*lost, *_content(archived, now, server.state.last, differences)]
+        return lost if differences is None else [*lost, *_undelivered(archived, now, server.state.last, differences)]
     if mark is not None and mark.created not in ("", now.created):
-        return [*forks, *_lost_stream(len(archived), now.created)]
+        return [*forks, *_lost_stream(len(archived) - archived.count(1, restored), now.created)]
     return forks
+
+
+async def _restored(session: ReadSession, stream: str) -> int:
+    """Return the last sequence that the stream may have been restored with, 0 if it was not. Raises SourceError."""
+    state = await session.state(stream)
+    older = state.first_time < datetime.fromisoformat(state.created)
+    return state.last if older and state.retention in GONE_ONCE_ACKED else await restored_to(session, stream, state)
 
 
 def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Finding]:
@@ -179,8 +188,7 @@ def _rewind(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
         **_ranges(seqs),
         summary=f"the stream ends at {stream.last}{memory}, but the archive has {_count(len(seqs))} after that, up to "
         f"{last}: the server lost them, and gives their sequences to new messages",
-        action="jetcapture spark replay --missing publishes them again, with new sequences; spark restore recreates "
-        "the stream exactly",
+        action=_give_back(stream),
     )
 
 
@@ -235,7 +243,7 @@ def _late_hole(messages: int, ranges: dict[str, Any], stream: StreamContents, *,
         count=messages,
         **ranges,
         summary=f"{_count(messages)} {are(messages)} archived and gone from the stream: {cause}",
-        action=_GIVE_BACK,
+        action=f"{_give_back(stream)}; check the server's disk",
     )
 
 
@@ -260,20 +268,43 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> F
     )
 
 
-def _content(archived: Sequences, stream: StreamContents, last: int, result: Differences) -> Iterator[Finding]:
-    """Yield messages that differ, and those up to `last` that the stream counts and does not deliver."""
-    parts = [f"{part} {len(seqs):,}" for part, seqs in result.differing.items() if len(seqs)]
+def _give_back(stream: StreamContents) -> str:
+    """Return how lost messages come back without harm to what the stream has now."""
+    if stream.config.get("mirror") or stream.config.get("retention") in GONE_ONCE_ACKED:
+        return _RESTORE  # replay --missing refuses these
+    return f"jetcapture spark replay --missing publishes them again, with new sequences; {_RESTORE}"
+
+
+def _differing(result: Differences) -> Iterator[Finding]:
+    """Yield other messages under archived sequences, and archived messages with another content."""
+    other = result.differing["timestamp"].all()
+    if len(other):
+        yield Finding(
+            kind=Kind.CONTENT,
+            severity=Severity.FAILURE,
+            count=len(other),
+            **_ranges(other),
+            summary=f"{plural(len(other), 'sequence', grouped=True)} of the stream {are(len(other))} those of other "
+            "messages than the archived ones: after a rewind, the server gave them to new messages, which are not "
+            "archived",
+            action="keep the stream, which has the only copy of them, and run the capture; if the consumer does not "
+            f"get them, with another source.consumer and source.start_sequence: {other[0]}",
+        )
+    parts = [f"{part} {len(seqs):,}" for part, seqs in result.differing.items() if len(seqs) and part != "timestamp"]
     if parts:
-        seqs = result.differing_sequences().all()
+        seqs = Sequences.union(*(result.differing[part] for part in PARTS)).all()
         yield Finding(
             kind=Kind.CONTENT,
             severity=Severity.FAILURE,
             count=len(seqs),
             **_ranges(seqs),
             summary=f"{_count(len(seqs))} {are(len(seqs))} not as archived: differing {', '.join(parts)}",
-            action="if verify --deep finds the archive undamaged, the server changed them: jetcapture spark restore "
-            "recreates the stream from the archive",
+            action=f"if verify --deep finds the archive undamaged, the server changed them: {_RESTORE}",
         )
+
+
+def _undelivered(archived: Sequences, stream: StreamContents, last: int, result: Differences) -> Iterator[Finding]:
+    """Yield archived messages up to `last` that the stream counts and does not deliver."""
     if stream.deleted is None:
         return
     unread = [np.zeros(0, np.int64)]
@@ -289,7 +320,7 @@ def _content(archived: Sequences, stream: StreamContents, last: int, result: Dif
             **_ranges(seqs),
             summary=f"{_count(len(seqs))} {are(len(seqs))} archived and counted by the stream, but not delivered: the "
             f"server's data is damaged{other}",
-            action=_GIVE_BACK,
+            action=f"{_give_back(stream)}; check the server's disk",
         )
 
 

@@ -261,15 +261,17 @@ class _Comparison:
         try:
             result = await compare(self.session, messages, storage, self.server.incarnation, self.scan, self.progress)
         except SourceError as error:
-            self.findings.append(not_checked(f"the content of messages: {error}"))
+            self.findings.append(not_checked(f"the content of messages: {error}", Severity.WARNING))
             return None
+        reasons = []
         if result.not_compared:
             objects = plural(result.not_compared, "object")
-            reason = f"content of {objects} not compared: not Parquet, removed, or unreadable"
-            self.findings.append(not_checked(reason))
+            reasons.append(f"content of {objects} not compared: not Parquet, removed, or unreadable")
         if result.no_payload:
-            count = plural(result.no_payload, "message")
-            self.findings.append(not_checked(f"the payloads of {count}: the archive does not have them"))
+            reasons.append(f"the payloads of {plural(result.no_payload, 'message')}: the archive does not have them")
+        if not result.compared and len(self.scan.sequences):
+            reasons.append("the content of any message: the stream no longer has an archived one")
+        self.findings += [not_checked(reason, Severity.WARNING) for reason in reasons]
         return result
 
 

@@ -18,9 +18,11 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream import pulls, source
 from jetcapture_py.verify.findings import LOSSES, Finding, Kind, Report
 from jetcapture_py.verify.proof import verify
+from spark_jobs import restore
 from tests.support.losses import HISTORIES, INJURIES, Subject, api, flip, plain, remove_inside, remove_last, wipe
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import losses_of, spans, unchecked
+from tests.support.publishing import Publisher
 from tests.support.rewinds import rewound
 from tests.support.running import Message, capture_all, config, connection, publish, rows, until
 
@@ -327,8 +329,90 @@ def test_the_content_of_unusual_messages_is_as_archived(
         await capture_all(settings)
         report = await verify(settings, content=True)
         assert (losses_of(report), report.compared, report.exit_code()) == ((), report.stored, 0)
+        assert any("the payloads of" in reason for reason in unchecked(report)) is ("keep_payload" in str(sections))
 
     asyncio.run(scenario())
+
+
+async def retaining(server: NatsServer, retention: str) -> None:
+    """Create the stream with this retention, and its consumer."""
+    async with connection(server.url) as client:
+        stream = {"name": "ORDERS", "subjects": ["orders.>"], "retention": retention}
+        await api(client, "STREAM.CREATE.ORDERS", stream)
+        consumer = {"name": "archive", "durable_name": "archive", "ack_policy": "explicit"}
+        body = {"stream_name": "ORDERS", "config": consumer, "action": "create"}
+        await api(client, "CONSUMER.CREATE.ORDERS.archive", body)
+
+
+async def send(server: NatsServer, payload: bytes, count: int) -> None:
+    async with connection(server.url) as client, Publisher(client) as publisher:
+        for _ in range(count):
+            await publisher.publish("orders.a", payload)
+        await publisher.flush()
+
+
+@pytest.mark.parametrize(
+    ("retention", "sections", "reason"),
+    [
+        (
+            "limits",
+            {"block": {"format": "ndjson"}, "decode": {"format": "json"}},
+            "not Parquet, removed, or unreadable",
+        ),
+        ("limits", {"decode": {"format": "json", "keep_payload": False}}, "the payloads of 3 messages"),
+        ("workqueue", {}, "the content of any message"),
+    ],
+)
+def test_content_that_was_not_compared_fails_a_strict_proof(
+    nats_server: Start, tmp_path: Path, retention: str, sections: dict[str, Any], reason: str
+) -> None:
+    async def scenario() -> Report:
+        server = nats_server()
+        settings = config(server.url, tmp_path / "archive", **sections)
+        await retaining(server, retention)
+        await send(server, b'{"a":1}', 3)
+        await capture_all(settings)
+        return await verify(settings, content=True)
+
+    report = asyncio.run(scenario())
+    assert any(reason in line for line in unchecked(report)), report.as_text()
+    assert [report.exit_code(strict=strict) for strict in (False, True)] == [0, 1]
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+def test_nothing_is_advised_that_would_destroy_messages_which_came_after_a_rewind(
+    nats_server: Start, tmp_path: Path, retention: str
+) -> None:
+    server = nats_server()
+    settings = config(server.url, tmp_path / "archive", key="")
+    asyncio.run(retaining(server, retention))
+    with rewound(server):
+        asyncio.run(send(server, b"old", 5))
+        asyncio.run(capture_all(settings))
+    asyncio.run(send(server, b"new", 5))
+    (other,) = asyncio.run(verify(settings, content=True)).of(Kind.CONTENT)
+    assert [(part.first, part.last) for part in other.ranges] == [(1, 5)]
+    assert "restore" not in other.action
+    assert "source.start_sequence: 1" in other.action
+    asyncio.run(capture_all(settings))
+    assert {finding.kind for finding in losses_of(asyncio.run(verify(settings, content=True)))} == {Kind.FORK}
+
+
+def test_a_stream_that_was_restored_is_not_to_be_restored_again(nats_server: Start, tmp_path: Path) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, [("orders.a", b"x", None)] * 20))
+    settings = config(server.url, root, key="")
+    asyncio.run(capture_all(settings))
+
+    async def delete() -> None:
+        async with connection(server.url) as client:
+            await api(client, "STREAM.DELETE.ORDERS")
+
+    asyncio.run(delete())
+    assert only(asyncio.run(verify(settings)), Kind.LOST_STREAM).count == 20
+    assert restore.main([str(root), "ORDERS", "--servers", server.url]) == 0
+    report = asyncio.run(verify(settings))  # it has no consumer yet
+    assert (losses_of(report), report.proven) == ((), False)
 
 
 def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
