@@ -149,6 +149,6 @@ class Capture:
             late = f"messages not stored and acknowledged in time: {state.unacked}; they are redelivered"
             reason = late if state.unacked else "the server did not answer in time"
             raise DrainError(f"drain_timeout: {reason}") from None
-        await side_tasks.last_mark(state)
+        await side_tasks.last_mark(state, deadline)
         await self.announcer.finish(deadline)
         await check_drained(state, pulls_ended=pulls_ended)

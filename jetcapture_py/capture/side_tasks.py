@@ -42,7 +42,7 @@ MARK = 15.0
 IDLE_MARK = timedelta(minutes=1)
 """Minimum time between writes, across all replicas, when only the watermark's time has changed."""
 LAST_MARK = 5.0
-"""Seconds that a stopping capture waits for the watermark to be written."""
+"""Seconds that a stopping capture waits at least for the watermark to be written."""
 DECODER_SLOW = 30.0
 """Seconds that a batch may be in the decoder and the key function before the capture is not ready."""
 
@@ -176,10 +176,10 @@ async def _mark(state: CaptureState) -> None:
         await _note_objects(state)
 
 
-async def last_mark(state: CaptureState) -> None:
+async def last_mark(state: CaptureState, deadline: float) -> None:
     """Write the final watermark, and the stream's configuration."""
     try:
-        async with asyncio.timeout(LAST_MARK):
+        async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LAST_MARK)):
             await _move_watermark(state, timedelta())
             await keep_stream_config(state)
             await _note_objects(state)

@@ -270,7 +270,7 @@ class LocalStore:
 
     def change_note(self, path: str, change: NoteChange) -> None:
         """Replace a small file with the result of `change` for its content, under a lock."""
-        with _explained(self._archive.path), self._archive.locked():
+        with _explained(self._archive.path), self._archive.locked(path):
             if (data := change(self.read_note(path))) is not None:
                 self.write_note(path, data)
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import struct
 import threading
 import time
 import uuid
@@ -70,18 +72,18 @@ class ArchiveRoot:
             os.close(handle)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the archive against other threads and processes, if its file system supports locks.
+    def locked(self, note: str) -> Iterator[None]:
+        """Lock a small file against other threads and processes, if the file system supports locks.
 
         Raises OSError after `LOCK_TIMEOUT`.
         """
         with self.opened() as handle:
             try:
-                file = os.open(MARKER, os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)  # NFS requires write access to lock
+                file = os.open(MARKER, os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)
             except PermissionError:
                 file = os.open(MARKER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=handle)
         try:
-            _lock(file)
+            _lock(file, note)
             yield
         finally:
             os.close(file)  # also unlocks
@@ -188,17 +190,22 @@ def _write_marker(handle: int) -> None:
     sync_directory(".", handle)
 
 
-def _lock(file: int) -> None:
+def _lock(file: int, note: str) -> None:
+    """Lock the byte of the marker that stands for a note: a lock of the open file, so that it excludes threads, too."""
+    start = int.from_bytes(hashlib.blake2b(note.encode("utf-8", "surrogateescape"), digest_size=7).digest())
+    request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
     deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
+            return
         except BlockingIOError as error:
             if time.monotonic() > deadline:
-                raise OSError(errno.EAGAIN, f"another process holds the lock on {MARKER}") from error
+                reason = f"another capture or command has kept it locked for {LOCK_TIMEOUT:g} s"
+                raise OSError(errno.EAGAIN, f"{note}: {reason}") from error
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                return None
+                return
             raise
         time.sleep(0.01)
 

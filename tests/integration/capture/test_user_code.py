@@ -200,7 +200,7 @@ def test_a_store_whose_watermark_cannot_be_written_for_any_reason_goes_on_storin
     (tmp_path / "own_code.py").write_text(STORE_MODULE.replace("READ", read))
     server = nats_server()
     asyncio.run(publish(server.url, [("orders.eu", b"a", None), ("orders.eu", b"b", None)]))
-    configuration = settings(server.url, tmp_path / "archive")
+    configuration = settings(server.url, tmp_path / "archive", drain_timeout="15s")
     configuration["store"] = {"type": "own_code:Store", "url": f"own://{tmp_path / 'archive'}"}
     with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
         assert command.start("--until-caught-up").wait() == 0, command.log
