@@ -32,6 +32,7 @@ from rich.console import Console
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_size
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles, retried
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural, progress_bars
 from spark_jobs.arguments import login
@@ -95,10 +96,14 @@ class Restored:
 def prepare(chosen: RestoreCommand, maker: Maker | None = None) -> PreparedRestore:
     """Read the archive's names, footers, sequences and timestamps. Raises JetcaptureError.
 
-    `maker` decides where ranges are read; default: Spark unless the archive is small.
+    `maker` decides where ranges are read; default: Spark unless the archive is small. Starts again if a compaction
+    replaces objects meanwhile.
     """
-    options = with_secrets(chosen.options)
-    files = ArchiveLocation.open(chosen.url, options).files
+    files = ArchiveLocation.open(chosen.url, with_secrets(chosen.options)).files
+    return retried(lambda: _prepared(chosen, files, maker))
+
+
+def _prepared(chosen: RestoreCommand, files: ArchiveFiles, maker: Maker | None) -> PreparedRestore:
     plan = plan_restore(files, chosen.stream, first=chosen.first, last=chosen.last, created=chosen.created)
     kept = kept_config(files, chosen.stream, plan.created)
     config = target_config(
@@ -121,11 +126,26 @@ def prepare(chosen: RestoreCommand, maker: Maker | None = None) -> PreparedResto
         removed=tuple(removed),
         without_schedules=not chosen.with_schedules and _has_schedules(config, {} if kept is None else kept.config),
     )
-    limits = limits_of(config)
-    plan, parts = _surveyed(maker, reading, plan, limits)
+    plan, parts = _surveyed(maker, reading, plan, limits_of(config))
     begins = chosen.first if chosen.first > 1 else min([plan.begins, *(first for first, _ in removed)])
     ends = chosen.last if chosen.last is not None and chosen.until is None else 0
     found = RestoreSurvey.of(parts, begins, ends, removed)
+    _check(chosen, found, limits_of(config))
+    return PreparedRestore(
+        chosen=chosen,
+        maker=maker,
+        reading=reading,
+        plan=plan,
+        survey=found,
+        config=beginning_at(config, found.first),
+        hole=holes(found, chosen.stream),
+        notes=(*filter(None, [without_sources(kept, config)]), *notes(found)),
+        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(chosen.consumers))),
+    )
+
+
+def _check(chosen: RestoreCommand, found: RestoreSurvey, limits: Mapping[str, int]) -> None:
+    """Raise JetcaptureError if this cannot be restored."""
     if not found.messages:
         but = " except schedules (--with-schedules)" if found.schedules else ""
         raise JetcaptureError(f"the archive of stream {chosen.stream} has no messages in this range{but}")
@@ -140,17 +160,6 @@ def prepare(chosen: RestoreCommand, maker: Maker | None = None) -> PreparedResto
                 f"--consumer {name}={floor}: the last restored sequence is {found.last}, and the consumer would skip "
                 "messages that are published later"
             )
-    return PreparedRestore(
-        chosen=chosen,
-        maker=maker,
-        reading=reading,
-        plan=plan,
-        survey=found,
-        config=beginning_at(config, found.first),
-        hole=holes(found, chosen.stream),
-        notes=(*filter(None, [without_sources(kept, config)]), *notes(found)),
-        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(chosen.consumers))),
-    )
 
 
 def _has_schedules(*configs: Mapping[str, Any]) -> bool:

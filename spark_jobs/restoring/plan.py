@@ -25,7 +25,7 @@ from jetcapture_py.archive.removed import Erased, Expired, runs
 from jetcapture_py.archive.stream_config import incarnations
 from jetcapture_py.config.units import format_time, microseconds_of
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
 from spark_jobs.restoring.part import PartSpec, Piece
 
@@ -100,8 +100,8 @@ class RestorePlan:
 
 def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
-    the beginning of its creation time; default: the last one. Raises JetcaptureError."""
-    footers = retried(lambda: list(files.map(lambda pair: _footer(files, *pair), _objects(files, stream, first, last))))
+    the beginning of its creation time; default: the last one. Raises JetcaptureError, VanishedError."""
+    footers = list(files.map(lambda pair: _footer(files, *pair), _objects(files, stream, first, last)))
     incarnations = sorted({each for footer in footers for each in footer.created}, key=_moment)
     chosen = _choose(incarnations, created, stream)  # of all, because the last one may have nothing in the range
     united, begins = _unite((footer.bounds for footer in footers), chosen)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.store import LocalStore
-from spark_jobs.restore import main
+from spark_jobs import restore
+from spark_jobs.restore import RestoreCommand, main
 from tests.integration.spark.restoring.test_refusals import CREATED, error, kept
 from tests.support.archives import HOUR, Archive
 from tests.support.erasing import bury
@@ -52,6 +54,23 @@ def test_what_was_removed_on_purpose_is_no_hole_and_does_not_come_back(
     state = asyncio.run(state_of(server.url, "ORDERS"))
     assert (state["first_seq"], state["last_seq"], state["messages"]) == (11, 30, 18)
     assert sorted(state["deleted"]) == [13, 17]
+
+
+def test_what_a_compaction_replaces_while_it_is_surveyed_is_planned_again(
+    kept: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey = restore.survey_part
+
+    def compacted(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(restore, "survey_part", survey)
+        (replaced,) = kept.root.glob("ORDERS/**/*.parquet")
+        kept.write(list(range(1, 12)), metadata={"stream_created": CREATED})
+        replaced.unlink()
+        return survey(*arguments, **options)
+
+    monkeypatch.setattr(restore, "survey_part", compacted)
+    prepared = restore.prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
+    assert (prepared.survey.messages, prepared.plan.objects) == (11, 1)
 
 
 def test_other_gaps_are_still_holes(
