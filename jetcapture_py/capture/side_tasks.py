@@ -172,29 +172,34 @@ async def _mark(state: CaptureState) -> None:
         await keep_stream_config(state)
         await asyncio.sleep(MARK)
         await read_erased(state)
-        await _move_watermark(state, IDLE_MARK)
+        if await state.source.refresh():
+            await _write_watermark(state, IDLE_MARK)
         await _note_objects(state)
 
 
 async def last_mark(state: CaptureState, deadline: float) -> None:
     """Write the final watermark, and the stream's configuration."""
+    answered = state.source.connected and await state.source.refresh()
+    if not answered:
+        event(log, logging.WARNING, "watermark.failed", error=state.source.failure or "NATS did not answer in time")
     try:
         async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LAST_MARK)):
-            await _move_watermark(state, timedelta())
-            await keep_stream_config(state)
+            if answered:
+                await _write_watermark(state, timedelta())
+                await keep_stream_config(state)
             await _note_objects(state)
     except TimeoutError:
         state.store_hangs = True
         event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
 
 
-async def _move_watermark(state: CaptureState, idle: timedelta) -> None:
-    """Move the watermark forward if possible; a failure is logged and retried with the next one.
+async def _write_watermark(state: CaptureState, idle: timedelta) -> None:
+    """Move the watermark to the consumer's last known state; a failure is logged and retried with the next one.
 
     No watermark is written with one root per key, or if the store cannot keep notes.
     """
     source, objects = state.source, state.stats.objects
-    if state.notes is None or not await source.refresh():
+    if state.notes is None:
         return
     mark = state.observer.watermark(source.state, source.stream_created)
     if mark is None:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from time import monotonic
 
 from jetcapture_py.archive.watermark import (
     MARGIN,
@@ -30,6 +31,8 @@ from jetcapture_py.store import NoteStore, change_note
 
 log = logging.getLogger("jetcapture.capture")
 
+SILENT = 20.0
+"""Seconds without an answer after which the server's figures are old; it is asked every few seconds."""
 _MAX_SAMPLES = 4096
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -139,7 +142,7 @@ class Observer:
             return
         self._samples.append((seq, timestamp))
         if len(self._samples) > _MAX_SAMPLES:
-            del self._samples[: -_MAX_SAMPLES // 2 : 2]
+            del self._samples[1 : -_MAX_SAMPLES // 2 : 2]  # the oldest one tells the lag
 
     def forget(self) -> None:
         """Start over: the stream gives sequences of received messages to new ones."""
@@ -150,13 +153,16 @@ class Observer:
         """Return the age of the oldest message that is not stored, as far as this replica knows.
 
         Zero when everything is stored. The age of messages received elsewhere is estimated from those received here;
-        the maximum over all replicas is exact.
+        the maximum over all replicas is exact. While the server does not answer, the lag grows: a message may have come
+        right after its last answer.
         """
+        silence = monotonic() - state.answered
+        since = timedelta(seconds=silence if silence > SILENT else 0)
         if (state.pending == 0 and state.unacked == 0) or not self._samples:
-            return timedelta()
+            return since
         later = bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0])
         oldest = self._samples[min(later, len(self._samples) - 1)][1]
-        return max(timedelta(), state.asked - moment_of(oldest))
+        return max(timedelta(), state.asked - moment_of(oldest)) + since
 
     def watermark(self, state: ConsumerState, created: str) -> Watermark | None:
         """Return the watermark that the consumer's state allows, None if it allows none.

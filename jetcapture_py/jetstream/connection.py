@@ -104,8 +104,8 @@ async def connect(
         except (OSError, nats.errors.Error, TimeoutError) as error:
             with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
                 await asyncio.wait_for(client.close(), 1)  # after a failed TLS handshake it may never end
-            reason = _reason(problem[-1] if isinstance(error, nats.errors.NoServersError) and problem else error)
-            if any(word in reason.lower() for word in _REFUSED) or isinstance(error, ssl.SSLCertVerificationError):
+            reason = reason_of(problem[-1] if isinstance(error, nats.errors.NoServersError) and problem else error)
+            if is_refusal(reason) or isinstance(error, ssl.SSLCertVerificationError):
                 raise SourceError(f"NATS refused the connection: {reason}") from error
             if loop.time() >= deadline:
                 where = ", ".join(config.servers)
@@ -119,12 +119,18 @@ async def connect(
     return client
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return why a connection failed, without the client's decoration."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     if isinstance(error, nats.errors.NoServersError):
         return "no server is reachable"
     return " ".join(str(error).split()).removeprefix("nats: ").strip("'") or type(error).__name__
+
+
+def is_refusal(reason: str) -> bool:
+    """Whether a connection failed because the server did not accept the login."""
+    return any(word in reason.lower() for word in _REFUSED)
 
 
 def _wants_tls(config: NatsConfig) -> bool:
@@ -302,7 +308,7 @@ class Api:
         except nats.errors.NoRespondersError as error:
             raise UnavailableError("JetStream does not answer: it is not enabled, or has no leader") from error
         except (nats.errors.Error, TimeoutError) as error:
-            raise UnavailableError(f"JetStream does not answer: {_reason(error)}") from error
+            raise UnavailableError(f"JetStream does not answer: {reason_of(error)}") from error
         answer: dict[str, Any] = json.loads(message.data)
         if "error" in answer:
             error_ = answer["error"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -105,6 +106,8 @@ def utc(text: str) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"
 
 
+WRONG_CLOCK = 60.0
+"""Seconds between this machine's clock and the server's from which signed requests fail and ages are wrong."""
 _CONSUMER_EXISTS = (10148, 10105)
 _NANOSECOND = 1_000_000_000
 _ACK_ATTEMPTS, _ACK_PAUSE = 4, 0.25
@@ -127,6 +130,8 @@ class ConsumerState:
         max_expires: Maximum expiry of a pull.
         ack_floor: Stream sequence up to which nothing is pending or unacknowledged.
         asked: The server's time of the answer.
+        answered: The same moment by this process's monotonic clock.
+        ahead: Seconds that this machine's clock was ahead of the server's then.
         delivered: Last stream sequence delivered.
         acknowledged: Deliveries up to the ack floor.
         deliveries: All deliveries, redeliveries included.
@@ -151,6 +156,8 @@ class ConsumerState:
     max_expires: float
     ack_floor: int
     asked: datetime
+    answered: float = field(default_factory=time.monotonic, compare=False)
+    ahead: float = field(default=0.0, compare=False)
     delivered: int = 0
     acknowledged: int = 0
     deliveries: int = 0
@@ -169,6 +176,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
     config, delivered, acknowledged = info["config"], info.get("delivered", {}), info.get("ack_floor", {})
     waits = [config.get("ack_wait", 30 * _NANOSECOND), *config.get("backoff", [])]
     max_ack_pending, last_ack = config.get("max_ack_pending", 1000), acknowledged.get("last_active")
+    asked = datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC)
     return ConsumerState(
         config=config,
         pending=info.get("num_pending", 0),
@@ -180,7 +188,8 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         max_bytes=config.get("max_bytes", 0),
         max_expires=config.get("max_expires", 0) / _NANOSECOND,
         ack_floor=acknowledged.get("stream_seq", 0),
-        asked=datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC),
+        asked=asked,
+        ahead=(datetime.now(UTC) - asked).total_seconds(),
         delivered=delivered.get("stream_seq", 0),
         acknowledged=acknowledged.get("consumer_seq", 0),
         deliveries=delivered.get("consumer_seq", 0),

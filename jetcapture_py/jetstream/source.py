@@ -17,7 +17,7 @@ from jetcapture_py.config.shares import MAX_RECEIVED, RECEIVE_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult, sequences
-from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError, connect
+from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError, connect, reason_of
 from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
 from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.pulls import PAUSE, Pulls
@@ -26,6 +26,7 @@ from jetcapture_py.jetstream.wire.client import Connection, Denial, denial_in, r
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.source")
 
@@ -134,6 +135,8 @@ class PullSource:
         self.stream, self.consumer = config.source.stream, config.source.consumer
         self.failure: SourceError | None = None
         self.reconnects = 0
+        self.connection_error = ""
+        """Why the last attempt to reconnect failed; "" while connected, and before the first attempt."""
         self.lost = 0
         """Messages lost with connections, as far as known."""
         self.acked = 0
@@ -280,11 +283,13 @@ class PullSource:
     async def _disconnected(self) -> None:
         self.pulls.broken()
         self._last_server = self._client.server_id
+        self.connection_error = ""
         if not self._closing:
             event(log, logging.WARNING, "nats.disconnected")
 
     async def _reconnected(self) -> None:
         self.reconnects += 1
+        self.connection_error = ""
         event(log, logging.INFO, "nats.reconnected")
         self._wake.set()
 
@@ -294,6 +299,8 @@ class PullSource:
             self.fail(SourceError(f"the NATS connection was closed permanently: {reason or 'by the server'}"))
 
     async def _errored(self, error: Exception) -> None:
+        if not self.connected:
+            self.connection_error = one_line(reason_of(error))
         denial = denial_in(error)
         if denial is None or (needed := self._needed(denial)) is None:
             if denial is None or not self.on_denied(denial):

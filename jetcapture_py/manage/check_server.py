@@ -17,7 +17,7 @@ from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.config.units import format_duration, format_size
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
-from jetcapture_py.jetstream.consumer import check_acks, consumer_state, filters_of
+from jetcapture_py.jetstream.consumer import WRONG_CLOCK, check_acks, consumer_state, filters_of
 from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
@@ -89,8 +89,8 @@ class Findings:
             yield line
 
 
-WRONG_CLOCK, DOUBTFUL_CLOCK = 60.0, 5.0
-"""Seconds between this clock and the server's. Otherwise signed requests to object storage fail and ages are wrong."""
+DOUBTFUL_CLOCK = 5.0
+"""Seconds between this machine's clock and the server's."""
 SHORT_WAIT, DOUBTFUL_WAIT = 5.0, 15.0
 """Seconds of `ack_wait`: messages are kept alive every third of it, so a pause of the rest causes redeliveries."""
 _ALMOST = 0.9

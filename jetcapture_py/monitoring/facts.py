@@ -71,7 +71,9 @@ class ConsumerFacts:
     """The consumer's state on the server, over all replicas."""
 
     asked: datetime
-    """When the server was asked."""
+    """The server's time of the answer."""
+    ahead: float
+    """Seconds that this machine's clock was ahead of the server's then."""
     lag: float
     """Age in seconds of the oldest message that is not stored."""
     pending: int
@@ -280,6 +282,7 @@ def _consumer(state: CaptureState, history: History) -> ConsumerFacts:
     pulls = sorted(sample.other_pulls for sample in last) or [state.source.other_pulls]
     return ConsumerFacts(
         asked=consumer.asked.astimezone(UTC),
+        ahead=consumer.ahead,
         lag=state.observer.lag(consumer).total_seconds(),
         max_ack_pending=consumer.max_ack_pending if consumer.max_ack_pending < 1 << 62 else None,
         other_pulls=pulls[(len(pulls) - 1) // 2],

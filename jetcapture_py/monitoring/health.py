@@ -61,7 +61,9 @@ def health(state: CaptureState) -> Health:
     if undeliverable is not None and not state.draining:
         trouble["consuming"] = undeliverable
     if not connected:
-        trouble["connected"] = "no connection to NATS" if state.opened else "not connected yet"
+        reason = state.source.connection_error
+        lost = f"no connection to NATS{f': {reason}' if reason else ''}"
+        trouble["connected"] = lost if state.opened else "not connected yet"
     elif state.draining:
         trouble["consuming"] = "draining, no more pulls"
     elif not consuming and undeliverable is None:

@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from jetcapture_py.config.block import MANY_KEYS
+from jetcapture_py.jetstream.connection import is_refusal
+from jetcapture_py.jetstream.consumer import WRONG_CLOCK
 from jetcapture_py.monitoring.health import Health
 from jetcapture_py.monitoring.history import EVERY
 from jetcapture_py.pages.words import age, duration
@@ -81,9 +83,15 @@ def _actions(state: CaptureState) -> dict[str, str]:
     remedy = f"Free space on the disk of {url}, or enlarge it."
     if not state.stats.storing.full:
         remedy = f"Check that {url} exists, accepts writes and can be reached."
+    connect = f"It reconnects by itself, and nothing is lost. Check that {servers} can be reached."
+    if is_refusal(state.source.connection_error):
+        connect = (
+            "The server refuses the login. Nothing is lost: correct the user's password, credentials or permission to "
+            "connect. Files are read again at each attempt; after another change of the configuration, restart."
+        )
     return {
         "running": "Messages that were not stored are redelivered. Fix the cause, then send SIGHUP to restart it.",
-        "connected": f"It reconnects by itself, and nothing is lost. Check that {servers} can be reached.",
+        "connected": connect,
         "consuming": "It keeps trying, and nothing is lost. Check the stream's leader and the consumer: "
         f"nats consumer info {source.stream} {source.consumer}.",
         "decoding": "Nothing is stored until it returns. If it does not, only a restart helps; the messages are then "
@@ -109,6 +117,10 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
         tries = plural(consumer.config["max_deliver"], "delivery", "deliveries")
         text = f"The consumer gives up on a message after {tries}, so the archive may miss messages, and there is no "
         yield _warning(f"{text}watermark.", "Set the consumer's max_deliver to -1.")
+    if abs(consumer.ahead) >= WRONG_CLOCK:
+        text = f"This machine's clock is {age(abs(consumer.ahead))} {'ahead of' if consumer.ahead > 0 else 'behind'} "
+        harm = "Ages are wrong, and object storage may refuse requests. Synchronize both clocks with NTP."
+        yield _warning(f"{text}the NATS server's.", harm)
     if losses := state.stats.stream_losses.total():
         text = f"The stream lost messages or was created again, {plural(losses, 'time')} since the process started."
         yield _warning(text, "What is archived stays. jetcapture verify names what the server has lost.")
@@ -122,8 +134,8 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
         yield _warning(text, "Raise limits.memory or store.concurrency, or add replicas.")
     if recent := sum(sample.quarantined for sample in history.samples):
         text = f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour."
-        fix = "Nothing is lost. Use the reasons below to fix the producer or decoder, then publish them again: "
-        yield _warning(text, f"{fix}jetcapture spark replay --quarantine --allow-loop.")
+        fix = "Nothing is lost. If the configuration is wrong, correct it and run jetcapture quarantine redecode; "
+        yield _warning(text, f"{fix}otherwise fix the producer. The reasons are below.")
 
 
 def _behind(state: CaptureState, history: History) -> Iterator[Notice]:

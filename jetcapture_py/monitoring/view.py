@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jetcapture_py.archive.layout import parse_path
+from jetcapture_py.capture.watermark import SILENT
 from jetcapture_py.config.shares import OPEN_SHARE, OPEN_UNACKED_SHARE
 from jetcapture_py.monitoring.facts import CaptureFacts, MaintenanceState, OpenBlock, ProcessFacts
 from jetcapture_py.monitoring.history import EVERY, SAMPLES
@@ -36,8 +37,6 @@ STATES = {
 MAX_OBJECTS = 6
 HIGH = 0.8
 """Share of a limit from which a meter warns."""
-STALE = 20.0
-"""Seconds after which it is said that the server's figures are old."""
 Words = Callable[[float], str]
 
 
@@ -355,8 +354,8 @@ def _shown_blocks(facts: CaptureFacts) -> list[tuple[str, Sequence[OpenBlock]]]:
 def _replicas(facts: CaptureFacts) -> str:
     if facts.consumer_state is None:
         return "The consumer is not known yet."
-    stale = (facts.time - facts.consumer_state.asked).total_seconds()
-    return f"Reported by the server{f' {words.age(stale)} ago' if stale > STALE else ''}, over all replicas."
+    stale = (facts.time - facts.consumer_state.asked).total_seconds() - facts.consumer_state.ahead
+    return f"Reported by the server{f' {words.age(stale)} ago' if stale > SILENT else ''}, over all replicas."
 
 
 def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:

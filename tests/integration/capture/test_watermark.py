@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -205,6 +206,26 @@ def test_a_store_that_refuses_it_keeps_nothing_else_from_being_stored(
         assert "watermark.failed" in caplog.text
 
     asyncio.run(scenario())
+
+
+def test_a_stop_without_the_server_does_not_blame_the_store(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.a", b"1", None)])
+        wanted = config(server.url, tmp_path / "archive", block={"max_age": "0.1s"})
+        with contextlib.suppress(ExceptionGroup):  # it cannot know whether a message was in flight
+            async with running(wanted) as capture:
+                await until(lambda: capture.stats.acked == 1, "all is stored")
+                server.stop()
+                await until(lambda: not capture.source.connected, "the connection is lost")
+        assert 'watermark.failed error="NATS did not answer in time"' in caplog.text
+        assert "the store did not answer" not in caplog.text
+        assert not capture.store_hangs
+
+    with caplog.at_level(logging.WARNING, "jetcapture"):
+        asyncio.run(scenario())
 
 
 def test_a_damaged_one_is_replaced(nats_server: Start, tmp_path: Path) -> None:

@@ -273,7 +273,13 @@ def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve
                     server.resume()
                 await ready(port, 200, "ready")
                 server.stop()
-                await ready(port, 503, "connected: no connection to NATS")
+                await ready(port, 503, "connected: no connection to NATS: [Errno 111] Connect call failed")
+                server.extra_config = "authorization: {user: app, password: changed}"
+                server.start()
+                await ready(port, 503, "connected: no connection to NATS: Authorization Violation")
+                assert "The server refuses the login." in (await asked(port, "/"))[1]
+                server.stop()
+                server.extra_config = ""
                 server.start()
                 await ready(port, 200, "ready")
                 reconnects = samples((await asked(port, "/metrics"))[1])["jetcapture_reconnects_total", ""]

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config import block
 from jetcapture_py.config.model import parse
 from jetcapture_py.errors import PermanentStoreError
+from jetcapture_py.jetstream import consumer
 from jetcapture_py.monitoring import history, http, http_server, notices
 from jetcapture_py.monitoring.facts import MAX_BLOCKS
 from jetcapture_py.monitoring.history import History
@@ -144,6 +146,7 @@ def test_a_failing_store_is_the_first_sentence_with_its_beginning_and_what_to_do
                 assert page.verdict.startswith("Not storing for ")
                 said = page.root.one("section", "verdict").text
                 assert "Access denied. Messages are held and the store is retried; nothing is lost" in said
+                assert section(page, "Open blocks: 0").one("p").text == "1 message waits to be stored and acknowledged"
                 assert page.root.one("head").one("title").text == f"Not storing · {STREAM} / {CONSUMER}"
                 assert (facts["state"], facts["ready"]) == ("failing", False)
                 store.error = None
@@ -273,6 +276,13 @@ def test_what_needs_attention_is_said_although_the_capture_is_ready(
     monkeypatch.setattr(history, "EVERY", 0.05)
     monkeypatch.setattr(notices, "LASTING", 0.2)
 
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Ahead:
+            return super().now(tz) + timedelta(minutes=40, seconds=30)
+
+    monkeypatch.setattr(consumer, "datetime", Ahead)
+
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, [("orders.eu", b"{", None)] * 30)
@@ -285,6 +295,8 @@ def test_what_needs_attention_is_said_although_the_capture_is_ready(
                     return text in (await page_of(port)).root.one("section", "verdict").text
 
                 await until(lambda: says("went to the quarantine in the last quarter of an hour."), "it says so")
+                assert await says("run jetcapture quarantine redecode")
+                assert await says("This machine's clock is 40 min 30 s ahead of the NATS server's. Ages are wrong")
                 async with connection(server.url) as client:
                     await client.jetstream()._api_request(  # type: ignore[no-untyped-call]
                         f"$JS.API.CONSUMER.PAUSE.{STREAM}.{CONSUMER}",
