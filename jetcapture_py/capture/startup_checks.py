@@ -37,6 +37,7 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
     await probe(state, stop)
     await _warn_of_changed_rule(state, encoder)
     _warn_of_new_archive(state)
+    await _warn_of_new_consumer(state)
     state.observer.began(state.source.state)
 
 
@@ -57,6 +58,27 @@ def _warn_of_new_archive(state: CaptureState) -> None:
     if isinstance(store, LocalStore) and store.new and consumer.acknowledged:
         reason = "it is empty, but the consumer has acknowledged messages; is the volume mounted?"
         event(log, logging.WARNING, "archive.new", root=store.root, ack_floor=consumer.ack_floor, reason=reason)
+
+
+async def _warn_of_new_consumer(state: CaptureState) -> None:
+    """Warn when the consumer begins elsewhere than the archive's watermark of it ends: it was created again."""
+    source, notes = state.source, state.notes
+    if notes is None or source.state.deliveries:
+        return
+    try:
+        mark = await state.in_thread(state.store_threads, read_watermark, notes, source.stream)
+    except JetcaptureError:  # writing it fails as well, and that is logged
+        return
+    mark = mark and mark.of(source.consumer)
+    begins = source.state.delivered + 1
+    if mark is None or (mark.consumer, mark.created) != (source.consumer, source.stream_created):
+        return
+    if begins <= mark.seq:
+        again = {"fetches_again": f"{begins} to {mark.seq}"}
+        event(log, logging.WARNING, "consumer.recreated", begins=begins, archived=mark.seq, **again)
+    elif begins > mark.seq + 1:
+        skipped = {"skips": f"{mark.seq + 1} to {begins - 1}", "advice": "run jetcapture verify"}
+        event(log, logging.WARNING, "consumer.recreated", begins=begins, archived=mark.seq, **skipped)
 
 
 async def _warn_of_changed_rule(state: CaptureState, encoder: Encoder) -> None:

@@ -113,7 +113,7 @@ class RepublishSection(Section):
 class ConsumerLimitsSection(Section):
     """Limits of the stream's consumers."""
 
-    inactive_threshold: Nanoseconds | None = setting("Maximum that a consumer may set.")
+    inactive_threshold: Nanoseconds | None = setting("Maximum of a consumer, and its value if it sets none.")
     max_ack_pending: Limit | None = setting("Maximum that a consumer may set.")
 
 
@@ -186,7 +186,7 @@ class ConsumerSection(Section):
     max_expires: Nanoseconds | None = setting("Maximum time that a pull may stay open.")
     max_bytes: Bytes | None = setting("Maximum bytes that a pull may ask for.")
     inactive_threshold: Nanoseconds | None = setting(
-        "Time without pulls after which the server deletes the consumer; default: never."
+        "Time without pulls after which the server deletes the consumer; default: that of the stream, or never."
     )
     num_replicas: Annotated[int, Field(ge=0)] | None = setting("Servers that hold its state; 0: as for the stream.")
     mem_storage: bool | None = setting("Keep its state in memory only.")

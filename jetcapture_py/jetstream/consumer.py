@@ -14,7 +14,7 @@ from typing import Any
 from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import api_values
-from jetcapture_py.config.units import RFC3339, format_time, microseconds_of
+from jetcapture_py.config.units import RFC3339, format_nanoseconds, format_time, microseconds_of
 from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.connection import (
     CONSUMER_NOT_FOUND,
@@ -220,6 +220,29 @@ def filters_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (one,) if one else tuple(config.get("filter_subjects", ()))
 
 
+YEAR = 365 * 24 * 3600 * 10**9
+"""Nanoseconds. No stop of a capture lasts longer."""
+
+
+def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) -> str | None:
+    """Return in one line when the server deletes a consumer for which no replica pulls; None for not in a year.
+
+    Both are the configurations of the API, that of the consumer as it is or will be requested, that of the stream as
+    far as it is known. A consumer takes the stream's limit unless it has a shorter threshold, and 0 does not turn that
+    off. Servers before 2.14 refuse the stream's limit without one for `max_ack_pending`.
+    """
+    limit = (stream.get("consumer_limits") or {}).get("inactive_threshold") or 0
+    threshold = consumer.get("inactive_threshold") or limit
+    if not 0 < threshold < YEAR:
+        return None
+    interest = ", with the messages that only it needs," if stream.get("retention") == "interest" else ""
+    both = " and stream.consumer_limits (before nats-server 2.14 with max_ack_pending)" if limit or not stream else ""
+    return (
+        f"the server deletes the consumer{interest} if no replica pulls for {format_nanoseconds(threshold)}; set "
+        f"inactive_threshold to 36500d in source.consumer_config{both}, and run jetcapture apply"
+    )
+
+
 async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) -> datetime | None:
     """Return when the first matching message from sequence `seq` on was stored; None without one.
 
@@ -414,6 +437,8 @@ class Consumer:
     def __init__(self, api: Api, config: SourceConfig, fail: Callable[[SourceError], None]) -> None:
         self._api, self._config, self._fail = api, config, fail
         self.stream_created = ""
+        self._stream: Mapping[str, Any] = {}
+        """The stream's configuration, empty without permission to ask."""
         self.state: ConsumerState
         self._may_get = True  # False once STREAM.MSG.GET was denied
 
@@ -436,6 +461,8 @@ class Consumer:
             )
         self._warn_of_max_deliver(self.state)
         self._warn_of_pause(self.state)
+        if text := deleted_when_idle(self.state.config, self._stream):
+            event(log, logging.WARNING, "consumer.inactive_threshold", reason=text)
 
     async def _ensure(self) -> None:
         """Find the durable consumer; create it if it is missing and `source.create` is set. Raises SourceError."""
@@ -463,6 +490,7 @@ class Consumer:
             return ""
         if problem := await unreadable_with_origins(self._api, info):
             raise SourceError(problem)
+        self._stream = info["config"]
         return str(info.get("created", ""))
 
     async def refresh(self) -> bool:

@@ -386,8 +386,7 @@ async def _server(
         return consumer
     check_server.check_mode(session, findings, source, stream)
     check_server.check_bucket(findings, source, stream)
-    if consumer is not None:
-        check_server.check_consumer(findings, consumer)
+    check_server.check_consumer(findings, source, consumer, stream)
     check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)
     if consumer is None:
         await check_server.check_work_queue(session, config, findings, stream)

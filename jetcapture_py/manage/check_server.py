@@ -17,7 +17,14 @@ from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.config.units import format_duration, format_size
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
-from jetcapture_py.jetstream.consumer import WRONG_CLOCK, check_acks, consumer_state, filters_of
+from jetcapture_py.jetstream.consumer import (
+    WRONG_CLOCK,
+    check_acks,
+    consumer_config,
+    consumer_state,
+    deleted_when_idle,
+    filters_of,
+)
 from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
@@ -232,16 +239,17 @@ def check_bucket(findings: Findings, source: SourceConfig, stream: Mapping[str, 
         findings.ok("bucket", f"it keeps {kept if kept > 0 else 'all'} entries per key")
 
 
-def check_consumer(findings: Findings, answer: Mapping[str, Any]) -> None:
+def check_consumer(
+    findings: Findings, source: SourceConfig, answer: Mapping[str, Any] | None, stream: Mapping[str, Any]
+) -> None:
     """Check for settings of the consumer that lose messages or stop delivery."""
-    settings = answer["config"]
+    settings = consumer_config(source) if answer is None else answer["config"]
     if settings.get("max_deliver", -1) > 0:
         text = f"after {settings['max_deliver']} deliveries the server gives up on a message, and the archive misses it"
         findings.warning("consumer", f"{text}; set max_deliver to unlimited")
-    if threshold := settings.get("inactive_threshold"):
-        text = f"the server deletes it if no replica pulls for {format_duration(threshold / 1e9)}"
-        findings.warning("consumer", f"{text}; set inactive_threshold to 0")
-    if answer.get("paused"):
+    if deletion := deleted_when_idle(settings, stream["config"]):
+        findings.warning("consumer", deletion)
+    if answer is not None and answer.get("paused"):
         findings.problem("consumer", f"it is paused until {settings.get('pause_until', 'later')}; resume it")
 
 

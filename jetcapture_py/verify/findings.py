@@ -83,6 +83,8 @@ class Kind(StrEnum):
     """Sequences that the archive skips where the stream no longer has messages."""
     WATERMARK = "watermark"
     """A watermark that is unreadable, or promises too much."""
+    CONSUMER = "consumer"
+    """Messages that the server deleted with the consumer, or would delete with it."""
     TABLE = "table"
     """Objects of which the table differs from the archive."""
     NOT_CHECKED = "not_checked"
@@ -372,6 +374,7 @@ def _verdict(report: Report) -> str:
     buts = [f"{twice:,} {'message is' if twice == 1 else 'messages are'} read twice"] if twice else []
     buts += ["erased messages can still be read"] if any(each.severity for each in report.of(Kind.ERASED)) else []
     buts += ["the server has lost messages"] if report.of(*LOSSES) else []
+    buts += ["the consumer was deleted meanwhile"] if report.count(Kind.CONSUMER) else []
     buts += ["the consumer's earlier filters are unknown"] if report.of(Kind.UNKNOWN_FILTERS) else []
     return f"complete, but {' and '.join(buts)}: {every}" if buts else f"complete: {every}"
 

@@ -9,8 +9,9 @@ alarm.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,16 @@ import numpy as np
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import MissingStreamError, SourceError
+from jetcapture_py.jetstream.consumer import deleted_when_idle
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import PARTS, Differences
 from jetcapture_py.verify.filters import FilterHistory
 from jetcapture_py.verify.findings import MAX_LISTED, Finding, Kind, SequenceRange, Severity, are, not_checked
+from jetcapture_py.verify.holes import find_gaps
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan
-from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, restored_to
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, restored_to
 
 MAX_DELETED = 2_000_000
 """Deleted sequences up to which the server is asked to list them, in one answer."""
@@ -110,6 +113,7 @@ async def find_losses(
         text = f"messages that are gone from inside the stream: more than {MAX_DELETED:,} are deleted"
         forks.append(not_checked(text))
     if server is not None and server.state.created == now.created:
+        forks += _deleted_with_consumer(archived, server, now.config)
         lost = [*forks, *_rewind(archived, now), *_inside(archived, now), *_lost_stream(scan.older, now.created)]
         return lost if differences is None else [*lost, *_undelivered(archived, now, server.state.last, differences)]
     if mark is not None and mark.created not in ("", now.created):
@@ -122,6 +126,22 @@ async def _restored(session: ReadSession, stream: str) -> int:
     state = await session.state(stream)
     older = state.first_time < datetime.fromisoformat(state.created)
     return state.last if older and state.retention in GONE_ONCE_ACKED else await restored_to(session, stream, state)
+
+
+def _deleted_with_consumer(archived: Sequences, server: ServerState, stream: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what the server deleted with an earlier consumer of this name, and whether it would delete this one."""
+    if text := deleted_when_idle(server.consumer.config, stream):
+        yield Finding(kind=Kind.CONSUMER, severity=Severity.NOTE, summary=text)
+    filters = server.mark.filters if server.mark is not None and stream.get("retention") == "interest" else ()
+    for before, after in pairwise(filters):
+        if before.until is not None and before.consumer != after.consumer:
+            for gap in find_gaps(archived, before.until + 1, after.after):
+                yield replace(
+                    gap,
+                    kind=Kind.CONSUMER,
+                    summary=f"the consumer was deleted after sequence {before.until} and created again before "
+                    f"{after.after + 1}: the server deleted messages in between that no other consumer needed",
+                )
 
 
 def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Finding]:
