@@ -22,8 +22,10 @@ PUT = "put"
 """The operation of an entry without a header that names another one."""
 OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
 """Operations by the header KV-Operation."""
+MARKER = "Nats-Marker-Reason"
+"""Header of messages that the server writes in place of those that it removed; they have no payload."""
 REASONS = {"MaxAge": "expire", "Purge": "purge", "Remove": "delete"}
-"""Operations by the header Nats-Marker-Reason, which the server writes (ADR-43, ADR-48)."""
+"""Operations by `MARKER` (ADR-43, ADR-48)."""
 
 
 def bucket_of(stream: str) -> tuple[str, str] | None:

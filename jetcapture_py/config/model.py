@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from jetcapture_py.config import buckets, yaml_text
@@ -254,12 +254,18 @@ class LimitsConfig(Section):
     )
 
 
+def _or_null(setting: dict[str, Any]) -> None:
+    """Allow null in a setting's JSON Schema."""
+    setting["anyOf"] = [{"type": setting.pop("type")}, {"type": "null"}]
+
+
 class HttpConfig(Section):
     """Metrics, probes and status page of the running process."""
 
     listen: types.Listen = setting(
-        "Address and port of /metrics, /livez, /readyz and the status page; `:8080`: all addresses.",
+        "Address and port of /metrics, /livez, /readyz and the status page; `:8080`: all addresses; `null`: off.",
         default="127.0.0.1:8080",
+        json_schema_extra=_or_null,
     )
 
 
@@ -310,6 +316,12 @@ class Config(Section):
     drain_timeout: types.Duration = setting(
         "Time to store and acknowledge held messages when the process stops.", default="60s"
     )
+
+    @field_validator("http", mode="before")
+    @classmethod
+    def _off(cls, http: object) -> object:
+        """Turn `http` off for `listen: null`."""
+        return None if http == {"listen": None} else http
 
     @model_validator(mode="before")
     @classmethod

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY, conform, unify_batches
@@ -94,6 +95,15 @@ class Decoder(Protocol):
         ...
 
 
+def header_values(headers: pa.MapArray, name: str) -> pa.StringArray:
+    """Return the first value of a header; names are case-sensitive, as in NATS."""
+    if headers.null_count == len(headers):
+        return pa.nulls(len(headers), pa.string())
+    lists = pc.map_lookup(headers, name, "first")
+    not_empty = pc.greater(pc.list_value_length(lists), 0)
+    return pc.list_element(pc.if_else(not_empty, lists, pa.scalar(None, lists.type)), 0)
+
+
 # ------------------------------------------------------------------ calling decoders
 
 
@@ -121,6 +131,25 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
         if len(batch) == 1:
             return _failed(error)
     return _together([decode_checked(decoder, batch.slice(index, 1)) for index in range(len(batch))])
+
+
+def decode_some(decoder: Decoder, batch: MessageBatch, chosen: Any) -> Decoded:
+    """Decode the messages in the mask `chosen`; the others are rows without values. Raises BatchTooWideError."""
+    if chosen.all():
+        return decoder.decode(batch)
+    rows, others = np.flatnonzero(chosen), np.flatnonzero(~chosen)
+    part = MessageBatch(stream=batch.stream, rows=batch.rows.take(pa.array(rows)))
+    known = not len(rows) and _is_ours(decoder)  # no rows, but all declared columns
+    decoded = decoder.decode(part) if known else decode_checked(decoder, part)
+    failures = tuple(replace(failure, index=int(rows[failure.index])) for failure in decoded.failures)
+    rows = rows if decoded.messages is None else rows[decoded.messages.to_numpy()]
+    sources = np.concatenate([rows, others])
+    order = np.argsort(sources, kind="stable")
+    fields = decoded.fields
+    if fields.num_columns:
+        fields = fields.take(pa.array(order, mask=order >= len(rows)))
+    messages = pa.array(sources[order], pa.int32())
+    return Decoded(fields=fields, messages=messages, failures=failures, columns=decoded.columns)
 
 
 def _is_ours(decoder: Decoder) -> bool:

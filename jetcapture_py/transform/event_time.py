@@ -21,9 +21,9 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.units import quoted
 from jetcapture_py.text import one_line
-from jetcapture_py.transform.batch import MessageBatch
+from jetcapture_py.transform.batch import MessageBatch, header_values
 from jetcapture_py.transform.decode.json_declared import moments
-from jetcapture_py.transform.keys import FieldTexts, field_column, header_values, payload_texts
+from jetcapture_py.transform.keys import FieldTexts, field_column, payload_texts
 
 if TYPE_CHECKING:
     from jetcapture_py.config.block import BlockConfig

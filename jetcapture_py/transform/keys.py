@@ -15,7 +15,7 @@ from jetcapture_py import plugins
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_text
 from jetcapture_py.config.template import STREAM, TemplatePart, parse_template
-from jetcapture_py.transform.batch import MessageBatch
+from jetcapture_py.transform.batch import MessageBatch, header_values
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import DecodeConfig
@@ -122,15 +122,6 @@ def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
     index = offsets[:-1] + number
     missing = index >= offsets[1:]
     return tokens.values.take(pa.array(np.where(missing, 0, index), mask=missing))
-
-
-def header_values(headers: pa.MapArray, name: str) -> pa.StringArray:
-    """Return the first value of a header; names are case-sensitive, as in NATS."""
-    if headers.null_count == len(headers):
-        return pa.nulls(len(headers), pa.string())
-    lists = pc.map_lookup(headers, name, "first")
-    not_empty = pc.greater(pc.list_value_length(lists), 0)
-    return pc.list_element(pc.if_else(not_empty, lists, pa.scalar(None, lists.type)), 0)
 
 
 def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:

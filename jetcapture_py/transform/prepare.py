@@ -15,12 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PUT, REASONS
+from jetcapture_py.config.buckets import COLUMNS, MARKER, OPERATIONS, PUT, REASONS
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.text import one_line
-from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch, decode_checked
+from jetcapture_py.transform.batch import (
+    BatchTooWideError,
+    Decoded,
+    Decoder,
+    Failure,
+    MessageBatch,
+    decode_checked,
+    decode_some,
+    header_values,
+)
 from jetcapture_py.transform.envelope import assemble
-from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, header_values, without_empty
+from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, without_empty
 
 if TYPE_CHECKING:
     from jetcapture_py.transform.event_time import EventTime
@@ -279,29 +288,20 @@ class BucketDecoder:
         """Decode every message of `batch`; BatchTooWideError as by the decoder of values."""
         operations = operations_of(batch)
         values = pc.equal(operations, PUT).to_numpy(zero_copy_only=False)
-        puts, others = np.flatnonzero(values), np.flatnonzero(~values)
-        part = MessageBatch(stream=batch.stream, rows=batch.rows.take(pa.array(puts))) if len(others) else batch
-        decoded = decode_checked(self.decoder, part)
-        rows = puts if decoded.messages is None else puts[decoded.messages.to_numpy()]
-        sources = np.concatenate([rows, others])
-        order = np.argsort(sources, kind="stable")
-        sources = sources[order]
-        whole = len(sources) == len(batch) and not decoded.failures and bool((np.diff(sources) == 1).all())
+        decoded = decode_some(self.decoder, batch, values)
+        messages = decoded.messages
         subjects = batch.column(layout.SUBJECT)
         keys = pc.replace_substring_regex(subjects, _KEY, "", max_replacements=1)
         keys = pc.if_else(pc.match_substring_regex(subjects, _KEY + "."), keys, pa.scalar(None, pa.string()))
         columns = {"key_name": keys, "operation": operations, "revision": batch.column(layout.SEQ)}
-        if not whole:
-            columns = {name: column.take(pa.array(sources)) for name, column in columns.items()}
-        if decoded.fields.num_columns:
-            fields = decoded.fields
-            if len(others):
-                fields = fields.take(pa.array(order, mask=order >= len(rows)))
-            columns |= dict(zip(map(_column_name, fields.schema.names), fields.columns, strict=True))
+        if messages is not None:
+            columns = {name: column.take(messages) for name, column in columns.items()}
+        fields = decoded.fields
+        columns |= dict(zip(map(_column_name, fields.schema.names), fields.columns, strict=True))
         return Decoded(
             fields=pa.RecordBatch.from_pydict(columns),
-            messages=None if whole else pa.array(sources, pa.int32()),
-            failures=tuple(replace(failure, index=int(puts[failure.index])) for failure in decoded.failures),
+            messages=messages,
+            failures=decoded.failures,
             columns=decoded.columns
             and pa.schema([field.with_name(_column_name(field.name)) for field in decoded.columns]),
         )
@@ -312,7 +312,7 @@ def operations_of(batch: MessageBatch) -> pa.StringArray:
     headers = batch.column(layout.HEADERS)
     if headers.null_count == len(headers):
         return pa.array([PUT] * len(headers), pa.string())
-    told, reason = (header_values(headers, name) for name in ("KV-Operation", "Nats-Marker-Reason"))
+    told, reason = (header_values(headers, name) for name in ("KV-Operation", MARKER))
     unmarked = pc.equal(pc.coalesce(told, ""), "")
     return pc.coalesce(pc.if_else(unmarked, _looked_up(reason, REASONS), _looked_up(told, OPERATIONS)), PUT)
 

@@ -6,9 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jetcapture_py import plugins
-from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
+from jetcapture_py.archive import layout
+from jetcapture_py.config.buckets import MARKER
+from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch, decode_some, header_values
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import DecodeConfig
@@ -44,6 +47,24 @@ class RawDecoder:
         return Decoded(fields=pa.RecordBatch.from_arrays([], names=[]))
 
 
+class NullRows:
+    """Gives a message without a payload a row of nulls, in place of what `decoder` would say about it.
+
+    `markers` only: messages of the server, with the header `Nats-Marker-Reason`.
+    """
+
+    def __init__(self, decoder: Decoder, *, markers: bool) -> None:
+        self.decoder = decoder
+        self._markers = markers
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        """Decode every message of `batch`; BatchTooWideError as by the decoder of payloads."""
+        empty = pc.equal(pc.fill_null(pc.binary_length(batch.column(layout.PAYLOAD)), 0), 0)
+        if self._markers and pc.any(empty).as_py():
+            empty = pc.and_(empty, header_values(batch.column(layout.HEADERS), MARKER).is_valid())
+        return decode_some(self.decoder, batch, ~empty.to_numpy(zero_copy_only=False))
+
+
 def make_decoder(config: DecodeConfig) -> Decoder:
     """Return the configured decoder. Raises ValueError with one line."""
     if config.format == "raw":
@@ -52,11 +73,13 @@ def make_decoder(config: DecodeConfig) -> Decoder:
         decoder = import_module(f"{__name__}.{_MODULES[config.format]}").make(config)
     else:
         decoder = cast("Decoder", plugins.make(config.format, "decoder", "decode"))
-    if (unpack := make_unpacker(config)) is None:
-        return decoder
-    from jetcapture_py.transform.decode.unpack import UnpackingDecoder
+    if (unpack := make_unpacker(config)) is not None:
+        from jetcapture_py.transform.decode.unpack import UnpackingDecoder
 
-    return UnpackingDecoder(decoder, unpack)
+        decoder = UnpackingDecoder(decoder, unpack)
+    if config.format == "raw":
+        return decoder
+    return NullRows(decoder, markers=config.format == "protobuf" or config.format not in _MODULES)
 
 
 def make_unpacker(config: DecodeConfig) -> Unpacker | None:

@@ -291,7 +291,8 @@ class AvroDecoder:
         if self._container:
             return self._containers(payloads, failures)
         _budget.left = max_values(sum(map(len, payloads)))
-        datums = decode_each(self._datum, payloads, failures)
+        hint = ": set decode.registry" if self._registry is None else None
+        datums = decode_each(self._datum, payloads, failures, hint)
         messages = [index for index in range(len(payloads)) if index not in failures]
         rows = [datums[index] for index in messages] if failures else datums
         return assemble([column.values(rows) for column in self._columns], messages, failures)
@@ -336,6 +337,9 @@ class AvroDecoder:
                     return self._by_fingerprint.setdefault(mark, self._writer(schema)), 10
                 except REFUSALS as error:
                     raise self._registry.missed(mark, f"its schema cannot be used: {one_line(str(error))}") from None
+            raise ValueError(
+                f"no schema with the fingerprint {mark.hex()}: decode.registry must be a directory that has it"
+            )
         if self._registry is None:
             return self._own, 0
         if not payload.startswith(_CONFLUENT) or len(payload) < 5:

@@ -8,7 +8,7 @@ above the bound are decoded in smaller batches; a single one is quarantined.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
@@ -105,26 +105,53 @@ def json_skeleton(payload: bytes) -> bytes | bytearray:
 
 def msgpack_skeleton(payload: bytes) -> bytes | bytearray:
     """Return the first byte of each map and list of a payload, which may be damaged."""
-    firsts, offset = bytearray(), 0
-    while offset < len(payload):
-        first = payload[offset]
-        if (run := _RUNS.match(payload, offset)) is not None:
-            if first in _CONTAINERS:
-                firsts += run[0]
-            offset = run.end()
-            continue
+    firsts = bytearray()
+    for start, end in _msgpack_values(payload):
+        first = payload[start]
         if first in _CONTAINERS:
-            firsts.append(first)
-        digits, code = _LENGTHS.get(first, 0), 0xC7 <= first <= 0xC9  # an extension's code follows its length
-        offset += 1 + _SIZES.get(first, 0) + digits + code
-        offset += int.from_bytes(payload[offset - digits - code : offset - code], "big")
+            firsts += payload[start:end] if first < _LONG else payload[start : start + 1]
     return firsts
+
+
+def whole_microseconds(payload: bytes) -> bytes:
+    """Cut off the nanoseconds of a MessagePack payload's timestamps, which msgspec would round to microseconds."""
+    if not any(stamp in payload for stamp in _STAMPS):
+        return payload
+    whole = bytearray(payload)
+    for start, end in _msgpack_values(payload):
+        for stamp, (size, shift) in _STAMPS.items():
+            if end <= len(payload) and payload.startswith(stamp, start):
+                at = slice(start + len(stamp), start + len(stamp) + size)
+                number = int.from_bytes(payload[at], "big")
+                whole[at] = (number - ((number >> shift) % 1_000 << shift)).to_bytes(size, "big")
+    return bytes(whole)
+
+
+def _msgpack_values(payload: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each value of a payload, which may be damaged.
+
+    Of a map or list, the end is that of its head. Values of one byte come in runs, those of short maps and lists apart.
+    """
+    offset = 0
+    while offset < len(payload):
+        start, first = offset, payload[offset]
+        if (run := _RUNS.match(payload, offset)) is not None:
+            offset = run.end()
+        else:
+            digits, code = _LENGTHS.get(first, 0), 0xC7 <= first <= 0xC9  # an extension's code follows its length
+            offset += 1 + _SIZES.get(first, 0) + digits + code
+            offset += int.from_bytes(payload[offset - digits - code : offset - code], "big")
+        yield start, offset
 
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _RUNS = re.compile(rb"[\x80-\x9f]++|[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++")
 """Values of one byte, and maps and lists of up to 15 items."""
 _CONTAINERS = {*range(0x80, 0xA0), *range(0xDC, 0xE0)}
+_LONG = 0xDC
+"""The first byte from which containers have a length of their own."""
+_STAMPS = {b"\xd7\xff": (8, 34), b"\xc7\x0c\xff": (4, 0)}
+"""Beginnings of timestamps with nanoseconds: bytes of the number that has these, and the bits below them."""
 _SIZES = {0xA0 + size: size for size in range(32)} | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _SIZES |= zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), strict=True)
 """Bytes after the first one of a text, number or extension whose length is not sent, and of a container."""
@@ -137,7 +164,7 @@ JSON_FORMAT = ObjectFormat(
 )
 MSGPACK_FORMAT = ObjectFormat(
     decoder=msgspec.msgpack.Decoder,
-    payloads=lambda batch: (payloads_of(batch), {}),
+    payloads=lambda batch: ([whole_microseconds(payload) for payload in payloads_of(batch)], {}),
     containers=msgpack_containers,
     skeleton=msgpack_skeleton,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,13 @@ from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 
 REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.MsgspecError, pa.ArrowException)
 """Errors that msgspec, Arrow and our checks raise for bad data; anything else is a bug or a dying process."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u]|\\u[^dD])")
+_ENDED = ("Input data was truncated", "JSON is malformed: unexpected end of")
+"""What msgspec also says about a lone surrogate."""
+_CONFLUENT_BYTES = 5
+"""A zero byte and the id of a schema."""
 
 Row = TypeVar("Row")
 Read = Callable[[list[Any]], list[Any]]
@@ -95,23 +103,45 @@ def texts_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
     msgspec does not look at the bytes of strings it skips, so they are checked here, all at once.
     """
     column = batch.column(layout.PAYLOAD).fill_null(b"")
-    payloads: list[bytes] = column.to_pylist()
+    payloads: list[bytes] = without_mark(column).to_pylist()
     failures: dict[int, Failure] = {}
     try:
         column.cast(pa.string())
     except pa.ArrowInvalid:
-        for index, payload in enumerate(payloads):
+        for index, payload in enumerate(column.to_pylist()):
             try:
                 payload.decode()
             except UnicodeDecodeError as error:
-                failures[index] = failure(index, f"invalid UTF-8 (byte {error.start})")
+                failures[index] = failure(index, _reason(f"invalid UTF-8 (byte {error.start})", payload))
     return payloads, failures
 
 
+def without_mark(payloads: pa.BinaryArray) -> pa.BinaryArray:
+    """Return payloads without the byte order mark that some programs write before JSON."""
+    if not pc.any(pc.starts_with(payloads, BYTE_ORDER_MARK)).as_py():
+        return payloads
+    return pa.array(
+        [payload and payload.removeprefix(BYTE_ORDER_MARK) for payload in payloads.to_pylist()], pa.binary()
+    )
+
+
+def _reason(error: object, payload: bytes, hint: str | None = "") -> str:
+    """Return why a payload cannot be decoded. `hint` ends the note on Confluent's wire format; None leaves it out."""
+    if not payload:
+        return "the payload is empty"
+    text = str(error) or type(error).__name__
+    if text.startswith(_ENDED) and _LONE_SURROGATE.search(payload):
+        text = "a string has a lone surrogate, which is not text"
+    if hint is not None and payload.startswith(b"\0") and len(payload) > _CONFLUENT_BYTES:
+        number = int.from_bytes(payload[1:_CONFLUENT_BYTES], "big")
+        text += f"; it begins like Confluent's wire format, with schema {number}{hint}"
+    return text
+
+
 def decode_each(
-    decode: Callable[[bytes], Row], payloads: list[bytes], failures: dict[int, Failure]
+    decode: Callable[[bytes], Row], payloads: list[bytes], failures: dict[int, Failure], hint: str | None = ""
 ) -> list[Row | None]:
-    """Decode each payload; where `decode` raises, the row is None and `failures` has an entry.
+    """Decode each payload; where `decode` raises, the row is None and `failures` has an entry; `hint` as in `_reason`.
 
     All payloads go through one iterator, which continues after an error, so nothing is decoded twice.
     """
@@ -122,7 +152,7 @@ def decode_each(
             rows.extend(decoded)  # keeps what came before an exception
         except REFUSALS as error:
             index = len(rows)
-            failures.setdefault(index, failure(index, error if payloads[index] else "the payload is empty"))
+            failures.setdefault(index, failure(index, _reason(error, payloads[index], hint)))
             rows.append(None)
         else:
             return rows

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import MessageBatch
-from jetcapture_py.transform.decode.common import REFUSALS, Read
+from jetcapture_py.transform.decode.bounds import whole_microseconds
+from jetcapture_py.transform.decode.common import REFUSALS, Read, without_mark
 from jetcapture_py.transform.decode.json_declared import reader, struct_type
 
 Sent = Sequence[msgspec.Raw | bytes | None]
@@ -53,7 +54,7 @@ class PayloadTexts:
     def __call__(self, batch: MessageBatch) -> Mapping[str, pa.StringArray]:
         """The texts of each field, one a message; of a message with several rows, those of the first."""
         batch = batch if self._unpack is None else self._unpack(batch)
-        fields = self._message.read(batch.column(layout.PAYLOAD).to_pylist())
+        fields = self._message.read(without_mark(batch.column(layout.PAYLOAD)).to_pylist())
         return {name: self._texts(self._follow(name, fields)) for name in self._names}
 
     def _follow(self, name: str, fields: Mapping[str, Sent]) -> Sent:
@@ -121,7 +122,7 @@ def _msgpack_text(data: bytes) -> str | None:
 
 
 def _msgpack_time(data: bytes) -> str | None:
-    value = msgspec.msgpack.decode(data)
+    value = msgspec.msgpack.decode(whole_microseconds(data))
     return value.isoformat() if isinstance(value, datetime) else _msgpack_text(data)
 
 

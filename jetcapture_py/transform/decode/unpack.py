@@ -16,7 +16,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.varint import varint
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
-from jetcapture_py.transform.decode.common import REFUSALS, RowBatch, failure
+from jetcapture_py.transform.decode.common import BYTE_ORDER_MARK, REFUSALS, RowBatch, failure
 from jetcapture_py.transform.decode.compression import Inflate
 
 MAX_ROWS = 250_000
@@ -154,6 +154,7 @@ _msgpack_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 def split_json_array(payload: bytes) -> Sequence[bytes]:
     """Split a JSON array into its elements."""
+    payload = payload.removeprefix(BYTE_ORDER_MARK)
     commas = payload.count(b",")
     if commas > _MAX_COMMAS:
         raise ValueError(f"more than {_MAX_COMMAS} commas")

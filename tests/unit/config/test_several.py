@@ -81,6 +81,7 @@ def test_a_single_file_is_reported_as_ever_and_several_name_theirs(tmp_path: Pat
             {"http": {"listen": ":2"}},
             "http.listen: expected :1, as in {first}, got :2; one process has one address: leave it out, or use --http",
         ),
+        ({"http": {"listen": None}}, {"http": {"listen": ":2"}}, "http.listen: expected null, as in {first}, got :2"),
         ({"http": None}, {"http": {"listen": ":2"}}, "http.listen: expected null, as in {first}, got :2"),
         ({"log": {"level": "info"}}, {"log": {"level": "debug"}}, "log.level: expected info, as in {first}, got debug"),
     ],

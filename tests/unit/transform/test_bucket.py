@@ -98,7 +98,7 @@ def test_deletions_are_not_decoded_and_bad_values_fail_alone(columns: dict[str, 
         None,
         ("d", "expire", None),
         ("e", "put", 2),
-        None,
+        ("f", "put", None),
     ]
 
 

@@ -248,12 +248,21 @@ def test_single_object_encoding_names_the_schema_of_the_writer(tmp_path: Path) -
     old = b"\xc3\x01" + mark(WRITER) + datum(WRITER, OLD)
     unknown = b"\xc3\x01" + b"12345678" + datum(WRITER, OLD)
     assert decode(AvroDecoder(READER, {}), own, datum(READER, NEW)) == [NEW, NEW]
+    number = record(field("id", "long"), field("more", {"type": "fixed", "name": "F", "size": 8}))
+    garbage = b"\xc3\x01" + b"12345678"  # which is also a datum of the reader's schema
+    (reason,) = reasons(AvroDecoder(number, {}), garbage)
+    assert reason.startswith("no schema with the fingerprint 3132333435363738")
     decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
     assert decode(decoder, own, old, unknown, old[:-1], datum(READER, NEW)) == [NEW, NEW, None, None, None]
 
 
 def confluent(number: int, data: bytes) -> bytes:
     return b"\0" + struct.pack(">I", number) + data
+
+
+def test_a_reason_names_the_wire_format_of_confluent_and_its_remedy() -> None:
+    (reason,) = reasons(AvroDecoder(READER, {}), confluent(7, datum(WRITER, OLD)))
+    assert reason.endswith("; it begins like Confluent's wire format, with schema 7: set decode.registry")
 
 
 def test_the_wire_format_of_confluent_names_a_schema_in_the_registry(tmp_path: Path) -> None:
