@@ -139,7 +139,7 @@ def verify(
         ),
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Store missing messages that are still in the stream.")
+        bool, typer.Option("--repair", help="Store missing messages that the stream has; move damaged copies aside.")
     ] = False,
     table: Annotated[
         bool, typer.Option("--table", help="Compare the Iceberg tables of `maintain.table` with the archive.")

@@ -23,7 +23,7 @@ from jetcapture_py.archive.schema import EXACT
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, Table, listed
 from jetcapture_py.reading.selection import Selection, check_stream
-from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.store.archive import IF_DAMAGED, ArchiveFiles, File, retried
 from jetcapture_py.text import one_line, plural
 
 Dedupe = Literal["auto", "full", "none"]
@@ -498,7 +498,7 @@ def _footers(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing)
 
 
 def _unreadable(files: ArchiveFiles, name: ObjectName, reason: str) -> JetcaptureError:
-    return JetcaptureError(f"cannot read {files.shown}/{name.path}: {reason}")
+    return JetcaptureError(f"cannot read {files.shown}/{name.path}: {reason}; {IF_DAMAGED}")
 
 
 def read_identities(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing) -> list[Identities]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -52,6 +53,9 @@ SMALL = 4 << 20
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of an fsspec listing entry that may have the modification time, in order of preference."""
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
+ASIDE = ".damaged"
+"""End of the hidden name of a damaged object that was moved aside."""
+IF_DAMAGED = "if it is damaged, jetcapture verify CONFIG --repair stores its messages again or moves it aside"
 T = TypeVar("T")
 Item = TypeVar("Item")
 
@@ -382,6 +386,26 @@ class ArchiveFiles:
         except Exception as error:
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
+    def move_aside(self, file: File) -> str:
+        """Rename a file so that nothing takes it for an object; return its new path. Raises StoreError."""
+
+        def renamed(path: str) -> str:
+            directory, _, name = path.rpartition("/")
+            return f"{directory}/.{name}{ASIDE}"
+
+        def move(fs: Any) -> None:
+            fs.cp_file(file.place, renamed(file.place), **self._limit(fs, file.size))
+            fs.rm_file(file.place, **self._limit(fs))
+
+        try:
+            if self.local:
+                Path(file.place).rename(renamed(file.place))
+            else:
+                self._do(move)
+        except Exception as error:  # fsspec backends raise different errors
+            raise StoreError(f"cannot move {self.shown}/{file.path}: {one_line(error)}") from error
+        return renamed(file.path)
+
     def remove_empty(self, stream: str) -> None:
         """Remove the empty directories of a stream and its quarantine from a local archive: their names say keys."""
         for directory in (stream, f"{layout.QUARANTINE}/{stream}") if self.local else ():
@@ -514,7 +538,9 @@ class ArchiveFiles:
         except FileNotFoundError as error:
             raise self._gone(path) from error
         except errors as error:
-            raise StoreError(f"cannot read {self.shown}/{path}: {one_line(error)}") from error
+            # the store's own errors were turned before, and the disk's have a number
+            advice = f"; {IF_DAMAGED}" if errors == _UNREADABLE and not getattr(error, "errno", None) else ""
+            raise StoreError(f"cannot read {self.shown}/{path}: {one_line(error)}{advice}") from error
 
     def _gone(self, path: str) -> VanishedError:
         """Return the error for an object that was listed; a worker of Spark may have another disk than the driver."""

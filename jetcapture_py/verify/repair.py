@@ -1,5 +1,7 @@
 """Capture again what an archive lacks: read it from the stream, and store it as the daemon would have.
 
+A damaged object is replaced under its name, or moved aside if all of its messages are in other objects.
+
 The consumer is not touched, and nothing is acknowledged. The watermark keeps its position, because a repair makes true
 what it says. Names follow from messages: after a repair that was killed, another one stores what is still missing.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -21,17 +23,20 @@ from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture, Rows
 from jetcapture_py.config.model import Config
-from jetcapture_py.errors import SourceError
+from jetcapture_py.errors import SourceError, StoreError
 from jetcapture_py.jetstream.acks import sequences
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.store import NoteStore, change_note, configured_store
+from jetcapture_py.store import NoteStore, change_note, configured_store, users_errors
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
 from jetcapture_py.transform.keys import Run
+from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import MAX_LISTED, Kind, Progress, Report, ignore, indented
-from jetcapture_py.verify.proof import TIMEOUT, prove
+from jetcapture_py.verify.proof import TIMEOUT, Evidence, prove, user_writer
 from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.scan import examined
 
 CLOSE = 1_000
 """Distance in sequences up to which reading on is cheaper than starting a new range."""
@@ -66,6 +71,12 @@ class Repair:
     """Size of the new objects."""
     replaced: int = 0
     """New objects that have replaced a damaged one."""
+    moved: tuple[str, ...] = ()
+    """New paths of damaged objects that were moved aside: their messages are in other objects."""
+    skipped: int = 0
+    """Messages that were not stored, because they may be in objects that could not be read."""
+    errors: tuple[str, ...] = ()
+    """Why objects could not be stored or moved."""
     objects: tuple[str, ...] = ()
     """Paths of the first new objects."""
     gone: tuple[tuple[int, int], ...] = ()
@@ -92,7 +103,9 @@ class Repair:
     def lines(self, after: Report) -> Iterator[str]:
         """Yield lines of text; `after` is the proof after the repair."""
         if not self.stored:
-            yield "repair: nothing was stored, because no message of the stream is known to be missing"
+            missing = self.gone or self.skipped or self.errors or after.missing
+            reason = "" if missing else ", because no message of the stream is known to be missing"
+            yield f"repair: nothing was stored{reason}"
         else:
             parts = [f"{_count(self.messages, 'message')} stored in {_count(self.stored, 'object')}"]
             parts += [f"{self.replaced:,} replaced a damaged one"] if self.replaced else []
@@ -104,12 +117,17 @@ class Repair:
         if lost:
             yield "cannot be repaired: neither the stream nor another object has these sequences"
             yield from indented(lost, len(lost))
-        if after.of(Kind.DAMAGED) and not after.missing and after.proven:
-            yield (
-                "readers fail on the damaged objects until they are removed; try to get them back from a copy first"
-                if lost
-                else "remove the damaged objects: all of their messages are stored in other objects"
-            )
+        if self.moved:
+            objects = _count(len(self.moved), "damaged object")
+            yield f"moved aside: {objects}, of which other objects have all messages"
+            yield from indented(self.moved, len(self.moved))
+        if self.skipped:
+            yield f"not stored: {_count(self.skipped, 'message')}, which may be in objects that could not be read"
+        if self.errors:
+            yield "failed:"
+            yield from indented(self.errors, len(self.errors))
+        if after.of(Kind.DAMAGED):
+            yield "readers fail on the damaged objects that are left: get them back from a copy, or remove them"
 
 
 async def verify_and_repair(
@@ -122,31 +140,92 @@ async def verify_and_repair(
     if len(before.uncertain) and isinstance(store := configured_store(config.store), NoteStore):
         await asyncio.to_thread(change_note, store, watermark.path(config.source.stream), _repaired)
         before = await proof()  # there may be more without what archived messages tell
-    absent = before.missing
-    absent.update(before.uncertain)
-    if not len(absent):
-        return before.report, Repair(unrepairable=_unrepairable(before.report, before.accounted))
-    paths = [] if "{key}" in config.store.url else [file.path for file in before.report.paths(Kind.DAMAGED)]
-    damaged = [name for name in map(layout.parse_path, paths) if name is not None]
-    with _Repairer(config, before.report.stream_created or "", absent, damaged, progress) as repairer:
-        done = await repairer.run()
-    after = await proof()
-    return after.report, replace(done, unrepairable=_unrepairable(before.report, after.accounted))
+    absent = Sequences.union(before.missing, before.uncertain)
+    after, done = before, Repair()
+    if len(absent):
+        damaged = [] if "{key}" in config.store.url else _names(before.report, Kind.DAMAGED)
+        unread = _names(before.report, Kind.NOT_CHECKED)
+        created = before.report.stream_created or ""
+        with _Repairer(config, created, absent, damaged, unread, progress) as repairer:
+            done = await repairer.run()
+        after = await proof()
+    if after.report.of(Kind.DAMAGED):
+        moved, errors = await asyncio.to_thread(_move_aside, config, after, deep=deep)
+        done = replace(done, moved=moved, errors=(*done.errors, *errors))
+        after = await proof() if moved else after
+    done = replace(done, unrepairable=_unrepairable(after.report, after.accounted))
+    findings = [*after.report.findings]
+    findings = [replace(finding, action="") if finding.kind is Kind.DAMAGED else finding for finding in findings]
+    return replace(after.report, findings=tuple(findings)), done
+
+
+def _names(report: Report, kind: Kind) -> list[ObjectName]:
+    """Return the objects that findings of a kind list."""
+    return [name for name in (layout.parse_path(file.path) for file in report.paths(kind)) if name is not None]
+
+
+def _move_aside(config: Config, evidence: Evidence, *, deep: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Move damaged objects aside whose messages are all in other objects; return their new paths, and what failed."""
+    storage, report = ArchiveFiles(config.store.url, config.store.options), evidence.report
+    examiner = ObjectExaminer(storage, None, user_writer(config.block.format, config.block.compression))
+    damaged = {file.path for file in report.paths(Kind.DAMAGED)}
+    named = [(file, file.name) for file in storage.files(config.source.stream) if file.name is not None]
+    intact = [pair for pair in named if pair[0].path not in damaged]
+    # whether a sequence is one message
+    single = report.stream_created is not None and not (report.older or report.of(Kind.FORK, Kind.REWIND))
+    moved, errors = [], []
+    for file, name in named:
+        if file.path not in damaged or not isinstance(examined(examiner, file, name, deep=deep), str):
+            continue
+        try:
+            gaps = evidence.accounted.gaps(name.first_seq, name.last_seq)
+            if (single and not any(gaps)) or _is_elsewhere(examiner, name, intact):
+                moved.append(storage.move_aside(file))
+        except StoreError as error:
+            errors.append(str(error))
+    return tuple(moved), tuple(errors)
+
+
+def _is_elsewhere(examiner: ObjectExaminer, name: ObjectName, intact: Sequence[tuple[File, ObjectName]]) -> bool:
+    """Whether the messages that other objects of the block have in the object's range are those that its name says."""
+    seqs, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for file, other in intact:
+        overlaps = other.first_seq <= name.last_seq and other.last_seq >= name.first_seq
+        if overlaps and (other.directory, other.bucket) == (name.directory, name.bucket):
+            with suppress(DamagedError):
+                _, own, at = examiner.identities(file, other)
+                inside = (own >= name.first_seq) & (own <= name.last_seq)
+                seqs.append(own[inside])
+                times.append(at[inside])
+    seq, time = np.unique(np.stack([np.concatenate(seqs), np.concatenate(times)]), axis=1)
+    return layout.digest(seq.tobytes(), time.tobytes()) == name.digest
 
 
 class _Repairer(Recapture):
-    """Stores the sequences `absent`; those of `damaged` objects as far as possible in objects of the same names."""
+    """Stores the sequences `absent`; those of `damaged` objects as far as possible in objects of the same names.
+
+    Leaves out what may be in the objects `unread`.
+    """
 
     def __init__(
-        self, config: Config, created: str, absent: Sequences, damaged: Sequence[ObjectName], progress: Progress
+        self,
+        config: Config,
+        created: str,
+        absent: Sequences,
+        damaged: Sequence[ObjectName],
+        unread: Sequence[ObjectName],
+        progress: Progress,
     ) -> None:
         super().__init__(config, _SEALED_BY)
         self.set_source(created, config.source.consumer)
         self._created = created
-        self._absent, self._taken = absent, Sequences()
+        self._absent, self._taken, self._skipped = absent, Sequences(), Sequences()
         self._damaged = {name.path: name for name in damaged}
-        self._only: ObjectName | None = None
-        """Store only messages of the block that this object is of."""
+        self._unread: dict[BlockId, list[ObjectName]] = {}
+        for name in unread:
+            self._unread.setdefault(_block(name), []).append(name)
+        self._only: BlockId | None = None
+        """Store only messages of this block."""
         self._progress = progress
         self._done = Repair()
 
@@ -159,11 +238,11 @@ class _Repairer(Recapture):
             if (await session.state(source.stream)).created != self._created:
                 raise SourceError(f"stream {source.stream} was deleted and created again; nothing was stored")
             for damaged in [*self._damaged.values()][:MAX_REPLACED]:
-                self._only = damaged
+                self._only = _block(damaged)
                 await self._store_range(session, damaged.first_seq, damaged.last_seq)
             self._only = None
             await self._store_range(session, self._absent.first or 0, self._absent.last or 0)
-        return replace(self._done, gone=tuple(self._gone()))
+        return replace(self._done, gone=tuple(self._gone()), skipped=len(self._skipped))
 
     async def _store_range(self, session: ReadSession, first: int, last: int) -> None:
         """Store what is absent from `first` to `last`."""
@@ -198,33 +277,63 @@ class _Repairer(Recapture):
 
     def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
         """Return the rows to store."""
-        own, own_runs = (rows, runs) if self._only is None else _of(self._only, rows, runs, quarantine=quarantine)
-        if own_runs:
-            self._taken.add(own.column(layout.SEQ).to_numpy())
-        return own, own_runs
+        if self._only is None and not self._unread:
+            self._taken.add(rows.column(layout.SEQ).to_numpy())
+            return rows, runs
+        seqs = rows.column(layout.SEQ).to_numpy()
+        indices, chosen, start = [np.zeros(0, np.int64)], [], 0
+        for run in runs:
+            block = BlockId(key=run.key, bucket=run.bucket, quarantine=quarantine, bundle=run.bundle)
+            if self._only not in (None, block):
+                continue
+            index = np.arange(run.start, run.start + run.length)
+            self._taken.add(seqs[index])
+            for name in self._unread.get(block, ()):
+                inside = (seqs[index] >= name.first_seq) & (seqs[index] <= name.last_seq)
+                self._skipped.add(seqs[index[inside]])
+                index = index[~inside]
+            if len(index):
+                indices.append(index)
+                chosen.append(replace(run, start=start, length=len(index)))
+                start += len(index)
+        # a copy, so that a block does not hold the memory of other rows
+        return rows.take(pa.array(np.concatenate(indices))), chosen
 
     async def put(self, encoded: EncodedBlock) -> None:
-        """Store an object; a damaged one of the same name is replaced, which the store's `put` need not do."""
-        state, path, replaced = self.state, encoded.name.path, False
-        if path in self._damaged and isinstance(state.store, NoteStore):
-            data = bytes(encoded.data)
-            await state.in_thread(state.store_threads, partial(change_note, state.store, path, lambda _: data))
-            replaced = True
-        else:
-            await super().put(encoded)
+        """Store an object; a damaged one of the same name is replaced, which the store's `put` need not do.
+
+        One that fails does not keep others from being stored.
+        """
+        state, path, store = self.state, encoded.name.path, self.state.store
+        replaced = path in self._damaged and isinstance(store, NoteStore)
+
+        def overwrite(store: NoteStore) -> None:
+            with users_errors():
+                store.write_note(path, bytes(encoded.data))
+
+        try:
+            if replaced and isinstance(store, NoteStore):
+                await state.in_thread(state.store_threads, overwrite, store)
+            else:
+                await super().put(encoded)
+        except StoreError as error:
+            self._done = replace(self._done, errors=(*self._done.errors, f"{path}: {error}"))
+            once = state.config.store.model_copy(update={"retry_for": 0.0})  # the others are tried, and not waited for
+            state.config = state.config.model_copy(update={"store": once})
+            return
         self._done = self._done.with_object(encoded, replaced=replaced)
         self._progress("repair", self._done.messages, len(self._absent))
 
 
-def _unrepairable(before: Report, accounted: Sequences) -> tuple[Unrepairable, ...]:
-    """Return which sequences of objects that were damaged are not in the archive after the repair.
+def _unrepairable(report: Report, accounted: Sequences) -> tuple[Unrepairable, ...]:
+    """Return which sequences of damaged objects are not in the archive, nor in the stream.
 
-    The stream does not have them either. Those of deleted messages, which were never in the object, are among them.
+    Those of deleted messages, which were never in the object, are among them.
     """
-    if not before.proven:
+    if not report.proven:
         return ()
     parts: list[Unrepairable] = []
-    for file in before.paths(Kind.DAMAGED):
+    for file in report.paths(Kind.DAMAGED):
         name = layout.parse_path(file.path)
         gaps = accounted.gaps(name.first_seq, name.last_seq) if name else iter(())
         for starts, ends in gaps:
@@ -247,17 +356,8 @@ def _repaired(data: bytes | None) -> bytes | None:
     return replace(noted(mark), parts=tuple(map(noted, mark.parts))).encode()
 
 
-def _of(
-    damaged: ObjectName, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool
-) -> tuple[pa.RecordBatch, Sequence[Run]]:
-    """Return the rows of the block that a damaged object is of, and where they are."""
-    block = BlockId(key=damaged.key, bucket=damaged.bucket, quarantine=damaged.quarantine, bundle=damaged.bundle)
-    for run in runs:
-        if BlockId(key=run.key, bucket=run.bucket, quarantine=quarantine, bundle=run.bundle) == block:
-            # a copy, so that a block does not hold the memory of other rows
-            own = rows.take(pa.array(np.arange(run.start, run.start + run.length)))
-            return own, [replace(run, start=0)]
-    return rows.slice(0, 0), ()
+def _block(name: ObjectName) -> BlockId:
+    return BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
 
 
 def _runs(seqs: Any, close: int) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
-from jetcapture_py.store.archive import File
+from jetcapture_py.store.archive import ASIDE, File
 from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, ObjectContents, ObjectExaminer
 from jetcapture_py.verify.findings import (
@@ -188,6 +188,8 @@ class ArchiveScan:
     newest: int = 0
     """Latest timestamp in microseconds in objects that end at or before the bound, 0 without one."""
     damaged: FileList = field(default_factory=FileList)
+    unread: FileList = field(default_factory=FileList)
+    """Objects that the store did not give."""
     foreign: FileList = field(default_factory=FileList)
     unsigned: FileList = field(default_factory=FileList)
     """Objects without checksums."""
@@ -242,6 +244,13 @@ class ArchiveScan:
             "objects that are not counted until they are restored",
             "jetcapture verify --repair stores their messages again, as far as the stream has them",
         )
+        if self.unread.count:
+            objects, first = plural(self.unread.count, "object", grouped=True), self.unread.paths[0]
+            yield replace(
+                not_checked(f"{objects}, whose messages count as missing: {first.path}: {first.reason}", failure),
+                count=self.unread.count,
+                paths=tuple(self.unread.paths),
+            )
         yield from file_findings(Kind.FOREIGN, warning, self.foreign, "files that are not objects of this archive")
         yield from file_findings(Kind.UNSIGNED, warning, self.unsigned, "objects not written by jetcapture")
         yield from self.copies
@@ -289,15 +298,18 @@ def survey(
         others = {file.path for file in files} - {file.path for file, _ in objects}
         for path in sorted(others):
             name = path.rpartition("/")[2]
-            if not (name.startswith(".") and name.endswith(".tmp")):  # of a killed process, which nobody reads
+            # of a killed process, or moved aside: nobody reads them
+            if not (name.startswith(".") and name.endswith((".tmp", ASIDE))):
                 scan.foreign.add(path)
         gone = False
-        results = storage.map(lambda pair: _examined(reader, *pair, deep=deep), objects, threads=threads)
+        results = storage.map(lambda pair: examined(reader, *pair, deep=deep), objects, threads=threads)
         for done, ((file, _), result) in enumerate(zip(objects, results, strict=True), 1):
             if isinstance(result, ObjectContents):
                 scan.add(file, result, bound)
             elif result is None:
                 gone = True
+            elif isinstance(result, StoreError):
+                scan.unread.add(file.path, str(result))
             else:
                 scan.damaged.add(file.path, result)
             progress("objects", done, len(objects))
@@ -314,21 +326,24 @@ def survey(
     return scan
 
 
-def _examined(reader: ObjectExaminer, file: File, name: ObjectName, *, deep: bool) -> ObjectContents | str | None:
-    """Return an object's contents, the reason why it is damaged, or None if it is gone. Damage is checked twice.
+def examined(
+    reader: ObjectExaminer, file: File, name: ObjectName, *, deep: bool
+) -> ObjectContents | StoreError | str | None:
+    """Return an object's contents, the reason why it is damaged, the store's error, or None if it is gone.
 
-    Meanwhile a redelivery may have rewritten the object with the same messages in different bytes.
+    Damage is checked twice: meanwhile a redelivery may have rewritten the object with the same messages in different
+    bytes.
     """
-    reason = ""
+    result: str | StoreError = ""
     for attempt in range(_ATTEMPTS):
         try:
             return reader.examine(reader.storage.again(file) if attempt else file, name, deep=deep)
         except VanishedError:
             return None
         except DamagedError as error:
-            if reason == str(error):
+            if result == str(error):
                 break
-            reason = str(error)
+            result = str(error)
         except StoreError as error:
-            reason = str(error)
-    return reason
+            result = error
+    return result

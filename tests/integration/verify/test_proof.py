@@ -273,7 +273,7 @@ def test_objects_that_compaction_moves_meanwhile_are_found_again(
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(400, "a")) as (_, settings):
             names = objects(tmp_path / "a")
-            examined, first, merged = scan._examined, threading.Lock(), list[Path]()
+            examined, first, merged = scan.examined, threading.Lock(), list[Path]()
 
             def compacting(*arguments: Any, **named: Any) -> Any:
                 with first:
@@ -281,7 +281,7 @@ def test_objects_that_compaction_moves_meanwhile_are_found_again(
                         merged.append(merge(tmp_path / "a", names[2:]))
                 return examined(*arguments, **named)
 
-            monkeypatch.setattr(scan, "_examined", compacting)
+            monkeypatch.setattr(scan, "examined", compacting)
             report = await verify(settings)
         assert len(names) > 4
         assert report.complete
@@ -704,7 +704,7 @@ def test_a_proof_that_is_cancelled_ends_soon(
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(3000), block={"max_messages": 5}) as (_, settings):
             examined: list[Any] = []
-            real = scan._examined
+            real = scan.examined
 
             def slowly(*arguments: Any, **named: Any) -> Any:
                 examined.append(arguments)
@@ -713,7 +713,7 @@ def test_a_proof_that_is_cancelled_ends_soon(
                 time.sleep(0.01)
                 return real(*arguments, **named)
 
-            monkeypatch.setattr(scan, "_examined", slowly)
+            monkeypatch.setattr(scan, "examined", slowly)
             loop, task = asyncio.get_running_loop(), asyncio.create_task(verify(settings))
             with pytest.raises(asyncio.CancelledError):
                 await task

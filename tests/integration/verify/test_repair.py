@@ -16,10 +16,14 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from jetcapture_py import read_archive
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture import recapture
 from jetcapture_py.config.model import Config
-from jetcapture_py.errors import SourceError
+from jetcapture_py.errors import JetcaptureError, PermanentStoreError, SourceError, StoreError
+from jetcapture_py.store import LocalStore
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import repair as module
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import Evidence, verify
@@ -203,12 +207,78 @@ def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Pa
     assert text[3:] == [
         "cannot be repaired: neither the stream nor another object has these sequences",
         f"  1 to 30: {first.path} is damaged",
-        "readers fail on the damaged objects until they are removed; try to get them back from a copy first",
+        "readers fail on the damaged objects that are left: get them back from a copy, or remove them",
     ]
     again, nothing = repaired(found)
     assert (nothing.stored, again.missing) == (0, 0)
     (root / first.path).unlink()
     assert asyncio.run(verify(found)).complete
+
+
+def test_a_damaged_object_whose_messages_are_all_elsewhere_is_moved_aside(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    server, found = captured(nats_server, root, 300)
+
+    async def delete() -> None:
+        async with connection(server.url) as client:
+            for seq in (2, 30):  # which no object has any more: sequences alone do not tell what was in an object
+                await client.jetstream().delete_msg(STREAM, seq)
+
+    of_key = [name for name in objects(root) if name.key == "a"]
+    merge(root, of_key, keep=True)
+    asyncio.run(delete())
+    remove(root, [name for name in objects(root) if name.key in ("b", "c")][:1])
+    assert repaired(found)[1].stored == 1
+    path = root / of_key[0].path
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    with pytest.raises(JetcaptureError) as caught:
+        read_archive(str(root), STREAM).read_all()
+    assert of_key[0].path in str(caught.value)
+    assert "jetcapture verify CONFIG --repair" in str(caught.value)
+    report, done = repaired(found)
+    aside = f"{of_key[0].directory}/.{path.name}.damaged"
+    assert (done.stored, done.moved, done.unrepairable, report.exit_code(strict=True)) == (0, (aside,), (), 0)
+    assert (path.exists(), (root / aside).exists(), report.complete) == (False, True, True)
+    assert list(done.lines(report))[1:] == [
+        "moved aside: 1 damaged object, of which other objects have all messages",
+        f"  {aside}",
+    ]
+    seqs = read_archive(str(root), STREAM).read_all()[layout.SEQ].to_pylist()
+    assert {*range(of_key[0].first_seq, of_key[0].last_seq + 1, 3)} <= {*seqs, *range(4, 300, 10)}
+
+
+def test_an_object_that_cannot_be_read_or_stored_keeps_no_other_from_being_repaired(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "archive"
+    _, found = captured(nats_server, root, 300)
+    names = objects(root)
+    unread, denied, *others = [name for name in names if not name.quarantine][:4]
+    remove(root, [denied, *others])
+    real, put = ArchiveFiles.read, LocalStore.put
+    monkeypatch.setattr(recapture, "RETRY_FOR", 0.0)
+
+    def read(files: ArchiveFiles, file: File, *bounds: Any) -> bytes:
+        if file.path == unread.path:
+            raise StoreError(f"cannot read {file.path}: timed out")
+        return real(files, file, *bounds)
+
+    def refuse(store: LocalStore, name: ObjectName, data: Any) -> str:
+        if name == denied:
+            raise PermanentStoreError("access denied")
+        return put(store, name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ArchiveFiles, "read", read)
+        patched.setattr(LocalStore, "put", refuse)
+        report, done = repaired(found)
+    assert (report.paths(Kind.DAMAGED), report.missing, report.exit_code()) == ((), unread.rows + denied.rows, 1)
+    assert any(f"{unread.path}: cannot read" in finding.summary for finding in report.of(Kind.NOT_CHECKED))
+    assert (done.messages, done.skipped) == (sum(name.rows for name in others), unread.rows)
+    assert done.errors == (f"{denied.path}: access denied",)
+    assert objects(root) == [name for name in names if name != denied], "no copy of what cannot be read"
+    assert next(iter(Repair(skipped=1).lines(report))) == "repair: nothing was stored"
+    assert repaired(found)[0].complete
 
 
 def test_a_stream_that_is_created_again_meanwhile_is_not_taken_for_the_archived_one(

@@ -350,8 +350,10 @@ def test_a_file_that_no_request_can_read_is_no_proof(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(ArchiveFiles, "read", refused)
     found = surveyed(tmp_path, 100, deep=False)
-    assert [problem.reason for problem in found.damaged.paths] == ["cannot read it: access denied"]
-    assert len(found.sequences) == 0
+    assert [problem.reason for problem in found.unread.paths] == ["cannot read it: access denied"]
+    assert (len(found.sequences), found.damaged.paths) == (0, [])
+    (finding,) = found.findings()
+    assert finding.is_unproven
 
 
 def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged(
