@@ -26,6 +26,7 @@ from jetcapture_py.config.model import Config, parse
 from jetcapture_py.jetstream import pulls
 from jetcapture_py.monitoring.http import Site
 from jetcapture_py.monitoring.http_server import HttpServer
+from jetcapture_py.store.archive import ASIDE
 from tests.support.publishing import Headers, Publisher, connect
 
 STREAM = "ORDERS"
@@ -160,7 +161,8 @@ def objects(root: Path) -> list[layout.ObjectName]:
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
-        if path.is_file() and not relative.startswith(_NO_OBJECTS) and relative != layout.MARKER:
+        other = relative == layout.MARKER or path.name.endswith(ASIDE)
+        if path.is_file() and not relative.startswith(_NO_OBJECTS) and not other:
             name = layout.parse_path(relative)
             if name is None and path.name.endswith(".tmp"):  # a running capture may be writing it at this moment
                 assert _goes(path), f"{relative} was left behind half"
