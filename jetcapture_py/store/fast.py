@@ -248,7 +248,7 @@ def _translated(error: Exception) -> Exception:
     shown = " ".join(str(each) for each in (status, code, reason[1] if reason else None) if each)
     if status == 404 or isinstance(error, FileNotFoundError):
         return FileNotFoundError(shown or "not found")
-    return RequestError(shown or text.rpartition(" - ")[2], status, code or (str(status) if status == 501 else None))
+    return RequestError(shown or text.rpartition(" - ")[2], status, code)
 
 
 # ------------------------------------------------------------------ options

@@ -54,7 +54,11 @@ CHANGES = 10
 """Maximum attempts to change a note that others change concurrently."""
 _NOTES = threading.Lock()
 """Serializes the writers of this process, for stores without conditional writes."""
-_NOT_IMPLEMENTED = {"NotImplemented", "501"}
+_UNKNOWN_HEADER = (400, 405, 501)
+"""Answers of servers that do not know a header of the request."""
+_PASSING = {"BadDigest", "IncompleteBody", "RequestTimeout", *_CREDENTIAL_CODES}
+"""Error codes with such an answer that another request may not get."""
+_CHECKSUMS = "store.options.config_kwargs.request_checksum_calculation"
 
 
 def root_of(template: str, key: str | None) -> str:
@@ -217,25 +221,36 @@ class RemoteStore(ABC):
         """Write a file on a condition of `_upload`; return False if it is not met."""
         condition = condition if self._once else None
         try:
-            self.attempt(lambda client: self._upload(client, path, pa.py_buffer(data), condition))
+            self._upload_if(path, pa.py_buffer(data), condition)
         except Exception as error:
             gone = condition not in (None, NEW) and isinstance(error, FileNotFoundError)
             if condition and (gone or _is_there(error) or error_codes(error) & _CHANGED):
                 return False
-            if condition and error_codes(error) & _NOT_IMPLEMENTED:
-                self._once = False
-                return False
             raise self._refused(path, error) from error
         return True
 
+    def _upload_if(self, path: str, data: pa.Buffer, condition: str | None) -> None:
+        """Write a file on a condition of `_upload`, or without it if the server turns out to know none."""
+        try:
+            self.attempt(lambda client: self._upload(client, path, data, condition))
+        except Exception as error:
+            if condition is None or not _is_unknown_header(error):
+                raise
+            self.attempt(lambda client: self._upload(client, path, data, None))
+            self._once = False
+
     def _refused(self, path: str, error: Exception) -> StoreError:
         kind = PermanentStoreError if _is_permanent(error) else StoreError
-        return kind(f"cannot write {self.scheme}://{path.rsplit('/', 1)[0]}: {_described(error)}")
+        reason = _described(error)
+        checked = (self._options.get("config_kwargs") or {}).get(_CHECKSUMS.rpartition(".")[2]) != "when_required"
+        if EXTRAS.get(self.scheme) == "s3" and checked and _is_unknown_header(error):
+            reason += f"; if the server does not know checksums, set {_CHECKSUMS}: when_required"
+        return kind(f"cannot write {self.scheme}://{path.rsplit('/', 1)[0]}: {reason}")
 
     def _write(self, path: str, data: pa.Buffer, *, once: bool = False) -> None:
         try:
             try:
-                self.attempt(lambda client: self._upload(client, path, data, NEW if once else None))
+                self._upload_if(path, data, NEW if once else None)
             except Exception as error:
                 if not once or not (_is_there(error) or _may_be_there(error)):
                     raise
@@ -245,9 +260,6 @@ class RemoteStore(ABC):
                     # refused because of something invisible, such as an unfinished upload
                     return self._write(path, data)
         except Exception as error:
-            if once and error_codes(error) & _NOT_IMPLEMENTED:
-                self._once = False
-                return self._write(path, data)
             raise self._refused(path, error) from error
 
     def _found(self, path: str) -> bool:
@@ -382,6 +394,15 @@ def error_codes(error: BaseException) -> set[str]:
             code = response.get("Error", {}).get("Code")
         found.add(str(getattr(code, "value", code)))
     return found
+
+
+def _is_unknown_header(error: BaseException) -> bool:
+    """Whether the server may have refused a request for a header that it does not know: a condition, or a checksum."""
+    responses = (getattr(each, "response", None) for each in _causes(error, handled=True))
+    answers = [response.get("ResponseMetadata", {}) for response in responses if isinstance(response, Mapping)]
+    statuses = {answer.get("HTTPStatusCode") for answer in answers}
+    statuses |= {getattr(each, "status_code", None) for each in _causes(error, handled=True)}
+    return not statuses.isdisjoint(_UNKNOWN_HEADER) and not error_codes(error) & _PASSING
 
 
 def _is_there(error: BaseException) -> bool:

@@ -134,13 +134,15 @@ def test_an_object_whose_answer_was_lost_is_found_there_by_the_next_attempt(serv
 
 
 class Simple(BaseHTTPRequestHandler):
-    """An S3 server that knows of no conditions."""
+    """An S3 server that knows of no conditions or, with `checksums`, of no checksums."""
 
     protocol_version = "HTTP/1.1"
     requests: list[str | None]
     kept: dict[str, bytes]
     refused = 501
     explained = True
+    checksums = False
+    read_only = False
     region = ""
     """Where the bucket is; "" for everywhere."""
 
@@ -148,15 +150,17 @@ class Simple(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         condition = self.headers["If-None-Match"] or self.headers["If-Match"]
         self.requests.append(condition)
+        unknown = any("checksum" in name.lower() for name in self.headers) if self.checksums else condition is not None
         answer, status = b"", 200
         if self._elsewhere():
             answer, status = b"<Error><Code>PermanentRedirect</Code></Error>", 301
-        elif condition is None or self.region:
+        elif not (unknown or self.read_only) or self.region:
             self.kept[self.path] = body
         else:
             status = self.refused
             if self.explained:
-                answer = b"<Error><Code>NotImplemented</Code><Message>A header you provided is not.</Message></Error>"
+                code = {400: "InvalidArgument", 405: "MethodNotAllowed", 501: "NotImplemented"}[status]
+                answer = f"<Error><Code>{code}</Code><Message>A header is not known.</Message></Error>".encode()
         self.send_response(status)
         self.send_header("x-amz-bucket-region", self.region)
         self.send_header("Content-Length", str(len(answer)))
@@ -211,11 +215,12 @@ def simple_options(port: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("explained", [True, False])
+@pytest.mark.parametrize("status", [400, 405, 501])
 def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_without(
-    simple: tuple[int, type[Simple]], driver: str, *, explained: bool
+    simple: tuple[int, type[Simple]], driver: str, status: int, *, explained: bool
 ) -> None:
     port, server = simple
-    server.explained = explained
+    server.refused, server.explained = status, explained
     store = open_store("s3://bucket", simple_options(port), driver)
     put(store, b"first")
     put(store, b"second")
@@ -225,9 +230,26 @@ def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_wit
 
 def test_a_server_that_does_not_allow_writes_is_reported_at_once(simple: tuple[int, type[Simple]], driver: str) -> None:
     port, server = simple
-    server.refused, server.explained = 405, False
+    server.refused, server.read_only = 405, True
     with pytest.raises(PermanentStoreError):
         put(open_store("s3://bucket", simple_options(port), driver), b"content")
+
+
+@pytest.mark.parametrize("status", [400, 501])
+def test_where_a_server_refuses_checksums_the_error_names_the_setting(
+    simple: tuple[int, type[Simple]], driver: str, status: int
+) -> None:
+    port, server = simple
+    server.refused, server.checksums = status, True
+    options = simple_options(port)
+    advised = options["config_kwargs"].pop("request_checksum_calculation")
+    with pytest.raises(
+        StoreError, match=r"set store\.options\.config_kwargs\.request_checksum_calculation: (\w+)$"
+    ) as caught:
+        put(open_store("s3://bucket", options, driver), b"content")
+    assert str(caught.value).endswith(advised)
+    put(open_store("s3://bucket", simple_options(port), driver), b"content")
+    assert server.requests == ["*", None, "*"]
 
 
 def test_a_bucket_is_found_in_another_region_than_the_environments(
@@ -242,10 +264,12 @@ def test_a_bucket_is_found_in_another_region_than_the_environments(
 
 
 @pytest.mark.parametrize("there", [None, b"first"])
+@pytest.mark.parametrize("status", [400, 405, 501])
 def test_a_note_on_a_server_that_knows_no_conditions_is_changed_without(
-    simple: tuple[int, type[Simple]], there: bytes | None, driver: str
+    simple: tuple[int, type[Simple]], there: bytes | None, driver: str, status: int
 ) -> None:
     port, server = simple
+    server.refused = status
     if there is not None:
         server.kept["/bucket/note"] = there
     store = open_store("s3://bucket", simple_options(port), driver)
