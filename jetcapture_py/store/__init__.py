@@ -22,7 +22,7 @@ from jetcapture_py.archive.layout import PROBE, ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.errors import ConfigError, FullStoreError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.store.fast import UnsupportedError, open_fast
-from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
+from jetcapture_py.store.local_files import NO_RENAME, make_directory, rename, sync_directory, write_durably
 from jetcapture_py.store.remote import EXTRAS, NoteChange, RemoteStore, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
 from jetcapture_py.text import one_line
@@ -39,6 +39,7 @@ _LOCAL_PERMANENT = {
     errno.EISDIR,
     errno.ENAMETOOLONG,
     errno.EINVAL,
+    *NO_RENAME,
 }
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _MAX_KNOWN = 100_000
@@ -287,7 +288,7 @@ class LocalStore:
                     self._known.discard(below)
                     self._prepare(below, root)
                     write_durably(hidden, data, root)
-                os.replace(hidden, visible, src_dir_fd=root, dst_dir_fd=root)
+                rename(hidden, visible, root)
                 sync_directory(below, root)
             except BaseException:
                 self._known.discard(below)

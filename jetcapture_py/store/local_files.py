@@ -12,6 +12,8 @@ import pyarrow as pa
 
 _FILE_MODE, _DIRECTORY_MODE = 0o664, 0o775
 """Reduced by the umask; never writable for everyone."""
+NO_RENAME = {errno.ENOSYS, errno.EOPNOTSUPP}
+"""Errors of a file system that cannot rename files."""
 
 
 def write_durably(path: str, data: bytes | pa.Buffer, root: int | None = None) -> None:
@@ -45,12 +47,26 @@ def make_directory(directory: str, root: int | None = None, *, parents: bool = T
 
 
 def sync_directory(directory: str, root: int | None = None) -> None:
-    """Sync `directory` itself, and thus its names, to disk."""
+    """Sync `directory` itself, and thus its names, to disk, where its file system can."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(handle)
+
+
+def rename(path: str, target: str, root: int | None = None) -> None:
+    """Rename a file, in place of one of that name."""
+    try:
+        os.replace(path, target, src_dir_fd=root, dst_dir_fd=root)
+    except OSError as error:
+        if error.errno not in NO_RENAME:
+            raise
+        text = "its file system cannot rename files; if it is an object store, name that in store.url instead"
+        raise OSError(error.errno, text) from error
 
 
 def files_below(directory: str, above: Collection[tuple[int, int]] = ()) -> Iterator[tuple[str, os.stat_result]]:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 from jetcapture_py.archive.layout import MARKER, PROBE
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
+from jetcapture_py.store.local_files import make_directory, rename, sync_directory, write_durably
 
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for a lock, which a suspended process may hold."""
@@ -89,7 +89,7 @@ class ArchiveRoot:
             os.close(file)  # also unlocks
 
     def try_out(self) -> bool:
-        """Write and remove a file where the archive is, or where it would be created, and leave nothing behind.
+        """Write, rename and remove a file where the archive is, or would be created, and leave nothing behind.
 
         Return whether the directory is empty or missing. Raises OSError, and StoreError if its marker is damaged.
         """
@@ -102,10 +102,12 @@ class ArchiveRoot:
                 path, missing = _parent(path), True
         try:
             hidden = f".{PROBE}.{uuid.uuid4().hex}.tmp"
+            renamed = f"{hidden}.tmp"
             marker = None if missing else _read_marker(handle, self.path)
             try:
                 write_durably(hidden, b"jetcapture", handle)
-                os.unlink(hidden, dir_fd=handle)
+                rename(hidden, renamed, handle)
+                os.unlink(renamed, dir_fd=handle)
             except OSError as error:
                 with contextlib.suppress(OSError):
                     os.unlink(hidden, dir_fd=handle)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import stat
 import subprocess
 import sys
 import threading
@@ -454,6 +455,38 @@ def test_a_failure_leaves_no_hidden_file(local: LocalPlace, monkeypatch: pytest.
         put(store, name(first=2), b"content")
     assert not isinstance(caught.value, PermanentStoreError)
     assert list(local.objects()) == [name(first=1).path]
+
+
+def test_a_file_system_that_does_not_sync_directories_is_no_failure(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def of_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    put(local.open(), name(), b"content")
+    assert local.objects() == {name().path: b"content"}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("step", ["try_out", "probe"])
+def test_a_file_system_without_rename_is_refused_and_nothing_is_left(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch, step: str, code: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    store = local.open()
+    assert isinstance(store, LocalStore)
+    monkeypatch.setattr(os, "replace", refuse)
+    reason = "its file system cannot rename files; if it is an object store, name that in store.url instead"
+    with pytest.raises(PermanentStoreError, match=reason):  # at the start of `run`, and by `check`
+        getattr(store, step)()
+    assert not local.root.exists() or local.objects() == {}
 
 
 def test_a_directory_that_was_removed_meanwhile_is_made_again(local: LocalPlace) -> None:
