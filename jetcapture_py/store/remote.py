@@ -278,7 +278,7 @@ class RemoteStore(ABC):
         try:
             return work(client)
         except Exception as error:
-            if not _is_denied(error) or not self._renew(client):
+            if _is_unknown_header(error) or not _is_denied(error) or not self._renew(client):
                 raise
         return work(self.client)
 
