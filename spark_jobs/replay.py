@@ -25,7 +25,7 @@ import sys
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,9 +62,17 @@ from spark_jobs.replaying.missing import (
     without_erased,
 )
 from spark_jobs.replaying.origin import origin_of
-from spark_jobs.replaying.preview import Preview, describe, is_certain, is_recreated, short_window, take_preview
+from spark_jobs.replaying.preview import (
+    Preview,
+    describe,
+    is_certain,
+    is_recreated,
+    short_window,
+    take_preview,
+    warnings,
+)
 from spark_jobs.replaying.rows import ReplayRows, rows_of
-from spark_jobs.replaying.target import Origin, Stream, Target, progress
+from spark_jobs.replaying.target import Origin, Stream, Target
 from spark_jobs.replaying.task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
 from spark_jobs.sql import query
 
@@ -123,9 +131,9 @@ def replay(
     capture would capture again is refused unless `allow_loop`, and message ids distinguish the incarnations of a
     recreated stream.
 
-    Before anything is published, `survey` reads all rows once: rows without a valid subject are an error, and stream
-    limits that would drop messages are warnings. Without it, a replay starts immediately and fails at the first invalid
-    row; rows are still read first if the subject template alone does not determine the stream.
+    Before anything is published, `survey` reads all rows once: rows without a valid subject are an error. Without it, a
+    replay starts immediately and fails at the first invalid row; rows are still read first if the subject template
+    alone does not determine the stream.
     """
     replay_id = replay_id or uuid.uuid4().hex[:12]
     if not _REPLAY_ID.fullmatch(replay_id):
@@ -140,8 +148,8 @@ def replay(
     found = None
     if survey or not is_certain(rows.pattern, streams, ingested):
         found, rows = take_preview(rows, streams, ingested), rows.surveyed()
-        for line in found.warnings(pace):
-            log.warning("%s", line)
+    for line in warnings(streams):
+        log.warning("%s", line)
     if rows.messages:
         warning = short_window(streams, found.seconds(pace) if found else 0.0)
         if warning is not None:
@@ -160,12 +168,11 @@ def replay(
     if rows.messages and into is None:
         log.info("replay id %s; if interrupted, continue with --resume %s", replay_id, replay_id)
     began = time.monotonic()
-    with nullcontext() if found is None else progress(target.login, streams, found.messages - skipped):
-        ordered = left.in_order(1 if pace is not None else tasks)
-        try:
-            counts = ordered.mapInArrow(task.function(), RESULT).collect()
-        except PythonException as error:
-            raise SourceError(f"{spark_error(error)}; replay id {task.replay_id}") from error
+    ordered = left.in_order(1 if pace is not None else tasks)
+    try:
+        counts = ordered.mapInArrow(task.function(), RESULT).collect()
+    except PythonException as error:
+        raise SourceError(f"{spark_error(error)}; replay id {task.replay_id}") from error
     return Replayed(
         published=sum(row["published"] for row in counts),
         duplicates=sum(row["duplicates"] for row in counts),
@@ -263,7 +270,7 @@ def _job(chosen: ReplayCommand) -> None:
             allow_loop=chosen.allow_loop,
             keep_headers=chosen.keep_headers,
         )
-        sys.stdout.writelines(f"{line}\n" for line in describe(found, streams, pace_of(chosen)))
+        sys.stdout.writelines(f"{line}\n" for line in describe(found, streams))
         return
     done = replay(
         frame,

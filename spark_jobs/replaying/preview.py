@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
@@ -18,7 +18,7 @@ from jetcapture_py.text import plural
 from spark_jobs.publishing.instructions import describe_removed
 from spark_jobs.publishing.subjects import matching
 from spark_jobs.replaying.rows import ODD, ReplayRows
-from spark_jobs.replaying.target import MESSAGE_OVERHEAD, Incoming, Stream
+from spark_jobs.replaying.target import Stream
 from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
 
 SAFE_WINDOW = 120.0
@@ -28,15 +28,13 @@ _SHOWN = 5
 _SLICE = 10_000_000
 _FAST = 50_000
 """Minimum messages per second of a replay without a pace, to estimate its duration."""
-_PROVENANCE = 200
-"""Approximate bytes of headers that a replay adds to a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """What a replay will publish. `first` and `last` are the oldest and newest timestamp in microseconds. `size`
     (payload bytes), `distinct`, `subjects` (most frequent target subjects, with counts) and `removed` (headers that are
-    not published, with counts of messages) are only set with details. `incoming` is the load on streams with limits."""
+    not published, with counts of messages) are only set with details."""
 
     messages: int
     first: int | None = None
@@ -44,7 +42,6 @@ class Preview:
     size: int | None = None
     distinct: int = 0
     subjects: Sequence[tuple[str, int]] = field(default=())
-    incoming: Sequence[tuple[Stream, Incoming]] = field(default=())
     removed: Mapping[str, int] = field(default_factory=dict)
 
     def seconds(self, pace: Pace | None) -> float:
@@ -56,12 +53,6 @@ class Preview:
             return by_rate
         longest = float("inf") if pace.max_gap is None else pace.max_gap * self.messages
         return max(by_rate, min((self.last - self.first) / 1e6 / pace.speed, longest))
-
-    def warnings(self, pace: Pace | None) -> Iterator[str]:
-        """Yield one line per stream limit that would drop or refuse messages."""
-        for stream, incoming in self.incoming:
-            for warning in stream.limits.warnings(replace(incoming, seconds=self.seconds(pace))):
-                yield f"stream {stream.name} {warning}"
 
 
 def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, Sequence[str]]) -> bool:
@@ -89,7 +80,6 @@ def take_preview(
     captured = (matching(subject, each.subjects) & matching(subject, ingested.get(each.name, ())) for each in streams)
     back = reduce(or_, captured, sf.lit(False))  # noqa: FBT003
     timed = TIMESTAMP in rows.examined.columns
-    limited = [stream for stream in streams if stream.limits.any]
     (found,) = rows.examined.agg(
         sf.count("*").alias("messages"),
         sf.count_if(subject.isNull()).alias("without"),
@@ -100,7 +90,6 @@ def take_preview(
         *((sf.min(TIMESTAMP).alias("first"), sf.max(TIMESTAMP).alias("last")) if timed else ()),
         *((sf.sum(sf.length("payload")).alias("size"),) if details else ()),
         *((sf.count_distinct(subject).alias("distinct"),) if details else ()),
-        *(_incoming(stream).alias(f"stream {stream.name}") for stream in limited),
     ).collect()
     _check(found, ingested)
     frequent = rows.examined.groupBy("subject").count().orderBy(sf.desc("count"), "subject").limit(_SHOWN)
@@ -111,7 +100,6 @@ def take_preview(
         size=(found["size"] or 0) if details else None,
         distinct=found["distinct"] if details else 0,
         subjects=[(row[0], row[1]) for row in frequent.collect()] if details else (),
-        incoming=[(stream, _taken(rows, stream, found[f"stream {stream.name}"])) for stream in limited],
         removed=rows.removed(keep_headers) if details else {},
     )
 
@@ -134,27 +122,6 @@ def _check(found: Row, ingested: Mapping[str, Sequence[str]]) -> None:
             "sources and mirrors, and would archive its own messages again; choose another --subject, or allow it with "
             "--allow-loop"
         )
-
-
-def _incoming(stream: Stream) -> Column:
-    """Aggregate the load on a stream."""
-    taken, size = matching(sf.col("subject"), stream.subjects), sf.length("payload")
-    whole = size + sf.octet_length("subject") + MESSAGE_OVERHEAD
-    columns = {
-        "messages": sf.count_if(taken),
-        "size": sf.sum(sf.when(taken, whole)),
-        "largest": sf.max(sf.when(taken, size)),
-    }
-    return sf.struct(*(column.alias(name) for name, column in columns.items()))
-
-
-def _taken(rows: ReplayRows, stream: Stream, found: Row) -> Incoming:
-    most = 0
-    if stream.limits.of_a_subject is not None:
-        counts = rows.examined.where(matching(sf.col("subject"), stream.subjects)).groupBy("subject").count()
-        most = counts.agg(sf.max("count")).collect()[0][0] or 0
-    size = (found["size"] or 0) + found["messages"] * (_PROVENANCE if rows.messages else 0)
-    return Incoming(messages=found["messages"], size=size, largest=found["largest"] or 0, of_a_subject=most)
 
 
 def _first(condition: Column) -> Column:
@@ -181,7 +148,7 @@ def is_recreated(rows: ReplayRows) -> bool:
     return not slices.withColumn("before", before).where(odd).isEmpty()
 
 
-def describe(found: Preview, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
+def describe(found: Preview, streams: Sequence[Stream]) -> Iterator[str]:
     """Yield the preview as lines of text."""
     yield f"would replay {plural(found.messages, 'message', grouped=True)} with {found.size or 0:,} bytes"
     if found.subjects:
@@ -194,8 +161,15 @@ def describe(found: Preview, streams: Sequence[Stream], pace: Pace | None) -> It
         yield removed
     for stream in streams:
         yield f"into stream {stream.name} ({', '.join(stream.subjects)})"
-    for warning in found.warnings(pace):
+    for warning in warnings(streams):
         yield f"warning: {warning}"
+
+
+def warnings(streams: Iterable[Stream]) -> Iterator[str]:
+    """Yield one line for each stream that would store nothing."""
+    for stream in streams:
+        if stream.keeps_nothing:
+            yield f"stream {stream.name} would store nothing: it has interest retention and no consumer"
 
 
 def _time(microseconds: int) -> str:

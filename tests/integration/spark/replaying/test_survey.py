@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import nats
 import pytest
 
 from jetcapture_py.errors import JetcaptureError, SourceError
@@ -128,81 +126,16 @@ def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, c
     assert last_seq(server) == 0
 
 
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ({"max_msgs": 7}, "keeps 7 messages (max_msgs): it would discard the oldest of the 9 published"),
-        (
-            {"max_msgs": 10, "discard": "new", "held": 5},
-            "keeps 10 messages (max_msgs, discard new) and holds 5: it would refuse some of the 9 published",
-        ),
-        ({"retention": "interest"}, "would store nothing: it has interest retention and no consumer"),
-        ({"max_msgs": 9, "max_msgs_per_subject": 5, "max_bytes": 100_000, "max_msg_size": 2000, "max_age": 3600}, None),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (
-                (
-                    {"max_bytes": 1000},
-                    "keeps 1,000 bytes (max_bytes): it would discard the oldest of the 9 published with about ",
-                ),
-                (
-                    {"max_bytes": 1200, "discard": "new"},
-                    "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would",
-                ),
-                (
-                    {"max_msg_size": 99},
-                    "accepts messages of at most 99 bytes (max_msg_size): it would refuse some of up to 100 bytes",
-                ),
-                (
-                    {"max_msgs_per_subject": 4},
-                    "keeps 4 messages per subject (max_msgs_per_subject): up to 5 are published to one subject",
-                ),
-                ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), but the replay takes about 1m30s"),
-                ({"max_msgs": 9, "held": 5}, None),
-                ({"max_msgs": 1, "subject": "replay.us.>"}, None),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_limits_that_drop_what_comes_are_warned_of(
-    archive: Archive, nats_server: Start, capsys: Said, limits: dict[str, Any], expected: str | None
-) -> None:
-    held, rate, subject = limits.pop("held", 0), limits.pop("rate", None), limits.pop("subject", "replay.>")
+def test_a_stream_that_would_store_nothing_is_warned_of(archive: Archive, nats_server: Start, capsys: Said) -> None:
     server = nats_server()
-    add_stream(server.url, "REPLAY", subject, duplicate_window=limits.get("max_age", 120), **limits)
-    if subject != "replay.>":
-        add_stream(server.url, "OTHER", "replay.*")
-
-    async def fill() -> None:
-        client = await nats.connect(server.url)
-        for _ in range(held):
-            await client.jetstream().publish("replay.held", b"")
-        await client.close()
-
-    asyncio.run(fill())
-    archive.write([1, 2, 3, 4], "us")
-    archive.write([5, 6, 7, 8, 9], "eu", payloads=[b"x" * 100] + [b"x"] * 4)
-    arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{key}", "--dry-run"]
-    assert main([*arguments, *(["--rate", rate] if rate else [])]) == 0
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == (expected is not None), warnings
-    assert expected is None or warnings[0].startswith(f"warning: stream REPLAY {expected}")
-
-
-def test_the_warning_comes_before_the_replay_and_not_instead_of_it(
-    archive: Archive, nats_server: Start, capsys: Said
-) -> None:
-    server = nats_server()
-    add_stream(server.url, max_msgs=2)
-    archive.write([1, 2, 3])
-    assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.a"]) == 0
-    first, _ = capsys.readouterr().err.splitlines()
-    assert first == (
-        "replay: stream REPLAY keeps 2 messages (max_msgs): it would discard the oldest of the 3 published"
-    )
-    state = ask(server.url, "STREAM.INFO.REPLAY")["state"]
-    assert (state["first_seq"], state["last_seq"]) == (2, 3)
+    add_stream(server.url, retention="interest")
+    archive.write([1])
+    arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{key}"]
+    said = "stream REPLAY would store nothing: it has interest retention and no consumer"
+    assert main([*arguments, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"warning: {said}"
+    assert main(arguments) == 0
+    assert f"replay: {said}" in capsys.readouterr().err.splitlines()
 
 
 def test_the_archives_columns_are_found_in_any_case(spark: SparkSession, archive: Archive, server: NatsServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,17 +12,14 @@ import nats
 import pytest
 import yaml
 from nats.js.api import ConsumerConfig
-from rich.console import Console
 
 from jetcapture_py.archive.watermark import Watermark, combined, path
-from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.errors import ConfigError
 from spark_jobs.arguments import login
 from spark_jobs.replay import main
 from spark_jobs.replaying.arguments import parse
 from spark_jobs.replaying.origin import origin_of
-from spark_jobs.replaying.target import Target, progress
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream, ask, stored
@@ -199,32 +195,6 @@ def test_a_short_duplicate_window_is_worth_one_line(archive: Archive, nats_serve
     assert "duplicate_window" not in capsys.readouterr().err
     assert main([*arguments, *paced, "--speed", "1", "--max-gap", "0s", "--rate", "0.9"]) == 0
     assert "duplicate_window" not in capsys.readouterr().err
-
-
-def test_the_progress_of_a_replay_is_shown_on_a_terminal_alone(nats_server: Start) -> None:
-    server = nats_server()
-    add_stream(server.url)
-    login = NatsConfig(servers=(server.url,))
-    streams = Target(login).streams("replay.>")
-    shown = io.StringIO()
-
-    async def publish_until(text: str) -> None:
-        nc = await nats.connect(server.url)
-        for _ in range(3):
-            await nc.jetstream().publish("replay.a", b"")
-        await nc.close()
-        for _ in range(500):
-            if text in shown.getvalue():
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError(shown.getvalue()[-200:])
-
-    with progress(login, streams, 10, Console(file=shown, force_terminal=True, width=80)):
-        asyncio.run(publish_until("3/10"))
-    quiet = io.StringIO()
-    with progress(login, streams, 10, Console(file=quiet)):
-        pass
-    assert quiet.getvalue() == ""
 
 
 # ------------------------------------------------------------------ patterns
