@@ -117,7 +117,7 @@ def _prepared(chosen: RestoreCommand, files: ArchiveFiles, maker: Maker | None) 
     if maker is None:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     erased, expired = files.erased(chosen.stream), files.expired(chosen.stream)
-    removed = removed_ranges(plan, expired, erased)
+    removed = removed_ranges(plan, expired, erased, continues=kept is not None and kept.continues)
     reading = Reading(
         files=files,
         prefix=chosen.prefix,

@@ -139,14 +139,23 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
     )
 
 
-def removed_ranges(plan: RestorePlan, expired: Expired | None, erased: Erased) -> list[tuple[int, int]]:
-    """Return the sequences of the restored incarnation, and those that it continues, that are gone on purpose."""
+def removed_ranges(
+    plan: RestorePlan, expired: Expired | None, erased: Erased, *, continues: bool = False
+) -> list[tuple[int, int]]:
+    """Return the sequences of the restored incarnation, and those that it continues, that are gone on purpose.
+
+    `continues`: it has messages from before its creation, as a mirror has.
+    """
     own = (*plan.continued, plan.created)
     ranges = [] if expired is None else expired.ranges(own)
     creations = sorted(filter(None, (*own, *plan.others)), key=_moment)
     kept = [at for at, created in enumerate(creations) if created in own]
-    gone = erased.seqs[np.isin(incarnations(creations, erased.times), kept)] if creations else erased.seqs
-    return ranges + list(runs(gone))
+    if not creations:
+        return ranges + list(runs(erased.seqs))
+    gone = np.isin(incarnations(creations, erased.times), kept)
+    if continues and plan.created:
+        gone |= erased.times < microseconds_of(_moment(plan.created))
+    return ranges + list(runs(erased.seqs[gone]))
 
 
 def _elsewhere(chosen: str, united: Collection[str], within: Iterable[_Footer]) -> str:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jetcapture_py.archive import stream_config
 from jetcapture_py.archive.removed import Expired, expired_path
+from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.store import LocalStore
 from spark_jobs import restore
 from spark_jobs.restore import RestoreCommand, main
@@ -54,6 +56,19 @@ def test_what_was_removed_on_purpose_is_no_hole_and_does_not_come_back(
     state = asyncio.run(state_of(server.url, "ORDERS"))
     assert (state["first_seq"], state["last_seq"], state["messages"]) == (11, 30, 18)
     assert sorted(state["deleted"]) == [13, 17]
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_an_erased_message_of_a_mirror_that_was_created_again_is_no_hole(kept: Archive, *, continues: bool) -> None:
+    """It is older than the mirror, and than the mirror of that name before."""
+    again = "2026-06-01T00:00:00Z"
+    kept.write([1, 2, 4], metadata={"stream_created": again})
+    bury(kept.root, [{"_nats_seq": 3, "_nats_timestamp": datetime.fromtimestamp(HOUR, UTC).replace(microsecond=3)}])
+    config = StreamConfig(stream="ORDERS", created=again, config={"subjects": ["orders.>"]}, continues=continues)
+    (kept.root / stream_config.path("ORDERS", again)).write_bytes(config.encode())
+    prepared = restore.prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
+    survey = prepared.survey
+    assert (prepared.plan.created, survey.messages, survey.missing) == (again, 3, 0 if continues else 1)
 
 
 def test_what_a_compaction_replaces_while_it_is_surveyed_is_planned_again(
