@@ -17,7 +17,7 @@ FROM python:3.13-slim AS base
 # with a name: Java does not know who it is without one
 RUN groupadd --gid 10001 jetcapture \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin jetcapture \
- && install -d -o 10001 -g 10001 /var/lib/jetcapture
+ && install -d -o 10001 -g 0 -m 775 /var/lib/jetcapture  # any user in group 0 may run it, as OpenShift does
 # HOME: cloud SDKs look for their settings there
 ENV PATH=/opt/jetcapture/bin:$PATH \
     HOME=/tmp \

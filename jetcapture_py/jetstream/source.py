@@ -137,6 +137,8 @@ class PullSource:
         self.reconnects = 0
         self.connection_error = ""
         """Why the last attempt to reconnect failed; "" while connected, and before the first attempt."""
+        self.stream_max_age = 0.0
+        """Seconds after which the stream removes a message; 0 for never, or unknown."""
         self.lost = 0
         """Messages lost with connections, as far as known."""
         self.acked = 0
@@ -504,6 +506,7 @@ class PullSource:
             info = await self._api.request(f"STREAM.INFO.{self.stream}")
         except (ApiError, UnavailableError):
             return None
+        self.stream_max_age = info["config"].get("max_age", 0) / 1e9
         if problem := unreadable(self._api, info):
             self.fail(SourceError(problem))
         return info

@@ -149,6 +149,9 @@ class Metrics(_Metrics):
         yield _gauge("consumer_ack_floor", "All messages up to this sequence are acknowledged", state.ack_floor)
         lag = capture.observer.lag(state).total_seconds()
         yield _gauge("lag_seconds", "Age of the oldest message not stored; use the maximum over replicas", lag)
+        yield _gauge("block_max_age_seconds", "block.max_age: lag up to this is normal", capture.config.block.max_age)
+        if max_age := capture.source.stream_max_age:
+            yield _gauge("stream_max_age_seconds", "Age at which the stream removes messages", max_age)
         if capture.watermark is not None:
             time = capture.watermark.time.timestamp()
             text = "Every message that the consumer selects, up to this time, is stored; seconds since the epoch"

@@ -189,21 +189,6 @@ jetcapture: {{ .Values.config | toYaml | nindent 2 }}
 {{- toYaml $sizes -}}
 {{- end -}}
 
-{{- define "jetcapture.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-fsGroupChangePolicy: OnRootMismatch  # not every object of a large local archive at every start
-seccompProfile: {type: RuntimeDefault}
-{{- end -}}
-
-{{- define "jetcapture.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-{{- end -}}
-
 {{/* What captures, maintenance and jobs have in their environment. */}}
 {{- define "jetcapture.environment" -}}
 {{- with .Values.env }}
