@@ -225,7 +225,8 @@ class Supervisor:
                 self._site.show({}, {})
         if self._error is not None:
             raise self._error
-        if any(member.failure for member in self._members.values()):
+        incomplete = self._until_caught_up and (self._refused or self._left_out)
+        if incomplete or any(member.failure for member in self._members.values()):
             self.code = self.code or FAILED
 
     @property

@@ -11,10 +11,10 @@ The other settings are those of every capture.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from jetcapture_py.config.buckets import bucket_of
+from jetcapture_py.config.buckets import PREFIXES, bucket_of
 from jetcapture_py.config.model import MANY, PLACEHOLDER, Config, Managed, SourceConfig, is_of_many
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import ConfigError
@@ -67,6 +67,13 @@ class AccountConfig(Generic[T]):
         held = bucket_of(stream)
         name, patterns = (stream, self.streams) if held is None else (held[1], self.buckets)
         return _fits_any(patterns, name) and not _fits_any(patterns, name, excluding=True)
+
+    def missing(self, streams: Collection[str]) -> list[str]:
+        """Return the streams that are selected by their exact names, and are not among `streams`."""
+        buckets = {held[1] for held in map(bucket_of, streams) if held is not None}
+        names = [name for name in self.streams if name not in streams]
+        names += [f"{PREFIXES['bucket']}{name}" for name in self.buckets if name not in buckets]
+        return [name for name in names if not {"*", "!"} & set(name) and self.selects(name)]
 
     def capture(self, stream: str) -> T:
         """Return the configuration of a stream's capture. Raises ConfigError."""

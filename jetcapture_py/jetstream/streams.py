@@ -15,6 +15,7 @@ from jetcapture_py.text import one_line
 
 TIMEOUT = 10.0
 """Seconds that the server may take to list its streams."""
+MISSING = "it does not exist"
 UNKNOWN = "the server cannot describe it at the moment: it is missing or offline"
 
 
@@ -29,11 +30,11 @@ def on_server(file: AccountConfig[T]) -> SelectedStreams:
 
 
 async def _on_server(file: AccountConfig[T]) -> SelectedStreams:
-    names, left_out = [], {}
+    names, left_out, listed = [], {}, set()
     async with ReadSession(file.sample.nats, "jetcapture streams", timeout=TIMEOUT) as session:
         async for answer in stream_lists(session):
             for info in answer.get("streams") or ():
-                name = info["config"]["name"]
+                listed.add(name := info["config"]["name"])
                 takes = info["config"].get("retention") == "workqueue"
                 if file.selects(name) and (problem := unreadable(session.api, info)):
                     left_out[name] = problem
@@ -43,6 +44,7 @@ async def _on_server(file: AccountConfig[T]) -> SelectedStreams:
                     left_out[name] = WORK_QUEUE
             unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
             left_out |= {name: UNKNOWN for name in unknown if file.selects(name)}
+    left_out |= dict.fromkeys(file.missing({*listed, *left_out}), MISSING)
     return SelectedStreams(sorted(names), dict(sorted(left_out.items())))
 
 
