@@ -110,10 +110,11 @@ async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
         answer = (await session.api.request(subject, body))["config"]  # once: a refusal is an answer
         if plan.action == "update" and any(change.name == "pause_until" for change in plan.changes):
             until = {"pause_until": plan.request["pause_until"]}  # for which an update is not enough
-            paused = await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", until)
-            answer["pause_until"] = paused.get("pause_until")
+            await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", until)
     except (ApiError, UnavailableError) as error:
         raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error
+    if plan.kind == "consumer":  # the answer to the first update after a restart of the server is the state before it
+        answer = (await session.request(f"CONSUMER.INFO.{stream}.{plan.name}"))["config"]
     consumer = managed.source if plan.kind == "consumer" else None
     left = differing(plan.configured, answer) if consumer is None else differences(consumer, answer)
     return Applied(plan=plan, answer=answer, ignored=left)

@@ -436,6 +436,17 @@ def test_an_existing_consumer_is_paused_and_resumed(nats_server: Start, tmp_path
     assert [paused(f"{year}-01-01T00:00:00Z") for year in (2100, 2020)] == [True, False]
 
 
+def test_a_change_after_a_restart_of_the_server_is_not_reported_as_ignored(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    text: dict[str, Any] = {"stream": {"subjects": ["s"]}, "source": {"stream": "S", "consumer": "archive"}}
+    applied(tmp_path, server.url, text)
+    server.stop()
+    server.start()
+    text["source"]["ack_wait"] = "45s"
+    *_, consumer = applied(tmp_path, server.url, text)
+    assert (consumer.summary, consumer.ignored) == ("consumer updated (1 setting)", [])
+
+
 @pytest.mark.exhaustive
 def test_a_setting_that_the_server_ignores_is_reported(
     nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
