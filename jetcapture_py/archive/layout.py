@@ -62,8 +62,9 @@ KEY = "key"
 """Column of the message's key; older objects under keys have it only in their paths."""
 BUNDLE = "bundle"
 PARTITIONS = (KEY, "date", "hour")
-RESERVED = (*PARTITIONS, BUNDLE)
-"""Names that decoded columns cannot have, because readers find them in paths."""
+_ICEBERG = ("_deleted", "_file", "_pos", "_partition", "_spec_id", "_row_id", "_last_updated_sequence_number")
+RESERVED = (*PARTITIONS, BUNDLE, *_ICEBERG)
+"""Names that decoded columns cannot have: readers find those of ours in paths, and Iceberg adds columns of its own."""
 STREAM_TIME = "timestamp"
 """The `block.time` for buckets by the stream's timestamps."""
 

@@ -124,6 +124,15 @@ def _path(value: object) -> Path:
     return Path(value)
 
 
+_METADATA_TABLES = frozenset(
+    (
+        *("entries", "files", "data_files", "delete_files", "history", "metadata_log_entries", "snapshots", "refs"),
+        *("manifests", "partitions", "position_deletes", "all_data_files", "all_delete_files", "all_files"),
+        *("all_manifests", "all_entries"),
+    )
+)
+
+
 def is_stream_name(value: str) -> bool:
     """Whether a directory of an archive is that of a stream."""
     try:
@@ -135,6 +144,13 @@ def is_stream_name(value: str) -> bool:
 def _stream_name(value: str) -> str:
     if value in ("_quarantine", "_watermark", "_streams", "_objects", "_erased", "_expired", "_table", "_probe"):
         raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
+    return value
+
+
+def _table_name(value: str) -> str:
+    name = value.rpartition(".")[2]
+    if name.lower() in _METADATA_TABLES:
+        raise ValueError(f"{quoted(name)} is the name of one of Iceberg's metadata tables; expected another one")
     return value
 
 
@@ -323,7 +339,9 @@ StreamPattern = Annotated[
 ]
 """The name of a stream or a bucket, in which `*` is any text; after `!`, those that are left out."""
 TableName = Annotated[
-    str, _text(_printable(r"[^\s./\\]+(?:\.[^\s./\\]+)+"), "a namespace and a name, such as nats.orders")
+    str,
+    _text(_printable(r"[^\s./\\]+(?:\.[^\s./\\]+)+"), "a namespace and a name, such as nats.orders"),
+    AfterValidator(_table_name),
 ]
 """The name of a table in a catalog."""
 TableLocation = Annotated[str, _text(_printable(r"[a-z][a-z0-9]*://\S+"), "a URL such as s3://bucket/tables")]
