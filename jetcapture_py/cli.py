@@ -5,20 +5,41 @@
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from jetcapture_py import commands
-from jetcapture_py.commands import WHEN, Configs, OneStream, Streams, time_option
+from jetcapture_py.commands import Configs, End, Keys, OneStream, Start, Streams, time_option
 from jetcapture_py.errors import ConfigError, JetcaptureError
 
 if TYPE_CHECKING:
     from jetcapture_py.config.model import Config
     from jetcapture_py.verify.findings import Progress
 
+GROUPS = {
+    "Set up": ("demo", "schema", "check", "tap", "test", "apply", "export"),
+    "Run": ("run", "status"),
+    "Read": ("query", "objects", "files", "get", "spark"),
+    "Keep": ("verify", "maintain", "compact", "quarantine", "erase"),
+}
+"""The commands in the order of use, as --help lists them."""
+
+
+class _Grouped(TyperGroup):
+    """Lists its commands in `GROUPS`, with the first sentence of their help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """See the base class."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(10), self.commands[name].get_short_help_str(100)) for name in names])
+
+
 app = typer.Typer(
     name="jetcapture",
+    cls=_Grouped,
     help="Archive NATS JetStream streams as Parquet in object storage; acknowledge only what is stored.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,7 +98,7 @@ def run(
     ] = False,
     http: _Http = None,
 ) -> None:
-    """Capture until SIGTERM or SIGINT, then drain; a second signal exits immediately. SIGHUP reloads the files."""
+    """Capture until SIGTERM or SIGINT, then drain. A second signal exits immediately; SIGHUP reloads the files."""
     from jetcapture_py import startup
 
     server, had_terminal = None, startup.hold_hangups()
@@ -110,7 +131,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds until interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Show the status of captures: lag, pending and unacknowledged messages, watermark, last stored object."""
+    """Show lag, pending messages, watermark and last stored object."""
     from jetcapture_py import startup
 
     with startup.imports():
@@ -145,7 +166,7 @@ def verify(
         bool, typer.Option("--table", help="Compare the Iceberg tables of `maintain.table` with the archive.")
     ] = False,
 ) -> None:
-    """Prove that everything acknowledged is in the archive and nothing is read twice; exit code 1 if not."""
+    """Prove that the archive has what was acknowledged, once. Exit code 1 if not."""
     import asyncio
     import json
     from dataclasses import replace
@@ -193,7 +214,7 @@ def apply(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the JetStream API's values.")] = False,
 ) -> None:
-    """Create or update the stream and the consumer; show each change as -old +new; delete nothing."""
+    """Create or update the stream and the consumer. Show each change as -old +new; delete nothing."""
     from jetcapture_py.config.model import parse_managed
     from jetcapture_py.config.several import CaptureFiles
     from jetcapture_py.jetstream.streams import on_server
@@ -220,7 +241,7 @@ def check(
         typer.Option("--put-price", metavar="DOLLARS", min=0, help="Price of 1,000 writes; default: the list price."),
     ] = None,
 ) -> None:
-    """Predict whether the configuration will work: server, permissions, store, length of blocks, costs."""
+    """Predict whether a configuration will work. Checks server, permissions, store, length of blocks and costs."""
     from jetcapture_py import startup
     from jetcapture_py.config.units import parse_duration
 
@@ -254,7 +275,7 @@ def export(
         str | None, typer.Option("--context", metavar="CONTEXT", help='A NATS CLI context; "": the selected one.')
     ] = None,
 ) -> None:
-    """Print a stream and a consumer as a configuration; applying it changes nothing."""
+    """Print a stream and a consumer as a configuration. Applying it changes nothing."""
     from jetcapture_py.config.model import nats_section
     from jetcapture_py.manage.export import run
 
@@ -265,11 +286,9 @@ def export(
 def objects(
     config: Configs,
     streams: Streams = None,
-    keys: Annotated[
-        list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
-    ] = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
+    keys: Keys = None,
+    start: Start = None,
+    end: End = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per object.")] = False,
 ) -> None:
     """List the archive's objects by key and time."""
@@ -293,7 +312,7 @@ def maintain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Maintain archives as the section `maintain` says: compact, update tables, expire. Needs no NATS server."""
+    """Compact archives, update their tables, and expire buckets. As the section `maintain` says, without NATS."""
     from jetcapture_py import startup
     from jetcapture_py.capture import allocator
     from jetcapture_py.config.units import parse_duration
@@ -326,11 +345,9 @@ def maintain(
 def compact(
     config: Configs,
     streams: Streams = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
-    keys: Annotated[
-        list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
-    ] = None,
+    start: Start = None,
+    end: End = None,
+    keys: Keys = None,
     target: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Instead of maintain.compact.target; default: 256MiB.")
     ] = None,
@@ -349,7 +366,7 @@ def compact(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Merge the small and overlapping objects of an archive's complete buckets, on this machine, without Spark."""
+    """Merge small and overlapping objects, without Spark. Only of buckets that are complete."""
     from jetcapture_py import startup
     from jetcapture_py.capture import allocator
 
@@ -381,7 +398,7 @@ def tap(
     count: Annotated[int, typer.Option("-n", min=1, max=100_000, help="How many messages.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
-    """Show how the configuration decodes the newest messages; store and acknowledge nothing."""
+    """Show how a configuration decodes the newest messages. Stores and acknowledges nothing."""
     from jetcapture_py import startup
 
     with startup.imports():
@@ -398,7 +415,7 @@ def test(
     ],
     stream: OneStream = None,  # noqa: PT028  it is no test
 ) -> None:
-    """Run unit tests of the configuration: message in, key, bucket and columns out. Needs no server."""
+    """Run unit tests of a configuration. Message in; key, bucket and columns out. Needs no server."""
     from jetcapture_py import startup
 
     with startup.imports():
@@ -432,8 +449,8 @@ def query(
             "standard input.",
         ),
     ] = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
+    start: Start = None,
+    end: End = None,
     stream: OneStream = None,
     event_start: Annotated[
         str | None, typer.Option("--event-from", metavar="TIME", help="Like --from, by the time in block.time.")
@@ -441,9 +458,7 @@ def query(
     event_end: Annotated[
         str | None, typer.Option("--event-to", metavar="TIME", help="Like --to, by the time in block.time.")
     ] = None,
-    keys: Annotated[
-        list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
-    ] = None,
+    keys: Keys = None,
     complete_only: Annotated[
         bool,
         typer.Option("--complete-only", help="Only messages up to the watermark's time, where no more can arrive."),
@@ -472,8 +487,9 @@ def query(
         str | None, typer.Option(metavar="FILE", help="Output file; with --format parquet also a URL.")
     ] = None,
 ) -> None:
-    """Run SQL over an archive with DuckDB, each message once: query CONFIG [SQL], or query URL STREAM [SQL].
+    """Run SQL over an archive with DuckDB, each message once.
 
+    query CONFIG [SQL], or query URL STREAM [SQL].
     The views are archive, quarantine (messages that could not be decoded) and objects.
     """
     from jetcapture_py import startup
@@ -517,7 +533,7 @@ def demo(
         typer.Option("--spark/--no-spark", help="Query with Spark, or with DuckDB; default: Spark if it is installed."),
     ] = None,
 ) -> None:
-    """Start a NATS server; publish, capture and query orders, and publish the result, showing each step."""
+    """Show everything once, on a NATS server of its own. Publish, capture and query orders; publish the result."""
     raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages, spark=with_spark))
 
 
@@ -525,13 +541,13 @@ app.add_typer(commands.app)
 
 spark = typer.Typer(
     name="spark",
-    help="Run a Spark job over an archive; JOB --help shows its arguments.",
+    help="Run a Spark job over an archive. JOB --help shows its arguments.",
     no_args_is_help=True,
 )
 app.add_typer(spark)
 
 JOBS = {
-    "query": "SQL over an archive: to the terminal, CSV, JSON, Parquet, or NATS.",
+    "query": "Run SQL over an archive; print, write or publish the rows.",
     "compact": "Merge the small and overlapping objects of closed buckets.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
     "restore": "Create a stream from its archive, exactly as it was.",

@@ -13,7 +13,7 @@ from jetcapture_py.errors import ConfigError
 
 app = typer.Typer()
 
-WHEN = "2026-05-01T12:00:00Z, a date, today or yesterday"
+WHEN = "2026-05-01T12:00:00Z, a date, today, yesterday, or how long ago, such as 1h"
 """How a time may be given."""
 
 
@@ -38,6 +38,11 @@ Streams = Annotated[
 ]
 OneStream = Annotated[
     str | None, typer.Option("--stream", metavar="STREAM", help="The stream, if the configuration is for many.")
+]
+Start = Annotated[str | None, typer.Option("--from", "--since", metavar="TIME", help=f"Inclusive; {WHEN}.")]
+End = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Exclusive; as --from.")]
+Keys = Annotated[
+    list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
 ]
 _AsOf = Annotated[
     str | None,
@@ -70,7 +75,7 @@ def get(
     stream: OneStream = None,
     as_of: _AsOf = None,
 ) -> None:
-    """Write a file of an archived object store, checked against its SHA-256."""
+    """Write a file of an archived object store. It is checked against its SHA-256."""
     from jetcapture_py.config.several import only
     from jetcapture_py.manage.files import moment, run_get
 
@@ -89,7 +94,7 @@ def list_quarantine(
     streams: Streams = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """List the reasons of the quarantine: how many messages, when, on which subjects, and an example."""
+    """List the reasons of the quarantine. How many messages, when, on which subjects, and an example."""
     from jetcapture_py import startup
 
     with startup.imports():
@@ -106,7 +111,7 @@ def show_quarantined(
     stream: OneStream = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
-    """Show a message of the quarantine: its bytes, headers and reason, and how the configuration decodes it now."""
+    """Show a message, its reason, and how it is decoded now."""
     from jetcapture_py import startup
 
     with startup.imports():
@@ -124,12 +129,12 @@ def redecode_quarantine(
         list[str] | None,
         typer.Option("--reason", metavar="TEXT", help="Only messages with this text in `stage: error`; repeatable."),
     ] = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {WHEN}.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {WHEN}.")] = None,
+    start: Start = None,
+    end: End = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decode, but store and remove nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Decode the quarantine with the configuration as it is now; what succeeds moves to the archive."""
+    """Decode the quarantine again. What succeeds moves to the archive."""
     from jetcapture_py import startup
 
     with startup.imports():
@@ -173,7 +178,7 @@ def erase(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be erased; change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Erase messages for good, in every object and copy, and print a certificate; exit code 1 if something remains."""
+    """Erase messages in every object and copy; print a certificate. Exit code 1 if something remains."""
     from jetcapture_py import startup
 
     with startup.imports():

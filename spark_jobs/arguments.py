@@ -97,7 +97,7 @@ def _callback(read: Callable[[str], object], several: bool) -> Callable[[Any], A
     return converted
 
 
-_WHEN = "RFC 3339, UTC by default, or the start of today or yesterday"
+_WHEN = "RFC 3339, UTC by default; the start of today or yesterday; or how long ago, such as 1h"
 
 
 @dataclass(kw_only=True)
@@ -149,7 +149,7 @@ class PartArguments(StoreArguments):
     """The part of the archive to work on."""
 
     start: Annotated[
-        datetime | None, Option("--from", metavar="TIME", help=f"Inclusive; {_WHEN}."), Parsed(parse_time)
+        datetime | None, Option("--from", "--since", metavar="TIME", help=f"Inclusive; {_WHEN}."), Parsed(parse_time)
     ] = None
     end: Annotated[datetime | None, Option("--to", metavar="TIME", help=f"Exclusive; {_WHEN}."), Parsed(parse_time)] = (
         None

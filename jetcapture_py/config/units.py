@@ -61,6 +61,7 @@ _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[dhms])")
 _SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")
 _AMBIGUOUS_SIZE = re.compile(rf"({_NUMBER})([kKmMgGtT])i?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AGO = re.compile(rf"-?(?:{_NUMBER}(?:ms|[dhms]))+")
 _DAYS_AGO = {"today": 0, "yesterday": 1}
 _MAX_SHOWN = 80
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -126,7 +127,8 @@ def parse_size(value: object) -> int:
 
 
 def parse_time(value: object) -> datetime:
-    """A moment from a datetime with a time zone, a date, or text: RFC 3339, or the beginning of today or yesterday.
+    """A moment from a datetime with a time zone, a date, or text: RFC 3339, the beginning of today or yesterday, or a
+    duration before now, such as 1h or -1h.
 
     A date begins, and text without a zone is, in UTC. A datetime without a zone is refused: Python takes it for local
     time. Raises ValueError with one line that says what was expected.
@@ -139,13 +141,15 @@ def parse_time(value: object) -> datetime:
         return datetime.combine(value, time(), UTC)
     if value in _DAYS_AGO:
         return datetime.combine(datetime.now(UTC), time(), UTC) - timedelta(days=_DAYS_AGO[str(value)])
+    if isinstance(value, str) and _AGO.fullmatch(value):
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(value.removeprefix("-")))
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
         moment = None
     if moment is None:
         raise ValueError(
-            f"expected a time such as 2026-05-01T12:00:00Z, a date, today or yesterday, got {quoted(value)}"
+            f"expected a time such as 2026-05-01T12:00:00Z, a date, today, yesterday or -1h, got {quoted(value)}"
         )
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

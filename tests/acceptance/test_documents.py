@@ -371,7 +371,7 @@ def test_the_commands_of_the_table_are_those_there_are() -> None:
     helped = subprocess.run(
         [sys.executable, "-m", "jetcapture_py", "--help"], capture_output=True, text=True, check=True
     )
-    there = set(re.findall(r"^  (\w+)  ", helped.stdout.split("Commands:")[1], re.MULTILINE))
+    there = set(re.findall(r"^  (\w+)  ", helped.stdout.split("Set up:")[1], re.MULTILINE))
     assert set(re.findall(r"`jetcapture (\w+)", table)) == there
     for page in ("docs/operation.md", "docs/spark.md"):
         assert all(job in read(page) for job in ("query", "compact", "replay", "restore", "report"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from jetcapture_py.cli import JOBS, app
+from jetcapture_py.cli import GROUPS, JOBS, app
 
 
 def commands(command: object, *words: str) -> Iterator[tuple[str, ...]]:
@@ -27,6 +28,25 @@ def test_every_command_explains_itself_with_a_short_option(words: tuple[str, ...
     short, long = (CliRunner().invoke(app, [*words, option]) for option in ("-h", "--help"))
     assert (short.exit_code, short.output) == (0, long.output)
     assert "-h, --help" in short.output
+
+
+@pytest.mark.parametrize("words", [(), ("quarantine",), ("spark",)], ids=str)
+def test_no_summary_is_cut_off_on_a_narrow_terminal(words: tuple[str, ...]) -> None:
+    listed = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
+    assert "..." not in listed.partition("[ARGS]...")[2]
+
+
+def test_commands_are_listed_in_the_order_of_use() -> None:
+    listed = CliRunner().invoke(app, ["--help"]).output
+    there = re.findall(r"^  ([a-z]+) ", listed.partition("Set up:")[2], re.MULTILINE)
+    assert there == [name for names in GROUPS.values() for name in names]
+    assert set(there) == getattr(get_command(app), "commands", {}).keys()
+
+
+@pytest.mark.parametrize("words", [["--from", "-1x"], ["--since", "-1x"], ["--to=-1x"]], ids=str)
+def test_a_time_may_begin_with_a_minus(words: list[str]) -> None:
+    error = CliRunner().invoke(app, ["objects", "config.yaml", *words]).exception
+    assert str(error).endswith('or -1h, got "-1x"')
 
 
 def test_a_shell_completes_commands_and_options() -> None:

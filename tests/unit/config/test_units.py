@@ -196,7 +196,10 @@ def test_a_time_is_a_moment_a_date_or_text() -> None:
     assert parse_time("2026-05-01T12:00+02:00") == moment
     assert timedelta(days=1) <= parse_time("today") - parse_time("yesterday") <= timedelta(days=2)
     assert parse_time("today").time() == time()
-    for wrong in ("bogus", "", 5, None, "2026-02-30", "2026-05-01T25:00"):
+    for ago in ("1h30m", "-1h30m"):
+        before = datetime.now(UTC)
+        assert before <= parse_time(ago) + timedelta(minutes=90) <= datetime.now(UTC)
+    for wrong in ("bogus", "", 5, None, "2026-02-30", "2026-05-01T25:00", "90", "-", "+1h", "1x"):
         with pytest.raises(ValueError, match=r"^expected a time such as .*, got "):
             parse_time(wrong)
     with pytest.raises(ValueError, match="2026-05-01T12:00:00 has no time zone"):

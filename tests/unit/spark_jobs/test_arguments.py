@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from spark_jobs.arguments import parse
@@ -22,6 +24,13 @@ def test_sql_may_begin_with_a_comment(sql: str, place: int) -> None:
 def test_sql_that_is_the_value_of_an_option_may_begin_with_a_comment() -> None:
     words = ["file:///a", "ORDERS", "--servers", "nats://a", "--subject", "b", "--sql", SQL]
     assert parse("replay", ReplayCommand, words).sql == SQL
+
+
+@pytest.mark.parametrize("words", [["--from", "-1h"], ["--since", "1h"], ["--from=-1h"]], ids=str)
+def test_a_time_may_be_how_long_ago(words: list[str]) -> None:
+    start = parse("query", QueryCommand, ["file:///a", "ORDERS", "SELECT 1", *words]).start
+    assert start is not None
+    assert timedelta(hours=1) <= datetime.now(UTC) - start < timedelta(hours=2)
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
