@@ -235,8 +235,16 @@ def open_table(
         if table.exists and table.content != _content(config, quarantine=quarantine):
             whose = f"of {table.content}" if table.content else "not made by jetcapture"
             raise JetcaptureError(f"table {name} is {whose}: it is left as it is; use another name")
-        with explained(f"cannot keep table {name}"):
-            yield table
+        try:
+            with explained(f"cannot keep table {name}"):
+                yield table
+        except ConflictError:
+            raise
+        except JetcaptureError as error:
+            if "location" not in str(error).lower():
+                raise
+            allow = f"the catalog must allow {root_url(archive)} for the files and {location}/ for the metadata"
+            raise JetcaptureError(f"{error}; {allow}") from error
 
 
 def _content(config: Config, *, quarantine: bool) -> str:

@@ -9,10 +9,12 @@ import os
 import re
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -919,6 +921,52 @@ def test_a_table_in_s3_is_kept_with_the_stores_own_options(tmp_path: Path) -> No
 
 
 @pytest.mark.exhaustive
+class Restricted(BaseHTTPRequestHandler):
+    """A REST catalog that allows tables only in locations of its own, as Polaris does."""
+
+    def do_GET(self) -> None:
+        self._answer(
+            *((200, {"defaults": {}, "overrides": {}}) if "/config" in self.path else refusal(404, "not there"))
+        )
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        made = (200, {"namespace": ["nats"], "properties": {}})
+        reason = "Invalid locations '[…]' for identifier 'nats.orders': not in the list of allowed locations"
+        self._answer(*(refusal(403, reason) if "/tables" in self.path else made))
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _answer(self, status: int, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else data)
+
+    def log_request(self, *args: object) -> None:
+        pass
+
+
+def refusal(status: int, message: str) -> tuple[int, dict[str, Any]]:
+    return status, {"error": {"message": message, "type": "Exception", "code": status}}
+
+
+def test_where_a_catalog_refuses_a_location_the_error_names_what_to_allow(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Restricted) as server:
+        threading.Thread(target=server.serve_forever).start()
+        world.catalog = {"type": "rest", "uri": f"http://127.0.0.1:{server.server_port}"}
+        (error,) = Maintenance(world.config).run().table_errors
+        server.shutdown()
+    assert "not in the list of allowed locations" in error
+    root = f"file://{world.root}/"
+    assert error.endswith(f"; the catalog must allow {root} for the files and {root}_table/ for the metadata")
+    assert "\n" not in error
+
+
 def test_a_rest_catalog_takes_the_same_commits(tmp_path: Path) -> None:
     world = World(tmp_path)
     (tmp_path / "classes").mkdir()
