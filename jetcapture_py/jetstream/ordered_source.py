@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +44,8 @@ from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture.source")
 
-MIN_VERSION = (2, 14)
+MIN_VERSION, MIN_IMPORTED = (2, 14), (2, 14, 4)
+"""The answer to CONSUMER.RESET does not pass from one account to another before."""
 RENEWALS = 4
 """Pulls in each `takeover`."""
 HAND_OVER = 0.4
@@ -68,7 +70,7 @@ class OrderedSource(PullSource):
         self._looked = 0.0
 
     async def _attach(self) -> None:
-        if problem := too_old(self._client.server_version):
+        if problem := too_old(self._client.server_version, imported=self._api.imported):
             raise SourceError(problem)
         if (problem := await self._unusable_stream()) is not None:
             raise SourceError(problem)
@@ -327,12 +329,13 @@ class OrderedSource(PullSource):
         await super().close()
 
 
-def too_old(version: str) -> str | None:
-    """Return why a server of this version cannot be used; None if it can."""
-    number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if number >= MIN_VERSION:
+def too_old(version: str, *, imported: bool = False) -> str | None:
+    """Return why a server of this version cannot be used, or not through an imported API; None if it can."""
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if number >= (MIN_IMPORTED if imported else MIN_VERSION):
         return None
-    return f"source.mode ordered needs nats-server 2.14 or newer, this is {version}; use source.mode shared"
+    needed = "2.14.4 or newer with nats.api_prefix" if imported else "2.14 or newer"
+    return f"source.mode ordered needs nats-server {needed}, this is {version}; use source.mode shared"
 
 
 def unsuitable(stream: Mapping[str, Any]) -> str | None:

@@ -207,7 +207,9 @@ def check_wait(findings: Findings, answer: Mapping[str, Any] | None, source: Sou
 def check_mode(session: ReadSession, findings: Findings, source: SourceConfig, stream: Mapping[str, Any]) -> None:
     """Check that the server and the stream allow `source.mode: ordered`."""
     if source.mode == "ordered":
-        problem = too_old(session.connection.server_version) or unsuitable(stream["config"])
+        problem = too_old(session.connection.server_version, imported=session.api.imported) or unsuitable(
+            stream["config"]
+        )
         if problem is not None:
             findings.problem("mode", problem)
 

@@ -324,6 +324,13 @@ def test_servers_that_cannot_reset_a_consumer_are_refused(version: str, refused:
 
 
 @pytest.mark.parametrize(
+    ("version", "refused"), [("2.14.0", True), ("2.14.3", True), ("2.14.4", False), ("3.0", False)]
+)
+def test_servers_whose_reset_is_not_answered_through_an_imported_api_are_refused(version: str, refused: bool) -> None:
+    assert ("needs nats-server 2.14.4 or newer" in str(too_old(version, imported=True))) is refused
+
+
+@pytest.mark.parametrize(
     ("setting", "problem"),
     [
         ({"consumer_config": {"max_deliver": 5}}, "consumer_config.max_deliver: only with mode shared"),
