@@ -28,7 +28,7 @@ import jetcapture_py
 from jetcapture_py import errors
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.store.archive import SHARE
+from jetcapture_py.store.archive import IF_DAMAGED, SHARE
 from jetcapture_py.text import MAX_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
@@ -254,6 +254,8 @@ def spark_error(error: BaseException) -> str:
         found = ours[-1].split(" SQLSTATE:", 1)[0]
     else:
         found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
+    if "[FAILED_READ_FILE" in found:
+        found = f"{found.rstrip('.')}; {IF_DAMAGED}"
     if "Failed to find the data source: nats." in found or "No module named 'spark_jobs'" in found:
         found = f"{found.rstrip('.')}: {_NOT_INSTALLED}"
     return one_line(found, MAX_LOGGED)

@@ -55,7 +55,7 @@ _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 ASIDE = ".damaged"
 """End of the hidden name of a damaged object that was moved aside."""
-IF_DAMAGED = "if it is damaged, jetcapture verify CONFIG --repair stores its messages again or moves it aside"
+IF_DAMAGED = "if it is damaged, jetcapture verify CONFIG --deep --repair stores its messages again or moves it aside"
 T = TypeVar("T")
 Item = TypeVar("Item")
 

@@ -215,7 +215,10 @@ def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Pa
     assert asyncio.run(verify(found)).complete
 
 
-def test_a_damaged_object_whose_messages_are_all_elsewhere_is_moved_aside(nats_server: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [slice(4, 40), slice(-100, None)], ids=["page", "footer"])
+def test_a_damaged_object_whose_messages_are_all_elsewhere_is_moved_aside(
+    nats_server: Start, tmp_path: Path, damage: slice
+) -> None:
     root = tmp_path / "archive"
     server, found = captured(nats_server, root, 300)
 
@@ -230,12 +233,18 @@ def test_a_damaged_object_whose_messages_are_all_elsewhere_is_moved_aside(nats_s
     remove(root, [name for name in objects(root) if name.key in ("b", "c")][:1])
     assert repaired(found)[1].stored == 1
     path = root / of_key[0].path
-    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
-    with pytest.raises(JetcaptureError) as caught:
-        read_archive(str(root), STREAM).read_all()
+    data = bytearray(path.read_bytes())
+    data[damage] = bytes(len(data[damage]))
+    path.write_bytes(data)
+    files = ArchiveFiles(str(root), {})
+    file, advice = files.at(of_key[0].path), "jetcapture verify CONFIG --deep --repair"
+    with pytest.raises(StoreError, match=advice) as caught, files.parquet(file) as parquet:
+        parquet.read()
     assert of_key[0].path in str(caught.value)
-    assert "jetcapture verify CONFIG --repair" in str(caught.value)
-    report, done = repaired(found)
+    if damage.stop is None:  # every query needs the footer
+        with pytest.raises(JetcaptureError, match=advice):
+            read_archive(str(root), STREAM).read_all()
+    report, done = asyncio.run(verify_and_repair(found, deep=True))
     aside = f"{of_key[0].directory}/.{path.name}.damaged"
     assert (done.stored, done.moved, done.unrepairable, report.exit_code(strict=True)) == (0, (aside,), (), 0)
     assert (path.exists(), (root / aside).exists(), report.complete) == (False, True, True)

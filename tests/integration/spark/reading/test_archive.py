@@ -18,7 +18,9 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading import plan as planning
+from jetcapture_py.store.archive import IF_DAMAGED
 from spark_jobs.archive import Dedupe, archive_view, read_archive
+from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
 
@@ -344,6 +346,17 @@ class TestArchive:
             read_archive(spark, "memory://archive", "ORDERS")
         with pytest.raises(JetcaptureError, match="cannot open nonsense://"):
             read_archive(spark, "nonsense://archive", "ORDERS")
+
+    def test_an_object_with_a_damaged_page_is_named_with_a_way_out(self, spark: SparkSession, archive: Archive) -> None:
+        name = archive.write([1, 2, 3])
+        data = bytearray((archive.root / name.path).read_bytes())
+        data[4:200] = bytes(196)
+        (archive.root / name.path).write_bytes(data)
+        with pytest.raises(Exception, match="FAILED_READ_FILE") as caught:
+            read_archive(spark, archive.url, "ORDERS").collect()
+        text = spark_error(caught.value)
+        assert name.path.rpartition("/")[2] in text
+        assert text.endswith(IF_DAMAGED)
 
     def test_an_unknown_column_is_a_clear_error(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1])
