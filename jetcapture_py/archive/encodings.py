@@ -39,12 +39,18 @@ _PAGE_ROWS = 4096
 """Rows of a page in objects that are sorted by key, so that readers with a page index can skip most of a row group."""
 
 
-def settings(table: pa.Table, compression: str, *, by_key: bool) -> dict[str, Any]:
-    """Return the arguments of `ParquetWriter` for `table`; `by_key`: its rows are sorted by key."""
+def settings(table: pa.Table, compression: str, *, by_key: bool, compatible: bool = False) -> dict[str, Any]:
+    """Return the arguments of `ParquetWriter` for `table`; `by_key`: its rows are sorted by key.
+
+    With `compatible`, no column is delta-encoded.
+    """
     schema, columns = table.schema, table.columns
-    encodings: tuple[str, ...] | None = None
     if table.num_rows >= _FEW_ROWS:
         encodings = tuple(_encoding(field, column) for field, column in zip(schema, columns, strict=True))
+    else:
+        encodings = tuple(_DELTA if _KNOWN.get(name) == _DELTA else _PLAIN for name in schema.names)
+    if compatible:
+        encodings = tuple(_PLAIN if how == _DELTA else how for how in encodings)
     small: tuple[bool, ...] = (False,) * (len(columns) - 1)
     if table.num_rows < _FEW_BYTES:
         small = tuple(_is_small(column) for column in columns[1:])
@@ -101,10 +107,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _settings(
-    schema: pa.Schema, compression: str, encodings: tuple[str, ...] | None, small: tuple[bool, ...]
+    schema: pa.Schema, compression: str, encodings: tuple[str, ...], small: tuple[bool, ...]
 ) -> dict[str, Any]:
-    if encodings is None:  # of a few rows
-        encodings = tuple(_DELTA if _KNOWN.get(name) == _DELTA else _PLAIN for name in schema.names)
     paths = [list(leaves(column)) for column in schema]
     columns = list(zip(schema, paths, encodings, small, strict=True))
     return {

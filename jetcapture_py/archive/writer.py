@@ -114,6 +114,8 @@ class Encoder:
     stream: str
     interval: int
     compression: str
+    compatible: bool = False
+    """Whether to use only encodings that every reader knows."""
     stream_created: str = ""
     consumer: str = ""
     key_rule: str | None = None
@@ -271,7 +273,9 @@ class ObjectWriter:
         Of a bundle, the rows are sorted by key first, and up to `MAX_ROWS` are one row group.
         """
         if self._file is None:
-            how = settings(table, self._encoder.compression, by_key=bool(self._block.bundle))
+            encoder = self._encoder
+            by_key = bool(self._block.bundle)
+            how = settings(table, encoder.compression, by_key=by_key, compatible=encoder.compatible)
             self._file = pq.ParquetWriter(self._sink, self._numbered, **how)
         seqs, timestamps = _messages(table)
         self._seqs.append(seqs)

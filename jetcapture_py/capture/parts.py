@@ -56,6 +56,7 @@ def encoder(
         stream=config.source.stream,
         interval=int(config.block.interval),
         compression=config.block.compression,
+        compatible=config.block.encoding == "compatible",
         key_rule=describe_key(config.key, config.decode, key, decoder),
         bundles=config.block.bundles,
         time=describe_time(config.block),

@@ -400,6 +400,7 @@ def encoder_like(stream: str, footers: Sequence[Footer], bundles: int) -> Encode
         bundles=bundles,
         interval=_interval(footers),
         compression=footers[0].codec,
+        compatible=all(footer.compatible for footer in footers),
         stream_created=_all_of(footers, "stream_created"),
         consumer=_all_of(footers, "consumer"),
         key_rule=_agreed(footers, "key_rule"),

@@ -56,6 +56,11 @@ class BlockConfig(Section):
         description="Compression of Parquet columns (default: zstd), or of whole NDJSON and CSV objects: `none`, "
         "`gzip` (default) or `zstd`.",
     )
+    encoding: Literal["compact", "compatible"] = setting(
+        "Encoding of numbers and times in Parquet: `compact` also uses DELTA_BINARY_PACKED, `compatible` only what "
+        "every reader knows, which takes more space.",
+        default="compact",
+    )
 
     @property
     def late_after(self) -> float:
@@ -68,6 +73,8 @@ class BlockConfig(Section):
             raise wrong("compression", f"expected none, gzip or zstd with format {self.format}, got {self.compression}")
         if self.format not in ("parquet", *types.TEXT_FORMATS) and "compression" in self.model_fields_set:
             raise wrong("compression", f"only with a built-in format: {self.format} compresses its objects itself")
+        if self.format != "parquet" and "encoding" in self.model_fields_set:
+            raise wrong("encoding", f"only with format parquet, not with {self.format}")
         return self
 
     @model_validator(mode="after")

@@ -349,6 +349,15 @@ def test_a_column_has_a_dictionary_only_where_it_repeats_itself() -> None:
     assert found["_nats_seq"] == found["_nats_timestamp"] == "DELTA_BINARY_PACKED"
 
 
+@pytest.mark.parametrize("count", [10, 5000])
+def test_a_compatible_object_has_only_encodings_that_every_reader_knows(count: int) -> None:
+    rows = batch(plain(count), number=list(range(count)), time=pa.array(range(count), pa.timestamp("us", "UTC")))
+    known = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+    for compatible in (True, False):
+        found = columns(write(rows, encoder=replace(ENCODER, compatible=compatible)))
+        assert ({text for column in found.values() for text in column.encodings} <= known) is compatible
+
+
 def test_long_texts_that_repeat_are_stored_once_each() -> None:
     chance = random.Random(1)
     texts = [chance.randbytes(5_000).hex() for _ in range(200)]  # 2 MB, and half of it compressed

@@ -436,7 +436,8 @@ def test_rows_are_sorted_and_readers_can_skip_row_groups(archive: Archive, monke
 def test_the_footer_says_what_the_format_promises(archive: Archive) -> None:
     block = BlockId(key="a", bucket=HOUR)
     for seqs, created in (((1, 2), "2024-01-01T00:00:00Z"), ((2, 3), "2025-01-01T00:00:00Z")):
-        encoder = Encoder(stream="ORDERS", interval=900, compression="gzip", stream_created=created, consumer="archive")
+        more = {"compression": "gzip", "compatible": True}
+        encoder = Encoder(stream="ORDERS", interval=900, stream_created=created, consumer="archive", **more)
         columns = {
             layout.SEQ: pa.array(seqs, pa.int64()),
             layout.TIMESTAMP: pa.array([HOUR * 1_000_000] * 2, pa.timestamp("us", "UTC")),
@@ -469,7 +470,9 @@ def test_the_footer_says_what_the_format_promises(archive: Archive) -> None:
         "checksum": own["jetcapture.checksum"],
         "footer_checksum": own["jetcapture.footer_checksum"],
     }
-    assert metadata.row_group(0).column(0).compression == "GZIP"
+    group = metadata.row_group(0)
+    assert group.column(0).compression == "GZIP"
+    assert not any("DELTA" in text for at in range(group.num_columns) for text in group.column(at).encodings)
 
 
 def test_a_footer_does_not_say_what_one_of_its_sources_does_not_know(archive: Archive) -> None:

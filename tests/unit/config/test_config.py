@@ -201,6 +201,11 @@ def test_the_defaults_are_the_contract() -> None:
         ),
         ("block.interval", "100ms", 'block.interval: expected at least 1s, got "100ms"'),
         ("block.max_age", "0s", 'block.max_age: expected at least 1ms, got "0s"'),
+        (
+            "block",
+            {"format": "ndjson", "encoding": "compatible"},
+            "block.encoding: only with format parquet, not with ndjson",
+        ),
         ("block.bundles", -1, "block.bundles: expected at least 0, got -1"),
         ("block.bundles", 10_001, "block.bundles: expected at most 10000, got 10001"),
         ("block.max_bytes", "64k", 'block.max_bytes: expected 64KiB (1024s) or 64KB (1000s), got "64k"'),
