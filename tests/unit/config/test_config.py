@@ -203,8 +203,8 @@ def test_the_defaults_are_the_contract() -> None:
         ("block.max_age", "0s", 'block.max_age: expected at least 1ms, got "0s"'),
         (
             "block",
-            {"format": "ndjson", "encoding": "compatible"},
-            "block.encoding: only with format parquet, not with ndjson",
+            {"format": "own:Writer", "encoding": "compatible"},
+            "block.encoding: only with format parquet, not with own:Writer",
         ),
         ("block.bundles", -1, "block.bundles: expected at least 0, got -1"),
         ("block.bundles", 10_001, "block.bundles: expected at most 10000, got 10001"),
