@@ -27,7 +27,8 @@ from spark_jobs.restore import RestoreCommand, main, prepare, restore
 from spark_jobs.restoring import plan, send
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.nats_server import NatsServer, older_servers
+from tests.integration.verify.test_replicas import answer
+from tests.support.nats_server import NatsServer, cluster_configs, older_servers
 from tests.support.restores import api, next_sequence, opened, state_of
 
 Start = Callable[..., NatsServer]
@@ -487,6 +488,38 @@ def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(nats_server:
         "cluster leads it now); if this restore created it, delete it: nats stream rm ORDERS"
     )
     assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
+
+
+@pytest.mark.exhaustive
+def test_what_is_left_in_a_cluster_whose_leader_dies_is_said(tmp_path: Path, large: Archive) -> None:
+    keep(large, {**CONFIG, "num_replicas": 3})
+    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
+    servers = [NatsServer(tmp_path / f"n{number}", extra) for number, extra in enumerate(cluster_configs())]
+    work, killed = send.Maker.futures, []
+
+    async def leader() -> str:
+        info = await answer(servers[0].url, "STREAM.INFO.ORDERS")
+        return str(info["cluster"]["leader"])
+
+    def futures(maker: send.Maker, make: Any, specs: Any) -> Any:
+        for number, future in enumerate(work(maker, make, specs)):
+            if number == 10:
+                with ThreadPoolExecutor() as thread:  # an event loop runs in this one
+                    killed.append(servers[int(thread.submit(asyncio.run, leader()).result()[1:])])
+                killed[0].kill()
+            yield future
+
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(stack.enter_context, servers))
+        asyncio.run(answer(servers[0].url, "STREAM.CREATE.OTHER", {"name": "OTHER", "num_replicas": 3}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(send.Maker, "futures", futures)
+            with pytest.raises(JetcaptureError) as raised:
+                restore(prepared, NatsConfig(servers=tuple(server.url for server in servers)))
+        killed[0].start()
+        left = asyncio.run(answer(servers[0].url, "STREAM.NAMES"))["streams"]
+    assert "ORDERS" not in left or str(raised.value).endswith("delete it: nats stream rm ORDERS"), raised.value
 
 
 def test_a_restore_that_may_not_ask_whose_the_stream_is_leaves_it(
