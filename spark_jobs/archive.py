@@ -21,7 +21,9 @@ from pyspark.sql import functions as sf
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
+from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD, with_key_column
 from jetcapture_py.config import buckets
+from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.model import Config, NatsConfig, load
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
@@ -205,6 +207,7 @@ def read_stream(
     first = boundary.first_live(1, watched=fail_on_data_loss)
     # after the boundary, which it has to reach; of all times if the newest object says what the capture does
     listing = list_objects(files, stream, Selection(keys=selection.keys) if capture is None else selection)
+    before = None if capture is None else _first_columns(capture)
     capture = capture or described(files, stream, listing, login, decode)
     plan = make_plan(
         files,
@@ -213,6 +216,7 @@ def read_stream(
         columns=columns,
         case_sensitive=_case_sensitive(spark),
         listed_before=listing,
+        before=before,
     )
     archived = _rows(spark, location, plan, engine)
     if boundary.own.oldest is not None:
@@ -222,6 +226,16 @@ def read_stream(
     rows = StreamRows(config=capture, reader=PlanReader.of(live, plan.table.schema.names))
     frame = archived.union(_live(spark, rows, reading, boundary, first))
     return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
+
+
+def _first_columns(capture: Config) -> pa.Schema:
+    """Return the columns that are known before the first object: the envelope, the key, and those that are declared."""
+    left_out = {REPLY, *(() if capture.decode.keep_payload else (layout.PAYLOAD,))}
+    own = [STREAM_FIELD, *(field for field in ENVELOPE if field.name not in left_out)]
+    if capture.block.time != layout.STREAM_TIME:
+        own.append(pa.field(layout.TIME, pa.timestamp("us", "UTC")))
+    declared = ((layout.field_name(name), column.type) for name, column in capture.decode.columns.items())
+    return with_key_column(pa.schema([*own, *(pa.field(name, parse_type(type_)) for name, type_ in declared)]))
 
 
 def _is_own(own: OwnMessages) -> Column:

@@ -156,12 +156,14 @@ def plan(
     unread: dict[str, str] | None = None,
     table: Table | None = None,
     listed_before: Listing | None = None,
+    before: pa.Schema | None = None,
 ) -> ReadPlan:
     """Plan how to read the archive of `stream`, or its quarantine, as of now: list it, and read footers.
 
     The other arguments are those of `read_archive`. Objects are read as a given `table`, or as that of their own
-    columns. An earlier list is used at first; objects that are gone from it are looked for in a new one. Raises
-    JetcaptureError, unless `unread` takes the columns that cannot be read, with the reason.
+    columns. An earlier list is used at first; objects that are gone from it are looked for in a new one. `before` are
+    the columns of an archive without objects, which is an error otherwise. Raises JetcaptureError, unless `unread`
+    takes the columns that cannot be read, with the reason.
     """
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
@@ -176,7 +178,7 @@ def plan(
             archive.refuse_others(listing, archive.selection)
         if table is not None:
             return archive.plan_as(table, listing, columns, dedupe)
-        return archive.plan(listing, columns, dedupe, case_sensitive=case_sensitive, unread=unread)
+        return archive.plan(listing, columns, dedupe, case_sensitive=case_sensitive, unread=unread, before=before)
 
     return retried(planned)
 
@@ -206,6 +208,7 @@ class _Archive:
         *,
         case_sensitive: bool,
         unread: dict[str, str] | None,
+        before: pa.Schema | None,
     ) -> ReadPlan:
         """Plan as of a listing. Raises VanishedError when objects have just changed."""
         names, facts = self._chosen(listing)
@@ -216,10 +219,11 @@ class _Archive:
             last = sorted(listing.objects, key=lambda name: name.bucket)[-1:]
             if not last:
                 self.refuse_others(listing, Selection())
-                self._refuse_nothing()
+                if before is None:
+                    self._refuse_nothing()
             facts = read_facts(self.files, last, listing)
         used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names or last))}
-        schemas = [facts.schemas[schema] for schema in used] or [_QUARANTINE]
+        schemas = [facts.schemas[schema] for schema in used] or [before or _QUARANTINE]
         stored = [name for schema in schemas for name in schema.names if name != layout.KEY]
         needed = _with_time(columns) if self.selection.by_event else columns
         inexact = inexact_columns(self.files, names, listing, facts)

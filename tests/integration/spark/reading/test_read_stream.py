@@ -98,6 +98,20 @@ def test_archive_and_stream_are_one_table_up_to_the_sequence_that_was_there(
     assert captured.seqs(spark) == list(range(1, 21))
 
 
+@pytest.mark.parametrize("captured", [DECODED, {}], indirect=True, ids=["declared", "raw"])
+def test_before_the_first_object_it_is_empty_or_what_the_stream_has(spark: SparkSession, captured: Captured) -> None:
+    before = read_stream(spark, config=captured.config)
+    assert before.count() == 0
+    captured.live.send([message(1), message(2)])
+    live = read_stream(spark, config=captured.config)
+    rows = live.orderBy(layout.SEQ).collect()
+    captured.capture()
+    after = read_stream(spark, config=captured.config)
+    assert after.orderBy(layout.SEQ).collect() == rows
+    assert after.schema == live.schema == before.schema
+    assert len(rows) == 2
+
+
 @pytest.mark.parametrize(
     "captured",
     [
