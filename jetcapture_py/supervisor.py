@@ -15,13 +15,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from jetcapture_py.capture.announcing import Notifiers
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.pressure import CaptureMemory
 from jetcapture_py.config.model import Config, NatsConfig
@@ -131,7 +132,7 @@ class _Member:
         capture: CaptureId,
         config: Config,
         budget: CaptureMemory | None,
-        notifiers: Callable[[], Iterable[Notifier]],
+        notifiers: Notifiers,
         *,
         single: bool,
     ) -> None:

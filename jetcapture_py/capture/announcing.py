@@ -37,6 +37,8 @@ MAX_WAITING = 10_000
 """Maximum objects in a receiver's queue."""
 TIMEOUT = 30.0
 """Maximum seconds of one announcement."""
+Notifiers = Callable[[], Iterable[Notifier]]
+"""Returns the captures of the process that publish notifications."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +106,7 @@ def configured_call(config: OnStoredConfig) -> OnStored | None:
 class Announcer:
     """Announces to the configured subject, and to `call` or the configured function."""
 
-    def __init__(
-        self, state: CaptureState, call: OnStored | None, others: Callable[[], Iterable[Notifier]] = tuple
-    ) -> None:
+    def __init__(self, state: CaptureState, call: OnStored | None, others: Notifiers = tuple) -> None:
         config = state.config.on_stored
         self.subject = state.config.stored_subject
         self.notifier: Notifier | None = None

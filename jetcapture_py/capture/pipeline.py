@@ -7,12 +7,11 @@ place that acknowledges, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.capture import parts, side_tasks, startup_checks
-from jetcapture_py.capture.announcing import Announcer, OnStored
+from jetcapture_py.capture.announcing import Announcer, Notifiers, OnStored
 from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
@@ -20,7 +19,6 @@ from jetcapture_py.capture.state import CaptureMemory, CaptureState
 from jetcapture_py.capture.storing import acknowledge, check_drained, put_all
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import DrainError, SourceError
-from jetcapture_py.jetstream.unreadable import Notifier
 from jetcapture_py.store import Store, configured_store
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.keys import KeyFunction
@@ -31,8 +29,7 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 class Capture:
     """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
 
-    `state` is for side tasks, probes and metrics; others may share `budget`. `notifiers` returns the captures of the
-    process that publish notifications. Raises ConfigError for problems at start.
+    `state` is for side tasks and metrics; other captures share `budget`, and notify: `notifiers`. Raises ConfigError.
     """
 
     def __init__(
@@ -45,11 +42,10 @@ class Capture:
         writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
         budget: CaptureMemory | None = None,
-        notifiers: Callable[[], Iterable[Notifier]] = tuple,
+        notifiers: Notifiers = tuple,
     ) -> None:
         store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
         self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks, budget=budget)
-        self.state.key_rule = encoder.key_rule
         preparer = replace(parts.preparer(config, decoder, key), pinned=config.source.mode == "ordered")
         self.decoding = Decoding(self.state, preparer)
         self.encoding = Encoding(self.state, encoder)
@@ -70,8 +66,7 @@ class Capture:
             state.opened = True
             async with asyncio.TaskGroup() as tasks:
                 work = [*side_tasks.tasks(state, stop, until_caught_up=until_caught_up), state.source.pull()]
-                work += self.announcer.tasks()
-                work += [self._store() for _ in range(state.config.store.concurrency)]
+                work += [*self.announcer.tasks(), *(self._store() for _ in range(state.config.store.concurrency))]
                 work += [self._acknowledge() for _ in range(ACKNOWLEDGING)]
                 others = [tasks.create_task(task) for task in work]
                 intake, stopped = tasks.create_task(self._intake()), tasks.create_task(stop.wait())

@@ -36,6 +36,7 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
         event(log, logging.INFO, "store.driver", **driver)
     await probe(state, stop)
     await _warn_of_changed_rule(state, encoder)
+    state.key_rule = encoder.key_rule
     _warn_of_new_archive(state)
     await _warn_of_new_consumer(state)
     state.observer.began(state.source.state)
