@@ -253,7 +253,7 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
         if not await state.source.refresh():
             continue
         consumer = state.source.state
-        if consumer.pending:
+        if consumer.pending and not (state.source.idle_for() > QUIET and await state.source.delivered_all()):
             continue
         reached = reached or loop.time()
         if consumer.unacked == 0 and state.unacked == 0:

@@ -26,7 +26,7 @@ from jetcapture_py.jetstream.connection import (
     ApiError,
     UnavailableError,
 )
-from jetcapture_py.jetstream.unreadable import unreadable_with_origins
+from jetcapture_py.jetstream.unreadable import LAST_SEQ, unreadable_with_origins
 from jetcapture_py.log import event
 
 _OWN_METADATA = "_nats."
@@ -171,6 +171,12 @@ class ConsumerState:
     last_ack: datetime | None = None
 
 
+def pending_of(info: Mapping[str, Any]) -> int:
+    """Return the messages that wait to be delivered, as the server counts them; it may count wrong, even below 0."""
+    count = int(info.get("num_pending", 0))
+    return count if 0 < count <= LAST_SEQ else 0
+
+
 def consumer_state(info: dict[str, Any]) -> ConsumerState:
     """Read the server's answer to CONSUMER.INFO or CONSUMER.CREATE."""
     config, delivered, acknowledged = info["config"], info.get("delivered", {}), info.get("ack_floor", {})
@@ -179,7 +185,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
     asked = datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC)
     return ConsumerState(
         config=config,
-        pending=info.get("num_pending", 0),
+        pending=pending_of(info),
         unacked=info.get("num_ack_pending", 0),
         ack_wait=min(wait for wait in waits if wait > 0) / _NANOSECOND,
         max_ack_pending=max_ack_pending if max_ack_pending > 0 else 1 << 62,

@@ -349,7 +349,7 @@ class RangeReader:
             except (ApiError, UnavailableError) as error:
                 self._disturb(str(error))
                 return
-            if info["num_pending"]:
+            if info["num_pending"] and not await self._nothing_left():
                 # the next ones are gone: the server skips only one of them per heartbeat, or still counts them
                 if asyncio.get_running_loop().time() > self._came + self._replaced_after:
                     await self._check_end()
@@ -361,6 +361,14 @@ class RangeReader:
         if not await self._more_elsewhere():
             await self._check_end()
             self._finish()
+
+    async def _nothing_left(self) -> bool:
+        """Whether the stream has no further message of the range, whatever the consumer counts as pending."""
+        try:
+            following = await self._session.next_match(self._range.stream, self._last + 1, self._range.subjects)
+        except SourceError:  # no permission
+            return False
+        return following is None or following >= self._range.end
 
     def _finish(self) -> None:
         self._finished = True

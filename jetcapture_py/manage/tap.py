@@ -17,6 +17,7 @@ from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.units import format_time
+from jetcapture_py.jetstream.consumer import pending_of
 from jetcapture_py.jetstream.range_reader import (
     FEW_AT_ONCE,
     NOBODY,
@@ -83,7 +84,7 @@ async def matching(session: ReadSession, stream: str, filters: Sequence[str], st
     config = {"deliver_policy": policy, "filter_subjects": tuple(filters), **start}
     name, answer = await session.retry(lambda: session.create_consumer(stream, config))
     await session.delete_consumer(stream, name)
-    return int(answer["num_pending"])
+    return pending_of(answer)
 
 
 async def _one_by_one(
