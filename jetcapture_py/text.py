@@ -41,6 +41,8 @@ _NAMED = re.compile(
 _SHAPED = re.compile(r"\bS[ACNOUX][A-Z2-7]{56}\b|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*")
 """NKey seeds and JSON Web Tokens."""
 _SHORTEST = 16
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -77,6 +79,34 @@ def is_text(value: str) -> bool:
 def plural(count: int, one: str, many: str | None = None, *, grouped: bool = False) -> str:
     """Return the count with its noun: "1 object", "2000 objects", or grouped "2,000 objects"."""
     return f"{count:{',' if grouped else ''}} {one if count == 1 else many or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in one or two units: "0.3 s", "14 min 3 s", "2 d 4 h"."""
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if seconds < 59.95:
+        digits = 0 if seconds == int(seconds) else 1 if seconds >= 0.1 else 3
+        return f"{sign}{seconds:.{digits}f} s"
+    for factor, unit, inner, inner_unit in _UNITS:
+        if round(seconds / inner) * inner >= factor:
+            whole, rest = divmod(round(seconds / inner), factor // inner)
+            return f"{sign}{whole:,} {unit}" + (f" {rest} {inner_unit}" if rest and whole < 100 else "")
+    raise AssertionError(seconds)
+
+
+def age(seconds: float) -> str:
+    """Return a time span in whole seconds, or in its two largest units."""
+    return duration(max(int(seconds), 0))
+
+
+def size(count: float) -> str:
+    """Return bytes in a fitting unit: "1.5 MiB"."""
+    unit = 0
+    while count >= 1023.5 and unit + 1 < len(_SIZES):
+        count /= 1024
+        unit += 1
+    digits = f"{count:.1f}".removesuffix(".0") if unit and count < 99.95 else f"{count:.0f}"
+    return f"{digits} {_SIZES[unit]}"
 
 
 def sentence(text: str) -> str:

@@ -43,7 +43,7 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
-from jetcapture_py.text import plural
+from jetcapture_py.text import duration, plural
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, leave, session, spark_error
 from spark_jobs.publishing.instructions import describe_removed, keepable
@@ -332,7 +332,7 @@ def _publish_missing(chosen: ReplayCommand) -> None:
 
 def _report(done: Replayed) -> str:
     rate = done.published / max(done.seconds, 0.001)
-    text = f"replayed {plural(done.published, 'message')} in {done.seconds:.1f} s ({rate:,.0f} messages/s)"
+    text = f"replayed {plural(done.published, 'message')} in {duration(done.seconds)} ({rate:,.0f} messages/s)"
     if done.duplicates:
         text += f", {done.duplicates} already known to the stream"
     if done.skipped:

@@ -30,11 +30,10 @@ if __name__ == "__main__" and not __package__:
 from rich.console import Console
 
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.config.units import format_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, retried
 from jetcapture_py.store.remote import with_secrets
-from jetcapture_py.text import plural, progress_bars
+from jetcapture_py.text import duration, plural, progress_bars
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
@@ -151,8 +150,8 @@ def _check(chosen: RestoreCommand, found: RestoreSurvey, limits: Mapping[str, in
         raise JetcaptureError(f"the archive of stream {chosen.stream} has no messages in this range{but}")
     if found.largest > (most := limits.get("max_msg_size", found.largest)):
         raise JetcaptureError(
-            f"stream {chosen.target} takes messages of up to {format_size(most)} (max_msg_size), but the largest has "
-            f"{format_size(found.largest)}: restore with --without-limits, or another setting in --stream-config"
+            f"stream {chosen.target} takes messages of up to {most:,} bytes (max_msg_size), but the largest has "
+            f"{found.largest:,}: restore with --without-limits, or another setting in --stream-config"
         )
     for name, floor in chosen.consumers:
         if floor > found.last:
@@ -262,7 +261,7 @@ def _report(done: Restored, name: str) -> str:
     rate = done.messages / max(done.seconds, 0.001)
     text = (
         f"restored {plural(done.messages, 'message')} into stream {name}, sequences {done.first} to {done.last}, "
-        f"in {done.seconds:.1f} s ({rate:,.0f} messages/s)"
+        f"in {duration(done.seconds)} ({rate:,.0f} messages/s)"
     )
     if done.kept < done.messages:
         text += f"; {done.messages - done.kept} of them have expired or are beyond the stream's limits"

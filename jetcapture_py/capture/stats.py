@@ -21,7 +21,7 @@ from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.errors import FullStoreError, JetcaptureError, PermanentStoreError
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
-from jetcapture_py.text import one_line, without_credentials
+from jetcapture_py.text import age, one_line, without_credentials
 from jetcapture_py.transform.prepare import Prepared
 
 log = logging.getLogger("jetcapture.capture")
@@ -100,7 +100,7 @@ class Storing:
         for reason, _ in tuple(self._failing.values()):  # copied at once: other threads may ask
             return reason
         waited = now - min(tuple(self._asked.values()), default=now)
-        return f"the store has not answered for {waited:.0f} s" if waited > SLOW else None
+        return f"the store has not answered for {age(waited)}" if waited > SLOW else None
 
     @property
     def full(self) -> bool:

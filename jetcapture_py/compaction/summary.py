@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from jetcapture_py.compaction.unit import Outcome
-from jetcapture_py.text import escaped, plural
+from jetcapture_py.text import escaped, plural, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,6 @@ def total(summary: Summary) -> str:
 
 
 def _difference(of: Summary | Change) -> str:
-    before, after = (f"{size / (1 << 20):,.1f} MiB" for size in (of.bytes_before, of.bytes_after))
+    before, after = map(size, (of.bytes_before, of.bytes_after))
     old, new = (plural(count, "object", grouped=True) for count in (of.objects_before, of.objects_after))
     return f"{old}, {before} → {new}, {after}"

@@ -42,12 +42,11 @@ from jetcapture_py.compaction.plan import Source, moves, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.block import MAX_BUNDLES
-from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import SHARE, ArchiveFiles
-from jetcapture_py.text import plural
+from jetcapture_py.text import duration, plural
 
 _REMOVERS = 16
 _NICE = 10
@@ -236,7 +235,7 @@ class Compaction:
         # a catalog's clock may be ahead
         if (seconds := min(grace, max(outcome.since for outcome in due) + grace - begin)) > 0:
             count = plural(sum(len(outcome.removable) for outcome in due), "object")
-            self._tell(f"waiting {format_duration(round(seconds))} for readers before removing {count}")
+            self._tell(f"waiting {duration(round(seconds))} for readers before removing {count}")
             time.sleep(seconds)
         in_table = named()
         sizes = {path: size for outcome in due for path, size in zip(outcome.removable, outcome.sizes, strict=True)}

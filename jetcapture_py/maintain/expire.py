@@ -25,11 +25,11 @@ from jetcapture_py.archive.stream_config import incarnations
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source, batches
-from jetcapture_py.config.units import format_size, format_time, microseconds_of, moment_of
+from jetcapture_py.config.units import format_time, microseconds_of, moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.text import plural
+from jetcapture_py.text import plural, size
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 
 _ROWS = 4_000_000
@@ -73,7 +73,7 @@ class ExpirySummary:
         return (
             f"{stream}: {verb}: {plural(self.objects, 'object', grouped=True)} in "
             f"{plural(self.buckets, 'bucket', grouped=True)} up to {self.until}, "
-            f"{plural(self.rows, 'row', grouped=True)}, {format_size(self.bytes)}{f'; {left}' if self.waiting else ''}"
+            f"{plural(self.rows, 'row', grouped=True)}, {size(self.bytes)}{f'; {left}' if self.waiting else ''}"
         )
 
 

@@ -30,7 +30,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, DeniedError, refusal
 from jetcapture_py.manage.plan import Plan, plans
-from jetcapture_py.text import plural
+from jetcapture_py.text import duration, plural, size
 
 Level = Literal["ok", "skipped", "warning", "problem"]
 _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "problem": "red"}
@@ -137,7 +137,7 @@ async def check_account(session: ReadSession, findings: Findings) -> Mapping[str
         if limit > 0 and used >= limit * _ALMOST:
             findings.problem(
                 "account",
-                f"{what} is nearly full, {used:,} of {limit:,} bytes: publishers will be refused; raise the limit",
+                f"{what} is nearly full, {size(used)} of {size(limit)}: publishers will be refused; raise the limit",
             )
     return account
 
@@ -148,7 +148,7 @@ def check_clock(findings: Findings, answer: Mapping[str, Any], received: datetim
         return
     ahead = (received - datetime.fromisoformat(answer["ts"])).total_seconds()
     side = "ahead of" if ahead > 0 else "behind"
-    text = f"this machine is {abs(ahead):.1f} s {side} the server; synchronize both with NTP"
+    text = f"this machine's clock is {duration(abs(ahead))} {side} the server's; synchronize both with NTP"
     if abs(ahead) >= WRONG_CLOCK:
         findings.problem("clock", text)
     elif abs(ahead) >= DOUBTFUL_CLOCK:

@@ -19,7 +19,7 @@ from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.text import escaped, plural
+from jetcapture_py.text import escaped, plural, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,5 +109,5 @@ def _lines(objects: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
 
 
 def _total(objects: Sequence[tuple[ObjectName, File]]) -> str:
-    rows, size = sum(name.rows for name, _ in objects), sum(file.size for _, file in objects)
-    return f"{plural(len(objects), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size:,} bytes"
+    rows, stored = sum(name.rows for name, _ in objects), sum(file.size for _, file in objects)
+    return f"{plural(len(objects), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size(stored)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jetcapture_py.capture import side_tasks
-from jetcapture_py.text import plural
+from jetcapture_py.text import age, plural
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
@@ -88,4 +88,4 @@ def _decoding(state: CaptureState, limit: float) -> str | None:
     messages, seconds = len(state.preparing), state.decoding_for()
     if not messages or seconds <= limit:
         return None
-    return f"a batch of {plural(messages, 'message')} has been in the decoder for {seconds:.0f} s"
+    return f"a batch of {plural(messages, 'message')} has been in the decoder for {age(seconds)}"

@@ -35,6 +35,7 @@ from jetcapture_py.monitoring.health import health, stuck
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.monitoring.http_server import HTML, PLAIN, Answer
 from jetcapture_py.monitoring.metrics import CONTENT_TYPE, JoinedMetrics, MaintenanceMetrics, Metrics
+from jetcapture_py.text import age
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
@@ -130,7 +131,7 @@ class Pages:
         """Return one line for each thing that makes a probe fail."""
         if probe == "/readyz":
             late = self._late()
-            running = [f"running: the event loop has not run for {late:.0f} s"] if late > TIMEOUT else []
+            running = [f"running: the event loop has not run for {age(late)}"] if late > TIMEOUT else []
             return [*health(self.state).lines, *running]
         if not self._running.done():
             await asyncio.wait((asyncio.wrap_future(self._running),), timeout=TIMEOUT)

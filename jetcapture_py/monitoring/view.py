@@ -184,7 +184,7 @@ def no_answer(seconds: float) -> str:
     verdict = StatusVerdict(
         state="failing",
         title="Not answering",
-        text=f"The event loop has not run for {seconds:.0f} s.",
+        text=f"The event loop has not run for {words.age(seconds)}.",
         action="Nothing is captured until it runs again, and nothing is lost. After 30 s, /livez asks for a restart.",
     )
     return _page("status.html", None, refresh=True, verdict=verdict, page_title="Not answering · jetcapture")

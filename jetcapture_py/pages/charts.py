@@ -278,7 +278,7 @@ class Sparkline:
     def tooltips(self) -> list[tuple[int, str]]:
         """Position and text of each bin with a value."""
         seconds = [self.span / self.BINS * (self.BINS - number) for number in range(self.BINS)]
-        ago = [f"{each:.0f} s" if each < 60 else f"{each // 60:.0f} min" for each in seconds]
+        ago = [duration(each) for each in seconds]
         return [
             (number * self.BIN, f"{ago[number]} ago: {self.words(value)}")
             for number, value in enumerate(self.bins)

@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 from functools import partial
 
 from jetcapture_py import text
+from jetcapture_py.text import age as age
+from jetcapture_py.text import duration as duration
+from jetcapture_py.text import size as size
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _COUNTS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _FULL = 10_000
 """Counts below this are shown in full."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 plural = partial(text.plural, grouped=True)
 """The count with its noun: "1 object", "2,000 objects"."""
@@ -30,34 +31,6 @@ def clipped(value: str, longest: int) -> str:
     """Return the text on one line, cut off after `longest` characters."""
     value = " ".join(value.split())
     return value if len(value) <= longest else f"{value[: longest - 1]}…"
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time in one or two units: "0.3 s", "14 min 3 s", "2 d 4 h"."""
-    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
-    if seconds < 59.95:
-        digits = 0 if seconds == int(seconds) else 1 if seconds >= 0.1 else 3
-        return f"{sign}{seconds:.{digits}f} s"
-    for factor, unit, inner, inner_unit in _UNITS:
-        if round(seconds / inner) * inner >= factor:
-            whole, rest = divmod(round(seconds / inner), factor // inner)
-            return f"{sign}{whole:,} {unit}" + (f" {rest} {inner_unit}" if rest and whole < 100 else "")
-    raise AssertionError(seconds)
-
-
-def age(seconds: float) -> str:
-    """Return a time span in whole seconds, or in its two largest units."""
-    return duration(max(int(seconds), 0))
-
-
-def size(count: float) -> str:
-    """Return bytes in a fitting unit: "1.5 MiB"."""
-    unit = 0
-    while count >= 1023.5 and unit + 1 < len(_SIZES):
-        count /= 1024
-        unit += 1
-    digits = f"{count:.1f}".removesuffix(".0") if unit and count < 99.95 else f"{count:.0f}"
-    return f"{digits} {_SIZES[unit]}"
 
 
 def short(count: float) -> str:

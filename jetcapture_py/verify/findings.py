@@ -16,7 +16,7 @@ from typing import Any
 
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import format_time
-from jetcapture_py.text import escaped, plural
+from jetcapture_py.text import escaped, plural, size
 
 MAX_LISTED = 10_000
 """Maximum ranges or paths that a finding lists; all are counted."""
@@ -331,7 +331,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield _verdict(report)
     checked = "every byte read" if report.deep else "every footer read"
     quarantined = f", {_count(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
-    yield f"archive: {_count(report.objects, 'object')}, {report.bytes:,} bytes, {checked}{quarantined}"
+    yield f"archive: {_count(report.objects, 'object')}, {size(report.bytes)}, {checked}{quarantined}"
     if report.compared is not None:
         yield f"content: {_count(report.compared, 'message')} compared with the stream"
     if len(report.layouts) > 1:

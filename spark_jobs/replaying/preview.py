@@ -14,7 +14,7 @@ from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.config.units import format_duration, format_time, moment_of
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import check_subject
-from jetcapture_py.text import plural
+from jetcapture_py.text import plural, size
 from spark_jobs.publishing.instructions import describe_removed
 from spark_jobs.publishing.subjects import matching
 from spark_jobs.replaying.rows import ODD, ReplayRows
@@ -150,7 +150,7 @@ def is_recreated(rows: ReplayRows) -> bool:
 
 def describe(found: Preview, streams: Sequence[Stream]) -> Iterator[str]:
     """Yield the preview as lines of text."""
-    yield f"would replay {plural(found.messages, 'message', grouped=True)} with {found.size or 0:,} bytes"
+    yield f"would replay {plural(found.messages, 'message', grouped=True)} with {size(found.size or 0)}"
     if found.subjects:
         shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
         others = ", …" if found.distinct > len(found.subjects) else ""

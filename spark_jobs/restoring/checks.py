@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jetcapture_py import text
 from jetcapture_py.config.units import format_duration, format_size, format_time, moment_of
 from jetcapture_py.text import plural
 from jetcapture_py.verify.findings import span_text
@@ -91,7 +92,7 @@ def notes(found: RestoreSurvey) -> Iterator[str]:
 
 def holes(found: RestoreSurvey, stream: str) -> str | None:
     """Describe missing sequences, in one line; None if there are none."""
-    lacking = [text for text, _ in _absent(found)]
+    lacking = [line for line, _ in _absent(found)]
     if not lacking:
         return None
     return (
@@ -113,7 +114,7 @@ def drops(found: RestoreSurvey, config: Mapping[str, Any], size: int, *, consume
     if (most := limits.get("max_msgs")) and found.messages > most:
         yield f"it keeps {plural(most, 'message', grouped=True)} (max_msgs), not {found.messages:,}"
     if (most := limits.get("max_bytes")) and size * _SURE > most:
-        yield f"it keeps {format_size(most)} (max_bytes), not about {format_size(size)}"
+        yield f"it keeps {format_size(most)} (max_bytes), not about {text.size(size)}"
     frequent = max(found.subjects.values(), default=0)
     if (most := limits.get("max_msgs_per_subject")) and frequent > most:
         yield f"it keeps {most:,} messages per subject (max_msgs_per_subject), not {frequent:,}"
@@ -130,8 +131,8 @@ def describe(found: RestoreSurvey) -> Iterator[str]:
     if gone := found.removed_before + found.removed:
         effect = "the stream begins later" if found.removed_before else "they become deleted messages"
         yield f"{plural(gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
-    for text, effect in _absent(found):
-        yield f"missing: {text}; {effect}"
+    for what, effect in _absent(found):
+        yield f"missing: {what}; {effect}"
     if found.quarantined:
         yield f"{plural(found.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
     if found.copies:

@@ -268,7 +268,7 @@ def test_a_wrong_clock_is_found(nats_server: Start, tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("problem")]
     assert "clock" in line
-    assert "ahead of the server; synchronize both with NTP" in line
+    assert "ahead of the server's; synchronize both with NTP" in line
 
 
 def test_a_stream_that_is_missing_is_found(nats_server: Start, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_store_that_does_not_answer_is_trouble_after_a_while() -> None:
     storing, turn = Storing(), object()
     storing.began(turn, 100.0)
     assert storing.trouble(100.0 + SLOW) is None
-    assert storing.trouble(101.0 + SLOW) == "the store has not answered for 61 s"
+    assert storing.trouble(101.0 + SLOW) == "the store has not answered for 1 min 1 s"
     storing.ended(turn)
     assert storing.trouble(1e9) is None
 

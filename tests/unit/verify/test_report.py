@@ -74,7 +74,7 @@ def lines(report: Report) -> list[str]:
 def test_a_complete_archive_is_three_lines() -> None:
     assert lines(COMPLETE) == [
         "complete: every one of 1,234,567 messages up to sequence 1234567 (2026-05-01T12:00:00Z) is stored",
-        "archive: 3 objects, 4,096 bytes, every footer read",
+        "archive: 3 objects, 4 KiB, every footer read",
         "watermark: 1234567 (2026-05-01T12:00:00Z)",
     ]
 
@@ -143,7 +143,7 @@ def test_the_rest_is_told_with_what_it_means() -> None:
     report = replace(COMPLETE, deep=True, quarantined=7, compared=5, findings=findings, watermark=None)
     text = lines(replace(report, layouts={"under keys": 1, "in 4 bundles": 2}, filters=("from 1: a",)))
     assert text[1:6] == [
-        "archive: 3 objects, 4,096 bytes, every byte read, 7 messages in quarantine",
+        "archive: 3 objects, 4 KiB, every byte read, 7 messages in quarantine",
         "content: 5 messages compared with the stream",
         f"layouts: 1 object under keys, 2 objects in 4 bundles; {GROUPED}",
         "filters: changed; every range was checked by the subjects that the consumer selected at its time",

@@ -165,7 +165,7 @@ def test_a_dry_run_counts_and_publishes_nothing(archive: Archive, nats_server: S
     assert main(arguments) == 0
     output = capsys.readouterr()
     assert output.out.splitlines() == [
-        "would replay 3 messages with 8 bytes",
+        "would replay 3 messages with 8 B",
         "to 2 subjects: replay.orders.a (2), replay.orders.new (1)",
         "from 2026-05-01T12:00:00.000001Z to 2026-05-01T12:00:00.000003Z",
         "into stream REPLAY (replay.>)",
@@ -175,7 +175,7 @@ def test_a_dry_run_counts_and_publishes_nothing(archive: Archive, nats_server: S
     assert main(arguments) == 0
     assert ", replay.orders.1 (1), " in capsys.readouterr().out
     assert main([*arguments, "--from-seq", "1000"]) == 0
-    assert capsys.readouterr().out.startswith("would replay 0 messages with 0 bytes\ninto stream")
+    assert capsys.readouterr().out.startswith("would replay 0 messages with 0 B\ninto stream")
     assert last_seq(server, "REPLAY") == 0
 
 
