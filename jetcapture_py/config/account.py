@@ -78,6 +78,8 @@ class AccountConfig(Generic[T]):
     def capture(self, stream: str) -> T:
         """Return the configuration of a stream's capture. Raises ConfigError."""
         source = {name: value for name, value in self._data["source"].items() if name not in (*MANY, "max_streams")}
+        if isinstance(consumer := source.get("consumer"), str):
+            source["consumer"] = consumer.replace(PLACEHOLDER, stream)
         held = None if stream in self.streams else bucket_of(stream)
         setting, name = held or ("stream", stream)
         data = {**self._data, "source": {**source, setting: name}}

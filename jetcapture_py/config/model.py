@@ -135,17 +135,13 @@ class SourceConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _named_once(cls, data: object) -> object:
-        """Set `stream` for a bucket or an object store, and replace `{stream}` in `consumer`."""
+        """Set `stream` for a bucket or an object store."""
         if not isinstance(data, dict):
             return data
         given = [name for name in ("stream", *buckets.PREFIXES) if data.get(name) is not None]
         if len(given) > 1:
             raise wrong(given[1], f"cannot be combined with {given[0]}")
-        stream = _stream_of(data)
-        if given and given[0] != "stream":
-            data = {**data, "stream": stream}
-        consumer = data.get("consumer")
-        return {**data, "consumer": consumer.replace(PLACEHOLDER, stream)} if isinstance(consumer, str) else data
+        return {**data, "stream": _stream_of(data)} if given and given[0] != "stream" else data
 
     @property
     def holds(self) -> tuple[str, str] | None:

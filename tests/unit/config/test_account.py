@@ -94,6 +94,7 @@ def test_a_streams_name_is_never_code_a_template_or_an_address(stream: str) -> N
     assert preparer(one, None, None).key(rows, NO_FIELDS).to_pylist() == [stream]
     assert describe_key(one.key, one.decode, None, None) == "{stream}"
     assert (one.source.consumer, one.stored_subject) == (f"c-{stream}", f"x.{stream}")
+    assert parse(given({"stream": "S", "consumer": stream}), ENV).source.consumer == stream
     table = {"name": "nats.t", "catalog": {"type": "sql"}}
     refused = rf"cannot stand for .*{re.escape(stream)}.* give this stream a configuration of its own$"
     for setting, sections in {
