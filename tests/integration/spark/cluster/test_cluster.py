@@ -25,6 +25,7 @@ SECTIONS = {"key": "{subject[1]}", "block": {"max_messages": 1000}}
 
 @pytest.mark.spark
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)  # fourteen jobs, each of which waits until Spark has noticed a death
 @pytest.mark.parametrize("victim", [None, "executor", "worker"])
 def test_every_job_is_exact(live: Live, tmp_path: Path, victim: Victim | None) -> None:
     server, root, path = live.server.url, tmp_path / "archive", tmp_path / "capture.yaml"
