@@ -67,8 +67,9 @@ async def _warn_of_new_consumer(state: CaptureState) -> None:
     if notes is None or source.state.deliveries:
         return
     try:
-        mark = await state.in_thread(state.store_threads, read_watermark, notes, source.stream)
-    except JetcaptureError:  # writing it fails as well, and that is logged
+        async with asyncio.timeout(TIMEOUT):
+            mark = await state.in_thread(state.store_threads, read_watermark, notes, source.stream)
+    except (JetcaptureError, TimeoutError):  # writing it fails as well, and that is logged
         return
     mark = mark and mark.of(source.consumer)
     begins = source.state.delivered + 1

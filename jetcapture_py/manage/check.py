@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +30,7 @@ from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SH
 from jetcapture_py.config.template import parse_template, part_name
 from jetcapture_py.config.units import format_duration, format_time
 from jetcapture_py.config.values import DAY
-from jetcapture_py.errors import ConfigError, SourceError, StoreError
+from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError, StoreError
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import consumer_state, unusable
 from jetcapture_py.jetstream.pulls import OneAnswerError
@@ -389,6 +390,7 @@ async def _server(
     check_server.check_consumer(findings, source, consumer, stream)
     check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)
     if consumer is None:
+        await asyncio.to_thread(_new_consumer, config, findings, str(stream["created"]))
         await check_server.check_work_queue(session, config, findings, stream)
     await check_server.check_filters(session, config, findings, stream)
     try:
@@ -398,6 +400,18 @@ async def _server(
     except SourceError as error:
         findings.skipped("traffic", f"the stream cannot be read: {error}")
     return consumer
+
+
+def _new_consumer(config: Config, findings: Findings, created: str) -> None:
+    """Say that the archive has a watermark of a consumer that does not exist: it was deleted."""
+    source, mark = config.source, None
+    with suppress(JetcaptureError):  # `_store` says what is wrong with the store
+        mark = ArchiveFiles(config.store.url, config.store.options).watermark(source.stream)
+    mark = mark and mark.of(source.consumer)
+    if mark is not None and (mark.consumer, mark.created) == (source.consumer, created):
+        text = f"it was deleted: the archive has its messages up to sequence {mark.seq}; a new one begins with"
+        text += f" source.deliver_policy {source.deliver_policy}, and readers drop copies of what it delivers again"
+        findings.warning("consumer", text)
 
 
 async def _stream(session: ReadSession, stream: str, findings: Findings) -> tuple[dict[str, Any] | None, bool]:

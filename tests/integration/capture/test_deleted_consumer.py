@@ -67,6 +67,10 @@ async def captured_before_and_after(server: NatsServer, archive: Path, retention
             reports.append(await verify(configuration))
             if deleted:
                 await ask(server.url, f"CONSUMER.DELETE.{STREAM}.{CONSUMER}")
+                assert any(
+                    "it was deleted: the archive has its messages up to sequence 5;" in text
+                    for text in await warnings(configuration)
+                )
     return reports
 
 
