@@ -16,6 +16,8 @@ from jetcapture_py.capture import side_tasks
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream import pulls, source
+from jetcapture_py.rewriting.erase import erase
+from jetcapture_py.rewriting.selectors import SequenceSelector
 from jetcapture_py.verify.findings import LOSSES, Finding, Kind, Report
 from jetcapture_py.verify.proof import verify
 from spark_jobs import restore
@@ -24,7 +26,7 @@ from tests.support.nats_server import NatsServer
 from tests.support.proofs import losses_of, spans, unchecked
 from tests.support.publishing import Publisher
 from tests.support.rewinds import rewound
-from tests.support.running import Message, capture_all, config, connection, publish, rows, until
+from tests.support.running import Message, capture_all, config, connection, objects, publish, rows, until
 
 Start = Callable[..., NatsServer]
 TOGETHER = 10
@@ -396,6 +398,24 @@ def test_nothing_is_advised_that_would_destroy_messages_which_came_after_a_rewin
     assert "source.start_sequence: 1" in other.action
     asyncio.run(capture_all(settings))
     assert {finding.kind for finding in losses_of(asyncio.run(verify(settings, content=True)))} == {Kind.FORK}
+
+
+def test_a_lost_message_is_not_taken_for_the_erased_one_of_its_sequence(nats_server: Start, tmp_path: Path) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    settings = config(server.url, root, key="")
+    asyncio.run(retaining(server, "limits"))
+    with rewound(server):
+        asyncio.run(send(server, b"old", 5))
+        asyncio.run(capture_all(settings))
+        asyncio.run(erase(settings, SequenceSelector(3, 3), "request 4711"))
+    before = {*objects(root)}
+    asyncio.run(send(server, b"new", 5))
+    asyncio.run(capture_all(settings))
+    assert asyncio.run(verify(settings)).missing == 0
+    for name in {*objects(root)} - before:
+        (root / name.path).unlink()
+    report = asyncio.run(verify(settings))
+    assert spans(report.ranges(Kind.HOLES)) == ((3, 3),)
 
 
 def test_a_stream_that_was_restored_is_not_to_be_restored_again(nats_server: Start, tmp_path: Path) -> None:
