@@ -193,10 +193,10 @@ def _is_elsewhere(examiner: ObjectExaminer, name: ObjectName, intact: Sequence[t
         overlaps = other.first_seq <= name.last_seq and other.last_seq >= name.first_seq
         if overlaps and (other.directory, other.bucket) == (name.directory, name.bucket):
             with suppress(DamagedError):
-                _, own, at = examiner.identities(file, other)
-                inside = (own >= name.first_seq) & (own <= name.last_seq)
-                seqs.append(own[inside])
-                times.append(at[inside])
+                _, stored, moments = examiner.identities(file, other)
+                inside = (stored >= name.first_seq) & (stored <= name.last_seq)
+                seqs.append(stored[inside])
+                times.append(moments[inside])
     seq, time = np.unique(np.stack([np.concatenate(seqs), np.concatenate(times)]), axis=1)
     return layout.digest(seq.tobytes(), time.tobytes()) == name.digest
 
