@@ -19,6 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD, with_key_column
@@ -257,20 +258,21 @@ def _live(spark: SparkSession, rows: StreamRows, reading: ReadOptions, boundary:
         {
             "first": [part.first for part in parts],
             "end": [part.end for part in parts],
-            "created": [part.created for part in parts],
             "subjects": pa.array([list(part.subjects) for part in parts], pa.list_(pa.string())),
         }
     )
     frame = spark.createDataFrame(ranges).repartition(len(parts))
-    return frame.mapInArrow(partial(_read_live, rows, reading), schema)
+    return frame.mapInArrow(partial(_read_live, rows, reading, boundary.origin), schema)
 
 
-def _read_live(rows: StreamRows, reading: ReadOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_live(
+    rows: StreamRows, reading: ReadOptions, origin: Origin, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Read the messages of the ranges that `batches` list. Runs in a worker."""
     for batch in batches:
         for part in batch.to_pylist():
             part["subjects"] = tuple(part["subjects"])
-            for _, some in live_rows(rows, reading, LivePartition(**part)):
+            for _, some in live_rows(rows, reading, LivePartition(**part, origin=origin)):
                 yield from some
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from jetcapture_py.archive.incarnations import Origin, Sample
 from jetcapture_py.archive.layout import STREAM_TIME
 from jetcapture_py.config.subjects import covers, overlaps
-from jetcapture_py.config.units import format_time
+from jetcapture_py.config.units import format_time, microseconds_of, moment_of
 from jetcapture_py.errors import JetcaptureError
 
 DIRECTORY = "_watermark"
@@ -42,6 +43,8 @@ class Filters:
     """When the consumer was created, as the server writes it; "" if unknown. Another one starts over."""
     until: int | None = None
     """The last sequence that they selected, of a consumer that was created again since; else None."""
+    deliveries: int = field(default=0, compare=False)
+    """All that the consumer had made when this was seen; not in the file."""
     repaired: bool = False
     """A repair has stored messages here, so that archived messages do not tell what the consumer selected."""
 
@@ -63,9 +66,13 @@ class Watermark:
     stream: str
     consumer: str
     created: str
-    """When the stream was created, as the server writes it; "" if unknown."""
+    """When the stream was created, as the server wrote it first; "" if unknown."""
     seq: int
     time: datetime
+    deliveries: int = 0
+    """All that the consumer has made, by which it is recognized; 0 if unknown."""
+    sample: Sample | None = None
+    """A message of the stream, not necessarily one that is stored; None if unknown."""
     last_stored: datetime | None = None
     """When an object was stored last, by its writer's clock; None if unknown."""
     filters: tuple[Filters, ...] = ()
@@ -92,6 +99,19 @@ class Watermark:
         """Return the part of a consumer; this one if there is none."""
         return next((part for part in self.parts if part.consumer == consumer), self)
 
+    @property
+    def origin(self) -> Origin:
+        """The stream."""
+        return Origin(self.created, self.sample)
+
+    def consumer_created(self, created: str, deliveries: int) -> str:
+        """Return the creation time that this watermark has of a consumer if that has gone on from here, else `created`.
+
+        Servers move it; a new consumer starts again. `deliveries` are those that it has made now.
+        """
+        known = self.filters[-1].consumer if self.filters else ""
+        return known if known and 0 < self.deliveries <= deliveries else created
+
     def encode(self) -> bytes:
         """The file's content."""
         fields = {"format": 1, "stream": self.stream} | self._fields()
@@ -106,6 +126,14 @@ class Watermark:
             "seq": self.seq,
             "time": time_text(self.time),
         }
+        if self.deliveries:
+            fields["deliveries"] = self.deliveries
+        if self.sample is not None:
+            fields["stream_message"] = {
+                "seq": self.sample.seq,
+                "time": time_text(moment_of(self.sample.time)),
+                "stream_created": self.sample.created,
+            }
         if self.last_stored is not None:
             fields["last_stored"] = time_text(self.last_stored)
         if self.key_rule is not None:
@@ -125,7 +153,8 @@ class Watermark:
         same = self.created and self.created == other.created  # without permission to ask for it, it is unknown
         seq = max(self.seq, other.seq) if same else self.seq
         last = _latest(self, other)
-        merged = replace(self, seq=seq, time=max(self.time, other.time), last_stored=last)
+        sample = self.sample or (other.sample if same else None)
+        merged = replace(self, seq=seq, time=max(self.time, other.time), sample=sample, last_stored=last)
         return None if merged == other else merged
 
 
@@ -158,10 +187,12 @@ def combined(marks: Sequence[Watermark]) -> Watermark:
         return replace(parts[0], parts=())
     created = max((part.created for part in parts), key=lambda text: (bool(text), text and _time(text)))
     slowest = min(parts, key=lambda part: (part.created == created, part.seq))
+    newest = max(parts, key=lambda part: (part.created == created, part.time))
     return replace(
         slowest,
         created=created,
         seq=slowest.seq if slowest.created == created else 0,
+        sample=newest.sample,
         time=min(part.time for part in parts),
         last_stored=_latest(*parts),
         filters=_union([part.filters if part.created == created else part.filters[-1:] for part in parts]),
@@ -212,7 +243,9 @@ def merge_filters(there: Watermark, now: Filters, delivered: int) -> tuple[Filte
     last = there.filters[-1]
     stored = max(there.seq, last.after)
     if last.consumer and now.consumer and last.consumer != now.consumer:
-        return (*there.filters[:-1], replace(last, until=stored), now)[-_MAX_FILTERS:]
+        now = replace(now, consumer=there.consumer_created(now.consumer, now.deliveries))
+        if last.consumer != now.consumer:
+            return (*there.filters[:-1], replace(last, until=stored), now)[-_MAX_FILTERS:]
     if last.subjects != now.subjects:
         positions = sorted({stored, max(stored, delivered)})
         new = tuple(replace(now, after=position, sure=False) for position in positions)
@@ -253,6 +286,10 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
 
 
 def _decoded(stream: str, fields: Mapping[str, Any]) -> Watermark:
+    sample = None
+    if message := fields.get("stream_message"):
+        time = microseconds_of(_time(message["time"]))
+        sample = Sample(int(message["seq"]), time, str(message["stream_created"]))
     filters = [
         Filters(
             after=int(entry["after"]),
@@ -270,6 +307,8 @@ def _decoded(stream: str, fields: Mapping[str, Any]) -> Watermark:
         created=str(fields["stream_created"]),
         seq=int(fields["seq"]),
         time=_time(fields["time"]),
+        deliveries=int(fields.get("deliveries", 0)),
+        sample=sample,
         last_stored=_time(fields["last_stored"]) if "last_stored" in fields else None,
         filters=tuple(filters),
         key_rule=fields.get("key_rule"),

@@ -34,7 +34,7 @@ class Encoding:
     def stream_known(self) -> None:
         """Set the stream and consumer that objects name as their source."""
         source = self._state.source
-        self.encoder = self.encoder.for_stream(source.stream_created, source.consumer)
+        self.encoder = self.encoder.for_stream(source.origin.created, source.consumer)
 
     def set_columns(self, columns: pa.Schema | None) -> None:
         """Remember all columns that the decoder knows of."""

@@ -14,7 +14,7 @@ from jetcapture_py import store
 from jetcapture_py.capture.parts import describe_time
 from jetcapture_py.capture.spool import Spooling
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.capture.stream_watch import keep_stream_config
+from jetcapture_py.capture.stream_watch import keep_stream_config, recognize_stream
 from jetcapture_py.capture.watermark import move_watermark
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.shares import STALLED_SHARE
@@ -199,9 +199,9 @@ async def _write_watermark(state: CaptureState, idle: timedelta) -> None:
     No watermark is written with one root per key, or if the store cannot keep notes.
     """
     source, objects = state.source, state.stats.objects
-    if state.notes is None:
+    if state.notes is None or not await recognize_stream(state):
         return
-    mark = state.observer.watermark(source.state, source.stream_created)
+    mark = state.observer.watermark(source.state, source.origin)
     if mark is None:
         return
     block = state.config.block

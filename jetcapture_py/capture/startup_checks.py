@@ -14,6 +14,7 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import probe
+from jetcapture_py.capture.stream_watch import recognize_stream
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
 from jetcapture_py.log import event
@@ -38,6 +39,7 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
     await _warn_of_changed_rule(state, encoder)
     state.key_rule = encoder.key_rule
     _warn_of_new_archive(state)
+    await recognize_stream(state)
     await _warn_of_new_consumer(state)
     state.observer.began(state.source.state)
 
@@ -73,7 +75,7 @@ async def _warn_of_new_consumer(state: CaptureState) -> None:
         return
     mark = mark and mark.of(source.consumer)
     begins = source.state.delivered + 1
-    if mark is None or (mark.consumer, mark.created) != (source.consumer, source.stream_created):
+    if mark is None or (mark.consumer, mark.created) != (source.consumer, source.origin.created):
         return
     if begins <= mark.seq:
         again = {"fetches_again": f"{begins} to {mark.seq}"}

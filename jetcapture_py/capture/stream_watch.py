@@ -36,13 +36,13 @@ async def keep_stream_config(state: CaptureState) -> None:
     whether it has lost messages.
     """
     notes, stream = state.notes, state.config.source.stream
-    info = await state.source.stream_info() if state.source.stream_created else None
+    info = await state.source.stream_info() if state.source.origin.created else None
     if info is None:
         return
     await watch_stream(state, info)
-    if notes is None or not is_time(created := str(info.get("created", ""))):
+    if notes is None or not is_time(created := state.source.origin.created):
         return
-    now = StreamConfig(stream=stream, created=created, config=info["config"], continues=_continues(info))
+    now = StreamConfig(stream=stream, created=created, config=info["config"], continues=_continues(info, created))
     if (data := now.encode()) == state.stream_config:
         return
     try:
@@ -52,10 +52,10 @@ async def keep_stream_config(state: CaptureState) -> None:
         event(log, logging.WARNING, "stream_config.failed", error=error)
 
 
-def _continues(info: Mapping[str, Any]) -> bool:
+def _continues(info: Mapping[str, Any], created: str) -> bool:
     """Whether the stream has or will have messages from before its creation: a mirror, or restored from a backup."""
     state = info["state"]
-    restored = state["messages"] > 0 and parse_time(state["first_ts"]) < parse_time(info["created"])
+    restored = state["messages"] > 0 and parse_time(state["first_ts"]) < parse_time(created)
     return restored or info["config"].get("mirror") is not None
 
 
@@ -71,8 +71,7 @@ def _changed(now: StreamConfig, before: bytes | None) -> bytes | None:
 
 async def watch_stream(state: CaptureState, info: Mapping[str, Any]) -> None:
     """Compare the server's answer to STREAM.INFO with what is known; log and count a loss once."""
-    if state.stream_end is None:
-        state.stream_end = await _archived(state, str(info.get("created", "")))
+    state.stream_end = state.stream_end or 0
     if (last := int(info["state"]["last_seq"])) >= state.stream_end:
         if (overtaken := state.observer.overtaken) is not None:  # by a message that may have a lower sequence because
             state.observer.overtaken = None  # the stream was rewound, and has grown since, or a clock was set back
@@ -83,9 +82,7 @@ async def watch_stream(state: CaptureState, info: Mapping[str, Any]) -> None:
     for _ in range(CONFIRMATIONS - 1):
         await asyncio.sleep(CONFIRM_EVERY)
         again = await state.source.stream_info()
-        if again is None or again.get("created") != info.get("created"):
-            return
-        if (last := int(again["state"]["last_seq"])) >= state.stream_end:
+        if again is None or (last := int(again["state"]["last_seq"])) >= state.stream_end:
             return
     _rewound(state, last)
 
@@ -101,20 +98,31 @@ def _rewound(state: CaptureState, last: int | None) -> None:
     state.observer.forget()
 
 
-async def _archived(state: CaptureState, created: str) -> int:
-    """Return the stream's sequence in the archive's watermark; log and count that it was created again since."""
-    if state.notes is None:
-        return 0
+async def recognize_stream(state: CaptureState) -> bool:
+    """Find out whether the stream is the one of the archive's watermark; log and count that it was created again since.
+
+    The same stream keeps the creation time that the archive has. False without an answer of the store.
+    """
+    if state.notes is None or state.stream_end is not None:
+        return True
+    source = state.source
     try:
         mark = await state.in_thread(state.store_threads, read_watermark, state.notes, state.config.source.stream)
-        mark = mark and mark.of(state.config.source.consumer)
-    except JetcaptureError as error:
+    except StoreError as error:
         event(log, logging.WARNING, "watermark.failed", error=error)
-        return 0
+        return False
+    except JetcaptureError as error:  # damaged: it is written again
+        event(log, logging.WARNING, "watermark.failed", error=error)
+        mark = None
+    state.stream_end = 0
+    mark = mark and mark.of(state.config.source.consumer)
+    created = source.origin.created
     if mark is None or not mark.created or not created:
-        return 0
-    if mark.created == created:  # a consumer that starts later is at its start before the stream is
-        return mark.seq if mark.seq >= state.source.state.config.get("opt_start_seq", 0) else 0
+        return True
+    if await source.recognize(mark):
+        if mark.seq >= source.state.config.get("opt_start_seq", 0):  # a consumer that starts later is at its start
+            state.stream_end = mark.seq  # before the stream is
+        return True
     event(log, logging.WARNING, "stream.recreated", created=created, archived=mark.created, was=mark.seq)
     state.stats.stream_losses[RECREATED] += 1
-    return 0
+    return True

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic
 
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.watermark import (
     MARGIN,
     Filters,
@@ -94,7 +95,9 @@ def update_watermark(data: bytes | None, current: Watermark, state: ConsumerStat
 
 
 def _only_later(new: Watermark, old: Watermark, idle: timedelta) -> bool:
-    return replace(new, time=old.time) == old and new.time - old.time < idle
+    return (
+        replace(new, time=old.time, sample=old.sample, deliveries=old.deliveries) == old and new.time - old.time < idle
+    )
 
 
 def _joined(
@@ -164,7 +167,7 @@ class Observer:
         oldest = self._samples[min(later, len(self._samples) - 1)][1]
         return max(timedelta(), state.asked - moment_of(oldest)) + since
 
-    def watermark(self, state: ConsumerState, created: str) -> Watermark | None:
+    def watermark(self, state: ConsumerState, origin: Origin) -> Watermark | None:
         """Return the watermark that the consumer's state allows, None if it allows none.
 
         None for a consumer with `max_deliver`: its floor moves past messages that were never acknowledged.
@@ -188,7 +191,9 @@ class Observer:
         return Watermark(
             stream=self._stream,
             consumer=self._consumer,
-            created=created,
+            created=origin.created,
+            deliveries=state.deliveries,
+            sample=origin.sample,
             seq=state.ack_floor,
             time=time,
             filters=tuple(self._seen),
@@ -198,4 +203,4 @@ class Observer:
 def _filters(state: ConsumerState) -> Filters:
     """Return the consumer's filters; those before its last delivered message are unknown."""
     subjects = tuple(sorted(filters_of(state.config)))
-    return Filters(after=state.delivered, subjects=subjects, consumer=state.created)
+    return Filters(after=state.delivered, subjects=subjects, consumer=state.created, deliveries=state.deliveries)

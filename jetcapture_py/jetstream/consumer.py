@@ -7,10 +7,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
+from jetcapture_py.archive.incarnations import Origin, Progress, is_same_stream
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import api_values
@@ -26,7 +28,9 @@ from jetcapture_py.jetstream.connection import (
     ApiError,
     UnavailableError,
 )
-from jetcapture_py.jetstream.unreadable import LAST_SEQ, unreadable_with_origins
+from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
+from jetcapture_py.jetstream.read_session import StreamState
+from jetcapture_py.jetstream.unreadable import LAST_SEQ, unreadable, unreadable_with_origins
 from jetcapture_py.log import event
 
 _OWN_METADATA = "_nats."
@@ -170,6 +174,11 @@ class ConsumerState:
     takeover: float = 0.0
     last_ack: datetime | None = None
 
+    @property
+    def progress(self) -> Progress:
+        """What a consumer that was created again has less of."""
+        return Progress(self.deliveries, self.ack_floor)
+
 
 def pending_of(info: Mapping[str, Any]) -> int:
     """Return the messages that wait to be delivered, as the server counts them; it may count wrong, even below 0."""
@@ -210,6 +219,11 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
     )
 
 
+def has_progressed(state: ConsumerState, mark: Watermark) -> bool:
+    """Whether the consumer has gone on from the watermark that it had."""
+    return bool(mark.deliveries) and state.progress.continues(Progress(mark.deliveries, mark.seq))
+
+
 async def get_consumer(api: Api, stream: str, consumer: str) -> ConsumerState:
     """Return the consumer's state. Raises SourceError if it or its stream is missing, UnavailableError otherwise."""
     try:
@@ -247,6 +261,15 @@ def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) ->
         f"the server deletes the consumer{interest} if no replica pulls for {format_nanoseconds(threshold)}; set "
         f"inactive_threshold to 36500d in source.consumer_config{both}, and run jetcapture apply"
     )
+
+
+async def time_of_message(api: Api, stream: str, seq: int) -> int | None:
+    """Return the timestamp of a message in microseconds; None without it, without permission, or answer."""
+    try:
+        answer = await api.request(f"STREAM.MSG.GET.{stream}", {"seq": seq})
+    except (ApiError, UnavailableError):
+        return None
+    return microseconds_of(datetime.fromisoformat(answer["message"]["time"]))
 
 
 async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) -> datetime | None:
@@ -380,60 +403,6 @@ def _translated(error: ApiError, stream: str, consumer: str) -> SourceError:
     return SourceError(f"the server refused the request for consumer {consumer} on stream {stream}: {error}")
 
 
-CREATED_TOLERANCE = timedelta(milliseconds=100)
-"""Servers before 2.12 report the creation time from memory until their first restart and from disk afterwards, which is
-0.1 to 0.4 ms later (measured with 2.10 and 2.11)."""
-SETTLED_AFTER = 5.0
-"""Seconds after which a killed server has certainly written a consumer's state; it writes several times a second."""
-CONFIRMATIONS = 3
-CONFIRM_EVERY = 0.5
-"""Seconds between answers that count: a cluster that has just lost its leader may say "not found", and be wrong."""
-
-
-class ConsumerWatch:
-    """Detects a recreated consumer, and distinguishes a deleted one from an unreachable one.
-
-    `state` is its first known state. The caller passes answers of the server with the seconds of a monotonic clock.
-
-    A creation time that moves by more than `CREATED_TOLERANCE` means another consumer. One that moves by less is a
-    server's restart, unless the consumer also starts again: a new one has delivered and acknowledged less than the old
-    one had some seconds ago. What it had just now does not count, because a killed server forgets the last moments.
-    """
-
-    def __init__(self, state: ConsumerState, now: float) -> None:
-        self._created = state.created
-        self._settled = self._candidate = state
-        self._candidate_at = now
-        self._missing: list[float] = []
-
-    def is_same(self, state: ConsumerState, now: float) -> bool:
-        """Whether this answer is about the consumer that is followed."""
-        self._missing.clear()
-        if now - self._candidate_at >= SETTLED_AFTER:
-            self._settled, self._candidate, self._candidate_at = self._candidate, state, now
-        if state.created == self._created:
-            return True
-        settled = self._settled
-        started_again = state.deliveries < settled.deliveries or state.ack_floor < settled.ack_floor
-        if started_again or not _close(state.created, self._created):
-            return False
-        self._created = state.created
-        return True
-
-    def is_gone(self, now: float) -> bool:
-        """Record an answer that there is no such consumer; True once `CONFIRMATIONS` distinct moments agree."""
-        if not self._missing or now - self._missing[-1] >= CONFIRM_EVERY:
-            self._missing.append(now)
-        return len(self._missing) >= CONFIRMATIONS
-
-
-def _close(one: str, other: str) -> bool:
-    try:
-        return abs(datetime.fromisoformat(one) - datetime.fromisoformat(other)) <= CREATED_TOLERANCE
-    except (ValueError, TypeError):  # TypeError: one of them without a time zone
-        return False
-
-
 log = logging.getLogger("jetcapture.source")
 
 
@@ -442,10 +411,12 @@ class Consumer:
 
     def __init__(self, api: Api, config: SourceConfig, fail: Callable[[SourceError], None]) -> None:
         self._api, self._config, self._fail = api, config, fail
-        self.stream_created = ""
+        self.origin = Origin("")
+        """The stream; without a creation time if it may not be read."""
         self._stream: Mapping[str, Any] = {}
         """The stream's configuration, empty without permission to ask."""
         self.state: ConsumerState
+        self._stream_state: StreamState | None = None
         self._may_get = True  # False once STREAM.MSG.GET was denied
 
     async def attach(self) -> None:
@@ -455,7 +426,7 @@ class Consumer:
             await check_acks(self._api, self._config.stream, self._config.consumer)
         except UnavailableError as error:
             raise SourceError(str(error)) from error
-        self._watch = ConsumerWatch(self.state, asyncio.get_running_loop().time())
+        self._watch = ConsumerWatch(self.state.progress, asyncio.get_running_loop().time())
         for difference in differences(self._config, self.state.config):
             event(
                 log,
@@ -480,24 +451,59 @@ class Consumer:
         except ApiError as error:
             if error.err_code != CONSUMER_NOT_FOUND or not source.create:
                 raise _translated(error, stream, consumer) from error
-        self.stream_created = await self._stream_created()  # before anything is created on it
+        if (info := await self._stream_answer()) is not None:  # before anything is created on it
+            if problem := await unreadable_with_origins(api, info):
+                raise SourceError(problem)
+            self._stream, self._stream_state = info["config"], StreamState.of(info)
+            self.origin = self._stream_state.origin
         self.state = state or await _create(api, source)
         if problem := unusable(stream, consumer, self.state.config, source.mode):
             raise SourceError(problem)
 
-    async def _stream_created(self) -> str:
-        """Return when the stream was created, RFC 3339; "" without permission to ask. Raises SourceError."""
-        stream = self._config.stream
+    async def _stream_answer(self) -> dict[str, Any] | None:
+        """Return the answer to STREAM.INFO, None without permission to ask. Raises SourceError, UnavailableError."""
         try:
-            info = await self._api.request(f"STREAM.INFO.{stream}")
+            return await self._api.request(f"STREAM.INFO.{self._config.stream}")
         except ApiError as error:
             if error.err_code == STREAM_NOT_FOUND:
-                raise _translated(error, stream, "") from error
-            return ""
-        if problem := await unreadable_with_origins(self._api, info):
-            raise SourceError(problem)
-        self._stream = info["config"]
-        return str(info.get("created", ""))
+                raise _translated(error, self._config.stream, "") from error
+            return None
+
+    async def stream_info(self) -> dict[str, Any] | None:
+        """Return the answer to STREAM.INFO; None without permission or answer. Fail if the stream cannot be read."""
+        try:
+            answer = await self._stream_answer()
+        except (SourceError, UnavailableError):
+            return None
+        if answer is not None:
+            if problem := unreadable(self._api, answer):
+                self._fail(SourceError(problem))
+            await self._is_same_stream(StreamState.of(answer))
+        return answer
+
+    async def _is_same_stream(self, state: StreamState, *, progressed: bool = False) -> bool:
+        """Whether the stream with this state is the one that the consumer was found in."""
+        known = self._stream_state.origin if self._stream_state is not None else Origin("")
+        if same := await is_same_stream(known, state.ends, self._time_of, progressed=progressed):
+            self._stream_state = state
+            self.origin = replace(self.origin, sample=state.ends.sample)
+        return same
+
+    async def recognize(self, mark: Watermark) -> bool:
+        """Whether the stream is that of the watermark, whose creation time it then has."""
+        stream, progressed = self._stream_state, has_progressed(self.state, mark)
+        if stream is None or not await is_same_stream(mark.origin, stream.ends, self._time_of, progressed=progressed):
+            return False
+        self.origin = replace(self.origin, created=mark.created)
+        return True
+
+    async def _is_same(self, continues: bool | None) -> bool:
+        """Whether a consumer with another creation time is still the same. Raises SourceError, UnavailableError."""
+        if continues is False:
+            return False
+        if (answer := await self._stream_answer()) is None:
+            return bool(continues)
+        return await self._is_same_stream(StreamState.of(answer), progressed=bool(continues))
 
     async def refresh(self) -> bool:
         """Update the state; return False without an answer, or if the consumer cannot be captured from any more."""
@@ -511,7 +517,13 @@ class Consumer:
             if self._watch.is_gone(asyncio.get_running_loop().time()):
                 self._fail(error)
             return False
-        if not self._watch.is_same(state, asyncio.get_running_loop().time()):
+        continues = self._watch.continues(state.progress, asyncio.get_running_loop().time())
+        try:
+            same = state.created == self.state.created or await self._is_same(continues)
+        except (SourceError, UnavailableError) as error:
+            event(log, logging.DEBUG, "consumer.unavailable", error=error)
+            return False
+        if not same:
             remedy = "restart to capture from the new one, then run jetcapture verify"
             self._fail(SourceError(f"consumer {name} of stream {stream} was deleted and created again; {remedy}"))
             return False
@@ -540,11 +552,10 @@ class Consumer:
 
     async def is_other(self, seq: int, timestamp: int) -> bool:
         """Whether the message at `seq` is not the one stored at `timestamp` (microseconds); False if unknown."""
-        try:
-            answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
-        except (ApiError, UnavailableError):
-            return False
-        return microseconds_of(datetime.fromisoformat(answer["message"]["time"])) != timestamp
+        return await self._time_of(seq) not in (None, timestamp)
+
+    async def _time_of(self, seq: int) -> int | None:
+        return await time_of_message(self._api, self._config.stream, seq)
 
     def _report_changes(self, state: ConsumerState) -> None:
         """Log changed settings."""

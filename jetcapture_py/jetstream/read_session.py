@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import nats.errors
 
+from jetcapture_py.archive.incarnations import Ends, Origin, is_same_stream
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.config.units import format_time
+from jetcapture_py.config.units import format_time, microseconds_of
 from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.connection import (
     MESSAGE_NOT_FOUND,
@@ -44,6 +46,8 @@ class StreamState:
     """A stream's state."""
 
     created: str
+    """Creation time, as the server wrote it first, as far as `ReadSession` knows."""
+    server_created: str
     """Creation time, as the server writes it."""
     first: int
     """First sequence; `last` + 1 for an empty stream."""
@@ -75,6 +79,7 @@ class StreamState:
         first, last = max(1, int(state["first_seq"])), int(state["last_seq"])
         return cls(
             created=str(answer["created"]),
+            server_created=str(answer["created"]),
             first=first,
             last=last,
             first_time=datetime.fromisoformat(state["first_ts"] if state["messages"] else answer["created"]),
@@ -86,6 +91,23 @@ class StreamState:
             keeps_latest=config.get("max_msgs_per_subject", -1) > 0,
             retention=str(config.get("retention", "limits")),
             mirror="mirror" in config,
+        )
+
+    @property
+    def origin(self) -> Origin:
+        """The stream, to be recognized later."""
+        return Origin(self.created, self.ends.sample)
+
+    @property
+    def ends(self) -> Ends:
+        """What identifies the stream."""
+        first_time, last_time = microseconds_of(self.first_time), microseconds_of(self.last_time)
+        return Ends(
+            created=self.server_created,
+            first=self.first,
+            first_time=first_time,
+            last=self.last,
+            last_time=last_time,
         )
 
 
@@ -103,6 +125,8 @@ class ReadSession:
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._denied = ""
         self._retentions: dict[str, str] = {}  # of streams, as last seen
+        self._known: dict[str, tuple[Origin, bool]] = {}
+        self._same: dict[str, set[str]] = {}  # creation times that servers have given known streams
 
     async def open(self) -> None:
         """Connect. Raises SourceError."""
@@ -171,15 +195,44 @@ class ReadSession:
 
     async def state(self, stream: str) -> StreamState:
         """Return the current state of the stream. Raises SourceError, also for a stream that cannot be read."""
-        info = await self.request(f"STREAM.INFO.{stream}")
-        problem = unreadable(self.api, info)
+        answer = await self.request(f"STREAM.INFO.{stream}")
+        problem = unreadable(self.api, answer)
         if problem is None and stream not in self._retentions:
-            problem = await unreadable_with_origins(self.api, info)
+            problem = await unreadable_with_origins(self.api, answer)
         if problem is not None:
             raise SourceError(problem)
-        state = StreamState.of(info)
+        return await self.identified(stream, answer)
+
+    async def identified(self, stream: str, answer: Mapping[str, Any]) -> StreamState:
+        """Read an answer to STREAM.INFO; the same stream keeps the creation time that was known of it first."""
+        state = StreamState.of(answer)
         self._retentions[stream] = state.retention
-        return state
+        if stream not in self._known:
+            self.know(stream, state.origin)
+        origin, progressed = self._known[stream]
+        if state.created not in self._same[stream]:
+            if not await self.is_same(stream, origin, state, progressed=progressed):
+                self.know(stream, state.origin)
+                return state
+            self._same[stream].add(state.created)
+        return replace(state, created=origin.created)
+
+    def know(self, stream: str, origin: Origin, *, progressed: bool = False) -> None:
+        """Recognize this stream from now on; `progressed` is that of `is_same_stream`."""
+        if origin.created and self._known.get(stream) != (origin, progressed):
+            self._known[stream], self._same[stream] = (origin, progressed), set()
+
+    async def is_same(self, stream: str, origin: Origin, state: StreamState, *, progressed: bool = False) -> bool:
+        """Whether the stream with this state is that of `origin`."""
+        return await is_same_stream(origin, state.ends, partial(self.time_of, stream), progressed=progressed)
+
+    async def time_of(self, stream: str, seq: int) -> int | None:
+        """Return the timestamp of a message in microseconds; None without it, or without permission."""
+        try:
+            message = await self.message(stream, seq=seq)
+        except SourceError:
+            return None
+        return None if message is None else microseconds_of(datetime.fromisoformat(message["time"]))
 
     async def consumers_delete(self, stream: str) -> bool:
         """Whether a short-lived consumer would delete messages.

@@ -12,16 +12,16 @@ import nats.errors
 import numpy as np
 import pyarrow as pa
 
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import MAX_RECEIVED, RECEIVE_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult, sequences
-from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError, connect, reason_of
+from jetcapture_py.jetstream.connection import Api, UnavailableError, connect, reason_of
 from jetcapture_py.jetstream.consumer import Consumer, ConsumerState, filters_of, first_time
 from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.pulls import PAUSE, Pulls
-from jetcapture_py.jetstream.unreadable import unreadable
 from jetcapture_py.jetstream.wire.client import Connection, Denial, denial_in, refusal
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 from jetcapture_py.log import event
@@ -191,7 +191,7 @@ class PullSource:
         """Find or create the consumer, get its state, and subscribe."""
         self._consumer = Consumer(self._api, self.config.source, self.fail)
         await self._consumer.attach()
-        self.is_other = self._consumer.is_other
+        self.is_other, self.recognize = self._consumer.is_other, self._consumer.recognize
         self.payloads = PayloadCheck(
             self.stream,
             self.consumer,
@@ -267,9 +267,9 @@ class PullSource:
         return self._consumer.state
 
     @property
-    def stream_created(self) -> str:
-        """When the stream was created, RFC 3339; "" without permission to read it."""
-        return self._consumer.stream_created
+    def origin(self) -> Origin:
+        """The stream; without a creation time if it may not be read."""
+        return self._consumer.origin
 
     @property
     def connected(self) -> bool:
@@ -505,18 +505,13 @@ class PullSource:
 
     async def stream_subjects(self) -> tuple[str, ...]:
         """Return the stream's subjects; none without permission to read the stream."""
-        answer = await self.stream_info() if self.stream_created else None
+        answer = await self.stream_info() if self.origin.created else None
         return tuple(answer["config"].get("subjects", ())) if answer is not None else ()
 
     async def stream_info(self) -> dict[str, Any] | None:
-        """Return the server's answer to STREAM.INFO; None without permission or answer. Fail if it cannot be read."""
-        try:
-            info = await self._api.request(f"STREAM.INFO.{self.stream}")
-        except (ApiError, UnavailableError):
-            return None
-        self.stream_max_age = info["config"].get("max_age", 0) / 1e9
-        if problem := unreadable(self._api, info):
-            self.fail(SourceError(problem))
+        """Return the server's answer to STREAM.INFO; None without permission or answer."""
+        if (info := await self._consumer.stream_info()) is not None:
+            self.stream_max_age = info["config"].get("max_age", 0) / 1e9
         return info
 
     async def publish(self, subject: str, payload: bytes) -> None:

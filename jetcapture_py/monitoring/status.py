@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from textwrap import wrap
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -24,14 +25,22 @@ from rich.live import Live
 from rich.text import Text
 
 from jetcapture_py.archive import watermark
+from jetcapture_py.archive.incarnations import is_same_stream
 from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureId, ConfigFiles
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
-from jetcapture_py.jetstream.consumer import ConsumerState, filters_of, first_time, get_consumer
-from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.consumer import (
+    ConsumerState,
+    filters_of,
+    first_time,
+    get_consumer,
+    has_progressed,
+    time_of_message,
+)
+from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.pages import words
 from jetcapture_py.pages.words import duration
 from jetcapture_py.store import configured_store, notes_of, read_watermark
@@ -414,13 +423,19 @@ class Observed:
             info = await self._api.request(f"STREAM.INFO.{mark.stream}")
         except (ApiError, UnavailableError):
             return []
-        if info["created"] != mark.created:
+        if not await self._is_of(mark, info, consumer):
             return [f"stream: it was created again at {info['created']}; the archive's watermark is of the earlier one"]
         starts = consumer.config.get("opt_start_seq", 0)  # a consumer may start after the stream's end
         if (last := info["state"]["last_seq"]) < mark.seq and mark.seq >= starts:
             lost = "the server has lost messages; jetcapture verify names them"
             return [f"stream: it ends at {last}, but the archive's watermark is at {mark.seq}: {lost}"]
         return []
+
+    async def _is_of(self, mark: Watermark, info: Mapping[str, Any], consumer: ConsumerState) -> bool:
+        """Whether the stream is the watermark's."""
+        time_of = partial(time_of_message, self._api, mark.stream)
+        progressed = has_progressed(consumer, mark)
+        return await is_same_stream(mark.origin, StreamState.of(info).ends, time_of, progressed=progressed)
 
     async def _lag(self, state: ConsumerState) -> float:
         if state.pending == 0 and state.unacked == 0:

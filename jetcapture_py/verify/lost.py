@@ -45,7 +45,7 @@ class StreamContents:
     """Which sequences a stream has."""
 
     created: str
-    """Creation time as sent by the server."""
+    """Creation time, as `ReadSession.state` has it."""
     first: int
     last: int
     deleted: Any
@@ -78,9 +78,10 @@ async def contents(session: ReadSession, stream: str) -> StreamContents:
     """Ask the server which sequences the stream has. Raises SourceError."""
     subject = f"STREAM.INFO.{stream}"
     answer = await session.request(subject)
-    if answer["state"].get("num_deleted", 0) > MAX_DELETED:
-        return StreamContents.of(answer, listed=False)
-    return StreamContents.of(await session.request(subject, {"deleted_details": True}))
+    if listed := answer["state"].get("num_deleted", 0) <= MAX_DELETED:
+        answer = await session.request(subject, {"deleted_details": True})
+    created = (await session.identified(stream, answer)).created
+    return StreamContents.of({**answer, "created": created}, listed=listed)
 
 
 async def find_losses(

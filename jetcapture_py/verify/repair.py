@@ -145,8 +145,7 @@ async def verify_and_repair(
     if len(absent):
         damaged = [] if "{key}" in config.store.url else _names(before.report, Kind.DAMAGED)
         unread = _names(before.report, Kind.NOT_CHECKED)
-        created = before.report.stream_created or ""
-        with _Repairer(config, created, absent, damaged, unread, progress) as repairer:
+        with _Repairer(config, before.report, absent, damaged, unread, progress) as repairer:
             done = await repairer.run()
         after = await proof()
     if after.report.of(Kind.DAMAGED):
@@ -210,15 +209,15 @@ class _Repairer(Recapture):
     def __init__(
         self,
         config: Config,
-        created: str,
+        before: Report,
         absent: Sequences,
         damaged: Sequence[ObjectName],
         unread: Sequence[ObjectName],
         progress: Progress,
     ) -> None:
         super().__init__(config, _SEALED_BY)
-        self.set_source(created, config.source.consumer)
-        self._created = created
+        self._created, self._mark = before.stream_created or "", before.watermark
+        self.set_source(self._created, config.source.consumer)
         self._absent, self._taken, self._skipped = absent, Sequences(), Sequences()
         self._damaged = {name.path: name for name in damaged}
         self._unread: dict[BlockId, list[ObjectName]] = {}
@@ -235,6 +234,8 @@ class _Repairer(Recapture):
         await self.check_store()
         name = f"jetcapture repair {source.stream}/{source.consumer}"
         async with ReadSession(self.config.nats, name, timeout=TIMEOUT) as session:
+            if self._mark is not None:
+                session.know(source.stream, self._mark.origin, progressed=True)  # verify has compared them
             if (await session.state(source.stream)).created != self._created:
                 raise SourceError(f"stream {source.stream} was deleted and created again; nothing was stored")
             for damaged in [*self._damaged.values()][:MAX_REPLACED]:

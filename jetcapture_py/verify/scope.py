@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.acks import ack_numbers
-from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
+from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state, has_progressed
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import REPLY, SUBJECT
@@ -104,7 +104,11 @@ class ServerState:
 async def server_state(session: ReadSession, stream: str, consumer: str, mark: Watermark | None) -> ServerState:
     """Ask the server. Raises SourceError."""
     known = consumer_state(await session.request(f"CONSUMER.INFO.{stream}.{consumer}"))
+    if mark is not None:
+        session.know(stream, mark.origin, progressed=has_progressed(known, mark))
     state = await session.state(stream)
+    if mark is not None and mark.created == state.created:
+        known = replace(known, created=mark.consumer_created(known.created, known.deliveries))
     start, moment, note = _start(known)
     unsure = (1, 0)
     if moment is not None and state.retention not in GONE_ONCE_ACKED:

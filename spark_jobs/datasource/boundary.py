@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout, stream_config
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.stream_config import StreamConfig
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import Filters, Watermark
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
@@ -30,6 +31,7 @@ from jetcapture_py.reading.plan import Bound, Listing, list_objects, within_buck
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles, retried
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
+from spark_jobs.datasource.archived import ArchivedMessages
 from spark_jobs.datasource.offsets import check_there
 from spark_jobs.datasource.session import Session
 
@@ -70,9 +72,8 @@ class Boundary:
     state: StreamState
     archived: int
     """Everything up to this sequence is in the archive."""
-    incarnations: tuple[tuple[str, int], ...]
-    """Creation times of the incarnation that the stream is and those that it continues, latest first, and the last
-    sequence of each that the next one continued."""
+    created: tuple[str, ...]
+    """Creation times of the incarnation that the stream is and those that it continues."""
     own: OwnMessages
     """Chooses the stream's messages in the archive."""
     filters: tuple[tuple[int, tuple[str, ...]], ...]
@@ -83,9 +84,10 @@ class Boundary:
         """The sequence after the last message."""
         return max(self.archived, self.state.last) + 1
 
-    def continues(self, created: str, seq: int) -> bool:
-        """Whether the stream has the messages before `seq` of the incarnation created at `created`."""
-        return any(created == known and seq - 1 <= last for known, last in self.incarnations)
+    @property
+    def origin(self) -> Origin:
+        """The stream."""
+        return self.state.origin
 
     def first_live(self, first: int, *, watched: bool) -> int:
         """Return the first sequence from `first` on to read from the stream, which has everything after `archived`.
@@ -122,6 +124,8 @@ class BoundaryFinder:
         """
         files, stream = self._files, self._stream
         mark = files.watermark(stream)  # before the stream's state, which is then beyond it
+        if mark is not None:
+            session.reads.know(stream, mark.origin)
         state: StreamState = session.run(session.reads.state(stream))
         if state.retention in GONE_ONCE_ACKED:
             raise SourceError(
@@ -137,8 +141,7 @@ class BoundaryFinder:
         own = OwnMessages(oldest=own.oldest, links=own.links, erased=files.erased(stream, own.erased))
         self._known = basis, incarnations, own
         same = mark is not None and _is_of(mark, state)
-        history = [] if mark is None or not same else [(entry.after, entry.subjects) for entry in mark.filters]
-        filters = history or [(0, self._subjects)]
+        filters = _history(mark.filters if mark is not None and same else ()) or [(0, self._subjects)]
         if len(incarnations) > 1 and state.first_time < datetime.fromisoformat(state.created):
             # what the stream was restored with, and still has, had been selected before
             restored = incarnations[1][1]
@@ -151,7 +154,7 @@ class BoundaryFinder:
             stream=stream,
             state=state,
             archived=archived,
-            incarnations=incarnations,
+            created=tuple(created for created, _ in incarnations),
             own=own,
             filters=tuple(filters),
         )
@@ -193,6 +196,21 @@ class BoundaryFinder:
         return {each.created: each for each in read}
 
 
+def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: Origin) -> bool:
+    """Whether a stream is that of `origin`, by its messages in the stream or in its archive. Raises JetcaptureError."""
+    stream, sample = boundary.stream, origin.sample
+    if session.run(session.reads.is_same(stream, origin, boundary.state)):
+        return True
+    if sample is None or sample.seq > boundary.archived:
+        return False
+    columns = [layout.SEQ, layout.TIMESTAMP]
+    types = pa.schema([(layout.SEQ, pa.int64()), (layout.TIMESTAMP, pa.timestamp("us", "UTC"))])
+    table = Table([types], False, None, False)  # noqa: FBT003
+    archived = ArchivedMessages(files=files, stream=stream, table=table, columns=columns, selection=Selection())
+    rows = archived.read(sample.seq, sample.seq, boundary.own or None)
+    return any(sample.time in batch.column(1).cast(pa.int64()).to_pylist() for batch in rows)
+
+
 def first_archived(files: ArchiveFiles, listing: Listing, moment: datetime, until: int = _EVERYTHING) -> int | None:
     """Return the first archived sequence up to `until` with a message from `moment` on; None without one.
 
@@ -224,6 +242,15 @@ def _micros(created: str) -> int:
 def _is_of(mark: Watermark, state: StreamState) -> bool:
     """Whether the watermark is of the stream's present incarnation."""
     return mark.created == state.created or (not mark.created and mark.time >= datetime.fromisoformat(state.created))
+
+
+def _history(entries: Sequence[Filters]) -> list[tuple[int, tuple[str, ...]]]:
+    """Return after which sequence which subjects were selected; a consumer begins where the one before ended."""
+    history, ended = [], 0
+    for entry in entries:
+        history.append((max(entry.after, ended), entry.subjects))
+        ended = entry.until or ended
+    return history
 
 
 async def _archived(reads: ReadSession, mark: Watermark, state: StreamState, limit: int) -> int:

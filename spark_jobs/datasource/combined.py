@@ -35,6 +35,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.config import values as types
 from jetcapture_py.config.model import Config, load
 from jetcapture_py.config.units import quoted
@@ -47,8 +48,8 @@ from jetcapture_py.reading.plan import list_objects, plan
 from jetcapture_py.reading.selection import Selection, check_stream
 from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
-from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived
-from spark_jobs.datasource.offsets import check_there, recreated
+from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived, is_same
+from spark_jobs.datasource.offsets import Positions, check_same, check_there, offset_of, origin_of
 from spark_jobs.datasource.one_line import one_line_errors
 from spark_jobs.datasource.options import CommonOptions, parse
 from spark_jobs.datasource.read import POLL, Offset, StreamReader
@@ -196,16 +197,16 @@ class CombinedSource:
         rows, first = StreamRows(config=self.config, reader=reader), part.first
         options = self.reading.model_copy(update={"fail_on_data_loss": True})  # what has left the stream is noticed
         while first < part.end:
-            rest = LivePartition(first=first, end=part.end, created=part.created, subjects=part.subjects)
+            rest = LivePartition(first=first, end=part.end, origin=part.origin, subjects=part.subjects)
             try:
                 for after, some in live_rows(rows, options, rest):
                     yield from some
                     first = after
                 return
             except SourceError:
-                boundary = self._after_loss()
+                boundary = self._after_loss(part.origin)
                 last = 0 if boundary is None else min(part.end - 1, boundary.archived)
-                if boundary is not None and last >= first and boundary.continues(part.created, last + 1):
+                if boundary is not None and last >= first:
                     yield from self.archived.read(first, last, boundary.own or None)
                     first = last + 1
                 elif options is self.reading or self.options.fail_on_data_loss:
@@ -213,17 +214,17 @@ class CombinedSource:
                 else:
                     options = self.reading  # the rest of it, or nothing
 
-    def _after_loss(self) -> Boundary | None:
-        """Find the boundary after messages have left the stream; None if the stream has gone too."""
+    def _after_loss(self, origin: Origin) -> Boundary | None:
+        """Find the boundary after messages have left the stream; None if there is none, or another one."""
         with suppress(MissingStreamError), Session(self.reading, f"jetcapture spark {self.stream}") as session:
-            return self.finder.find(session)
+            boundary = self.finder.find(session)
+            return boundary if is_same(self.files, session, boundary, origin) else None
         return None
 
     def _tell_removed(self, boundary: Boundary, first: int, last: int) -> None:
         """Log which of these messages are gone from the archive on purpose."""
         expired = self.files.expired(self.stream)
-        created = [each for each, _ in boundary.incarnations]
-        for low, high in () if expired is None else expired.ranges(created):
+        for low, high in () if expired is None else expired.ranges(boundary.created):
             if low <= last and high >= first:
                 log.warning("messages %d to %d of stream %s have expired, or some of them: skipped",
                             max(low, first), min(high, last), self.stream)  # fmt: skip
@@ -271,7 +272,7 @@ class CombinedBatchReader(DataSourceReader):
         with Session(source.reading, f"jetcapture spark {source.stream}") as session:
             boundary = source.finder.find(session)
         boundary.first_live(1, watched=source.options.fail_on_data_loss)
-        nothing = LivePartition(first=1, end=1, created=boundary.state.created, subjects=())
+        nothing = LivePartition(first=1, end=1, origin=boundary.origin, subjects=())
         return source.partitions(boundary, 1, boundary.end) or [nothing]  # Spark requires at least one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -292,7 +293,8 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._boundary: Boundary | None = None
         self._initial: Offset | None = None
         self._latest: Offset | None = None
-        self._until: tuple[str, int] | None = None
+        self._until: int | None = None
+        self._accepted: tuple[str, str] | None = None
         self._asked = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -315,34 +317,20 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """Read only what there is now."""
-        boundary = self._find()
-        self._until = boundary.state.created, boundary.end
+        self._until = self._find().end
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Return the end of the next batch; `start` itself when there is nothing new."""
         self._check(start)
-        watched = self._source.options.fail_on_data_loss
-        try:
-            boundary = self._find()
-        except MissingStreamError:
-            if watched:
-                raise
-            return start  # until the stream is created again
-        created, first = boundary.state.created, int(start["seq"])
-        if not boundary.continues(start["created"], first):
-            if watched:
-                raise recreated(start, boundary.state, dict(boundary.incarnations).get(start["created"], 0))
-            first = 1
-        if watched and first > boundary.state.last + 1:
+        boundary, first = self._find(), int(start["seq"])
+        self._check_same(start, boundary)
+        if self._source.options.fail_on_data_loss and first > boundary.state.last + 1:
             check_there(self._source.stream, first, boundary.state)
         self._latest = self._offset(boundary, boundary.end)
-        until = self._until[1] if self._until is not None and self._until[0] == created else boundary.end
-        end = min(self._end(boundary, first, limit), until)
+        end = min(self._end(boundary, first, limit), boundary.end if self._until is None else self._until)
         if end <= first:
             return start
         offset = self._offset(boundary, end)
-        if start["created"] != created:
-            offset["first"] = first
         return {**offset, "began": start} if start.get("initial") else offset
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
@@ -355,14 +343,10 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check(start)
         self._check(end)
         boundary = self._find() if self._boundary is None else self._boundary
-        if boundary.state.created != end["created"] or boundary.archived < int(end["seq"]) - 1:
+        if boundary.archived < int(end["seq"]) - 1:
             boundary = self._find()
-        first = int(start["seq"]) if start["created"] == end["created"] else int(end.get("first", 1))
-        if not boundary.continues(end["created"], int(end["seq"])):
-            if self._source.options.fail_on_data_loss:
-                raise recreated(end, boundary.state, dict(boundary.incarnations).get(end["created"], 0))
-            return []
-        return self._source.partitions(boundary, first, int(end["seq"]))
+        self._check_same(end, boundary)
+        return self._source.partitions(boundary, int(start["seq"]), int(end["seq"]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition."""
@@ -381,11 +365,8 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         time.sleep(max(0.0, self._asked + POLL - time.monotonic()))
         if self._session is None:
             self._session = Session(self._source.reading, f"jetcapture spark {self._source.stream}")
-        before = self._boundary
-        boundary = self._source.finder.find(self._session)
-        if before is not None and before.state.created != boundary.state.created:
-            self._source.archived.listing = None  # the sequences in it are those of another incarnation
-        self._boundary, self._asked = boundary, time.monotonic()
+        boundary = self._boundary = self._source.finder.find(self._session)
+        self._asked = time.monotonic()
         return boundary
 
     def _start(self, boundary: Boundary) -> int:
@@ -417,7 +398,7 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             messages = few if messages is None else min(messages, few)
         limit = ReadAllAvailable() if messages is None else ReadMaxRows(messages)
         for low, until, subjects in boundary.segments(first, boundary.end):
-            start = {"stream": self._source.stream, "created": state.created, "seq": low}
+            start = offset_of(self._source.stream, boundary.origin, low)
             end = min(until, int(self._live_reader(subjects).latestOffset(start, limit)["seq"]))
             if end > low:
                 return end
@@ -435,7 +416,16 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._live
 
     def _offset(self, boundary: Boundary, seq: int) -> Offset:
-        return {**self._source.identity, "created": boundary.state.created, "seq": seq}
+        positions = Positions(cast("Session", self._session), self._source.reading)
+        return {**self._source.identity, **positions.offset(boundary.state, seq)}
+
+    def _check_same(self, offset: Offset, boundary: Boundary) -> None:
+        """Raise SourceError if the stream is not that of an offset."""
+        known, now = str(offset["created"]), boundary.state.created
+        if known != now and self._accepted != (known, now):
+            same = is_same(self._source.files, cast("Session", self._session), boundary, origin_of(offset))
+            check_same(self._source.stream, known, known if same else now)
+            self._accepted = known, now
 
     def _check(self, offset: Offset) -> None:
         """Raise SourceError for an offset of a query with other options."""

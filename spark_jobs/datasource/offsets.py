@@ -1,8 +1,8 @@
 """Find the stream sequences where a read starts and ends, and divide a range among tasks.
 
-An offset is the next sequence to read: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` means that everything
-before sequence 101 has been read. It includes the creation time because a recreated stream starts again from 1. Where
-that changes between two offsets, the later one has the batch's `first` sequence.
+An offset is the next sequence to read: `{"stream": "ORDERS", "created": "2026-…", "message": [100, …], "seq": 101}`
+means that everything before sequence 101 has been read. The stream is recognized by its creation time, or else by one
+of its messages: sequence, timestamp in microseconds, and the stream's creation time as the server gave it then.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
+from jetcapture_py.archive.incarnations import Origin, Sample
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import StreamState
-from jetcapture_py.verify.scope import restored_to
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
@@ -33,14 +33,14 @@ LAST_PER_SUBJECT = "last_per_subject"
 
 @dataclass(frozen=True, slots=True)
 class StreamPartition(InputPartition):
-    """The range that one task reads: sequences `first` to `end` (exclusive) of the stream created at `created`.
+    """The range that one task reads: sequences `first` to `end` (exclusive) of the stream of `origin`.
 
     `per_subject` keeps only messages that are the last of their subject when they are read.
     """
 
     first: int
     end: int
-    created: str
+    origin: Origin
     per_subject: bool = False
 
 
@@ -56,22 +56,21 @@ class Positions:
         """Return the current state of the stream."""
         return self._session.run(self._session.reads.state(self._stream))
 
-    def restored(self, state: StreamState) -> int:
-        """Return the last sequence that the stream was restored with; 0 if it was not restored."""
-        return self._session.run(restored_to(self._session.reads, self._stream, state))
+    def know(self, origin: Origin) -> None:
+        """Recognize this stream from now on."""
+        self._session.reads.know(self._stream, origin)
 
-    def continues(self, offset: Mapping[str, Any], state: StreamState) -> bool:
-        """Whether the stream is the one of the offset, or was restored with all messages before the offset.
-
-        As in an archive, a restored stream's own messages begin after those that it continues. Some of the latter must
-        have been stored since the offset's stream was created: a stream restored from an earlier incarnation has none.
-        """
-        if offset["created"] == state.created:
-            return True
-        read_to = int(offset["seq"]) - 1
-        if self.restored(state) < max(read_to, state.first):
-            return False
-        return self._at(datetime.fromisoformat(offset["created"])) <= max(read_to, state.first)
+    def offset(self, state: StreamState, seq: int) -> dict[str, Any]:
+        """Return an offset, with a message of the stream that a query has read, if there is one."""
+        sample = state.ends.sample
+        if sample is not None and state.first < seq <= state.last:
+            time = self._session.run(self._session.reads.time_of(self._stream, seq - 1))
+            sample = (
+                replace(sample, seq=state.first, time=state.ends.first_time)
+                if time is None
+                else replace(sample, seq=seq - 1, time=time)
+            )
+        return offset_of(self._stream, Origin(state.created, sample), seq)
 
     def first(self, state: StreamState) -> int:
         """Resolve `startingOffsets` or `startingTimestamp` to a sequence."""
@@ -145,27 +144,25 @@ def check_stream(stream: str, offset: Mapping[str, Any]) -> None:
         )
 
 
-def check_created(stream: str, expected: str, actual: str) -> None:
-    """Raise SourceError if the stream was recreated while it was read."""
+def offset_of(stream: str, origin: Origin, seq: int) -> dict[str, Any]:
+    """Return an offset."""
+    sample = origin.sample
+    message = {} if sample is None else {"message": [sample.seq, sample.time, sample.created]}
+    return {"stream": stream, "created": origin.created, **message, "seq": seq}
+
+
+def origin_of(offset: Mapping[str, Any]) -> Origin:
+    """Return the stream of an offset."""
+    return Origin(str(offset["created"]), Sample(*offset["message"]) if "message" in offset else None)
+
+
+def check_same(stream: str, expected: str, actual: str) -> None:
+    """Raise SourceError unless a stream has the creation time by which it was to be recognized."""
     if actual != expected:
         raise SourceError(
-            f"stream {stream} was deleted and recreated while it was read (created {expected}, now {actual}): unread "
-            "messages are gone, unless it was restored; start the query again"
+            f"stream {stream} was deleted and created again, or restored to an earlier sequence: it has other messages "
+            "than those that were read; a streaming query needs a new checkpoint"
         )
-
-
-def recreated(offset: Mapping[str, Any], state: StreamState, restored: int) -> SourceError:
-    """Return the error of a query whose stream was recreated and does not continue the one of the offset."""
-    read_to, stream = int(offset["seq"]) - 1, offset["stream"]
-    if 0 < restored < read_to:
-        reason = f"it was restored up to {restored}, but the checkpoint reaches {read_to}"
-    else:
-        reason = f"it does not continue the stream that the checkpoint has up to {read_to}; unread messages are gone"
-    return SourceError(
-        f"stream {stream} was deleted and recreated (created {offset['created']}, now {state.created}): {reason}; "
-        f"failOnDataLoss=false reads the new stream from its first message, {state.first}, also what was read before; "
-        "startingOffsets with a new checkpoint reads from another one"
-    )
 
 
 def check_there(stream: str, first: int, state: StreamState) -> None:
@@ -182,7 +179,7 @@ def check_there(stream: str, first: int, state: StreamState) -> None:
         )
 
 
-def split(first: int, end: int, created: str, parts: int | None) -> list[StreamPartition]:
+def split(first: int, end: int, origin: Origin, parts: int | None) -> list[StreamPartition]:
     """Divide the range into equal parts: `parts` of them, or up to one per core while each is large enough."""
     size = end - first
     if size <= 0:
@@ -191,4 +188,4 @@ def split(first: int, end: int, created: str, parts: int | None) -> list[StreamP
         parts = min(os.cpu_count() or 1, -(-size // _MIN_TASK_SIZE))
     parts = min(parts, size)
     bounds = [first + size * part // parts for part in range(parts + 1)]
-    return [StreamPartition(low, high, created) for low, high in pairwise(bounds)]
+    return [StreamPartition(low, high, origin) for low, high in pairwise(bounds)]

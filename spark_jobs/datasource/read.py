@@ -9,7 +9,6 @@ deleted one by one, or replaced by newer messages of their subject.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 from math import inf
@@ -29,10 +28,10 @@ from spark_jobs.datasource.offsets import (
     LAST_PER_SUBJECT,
     Positions,
     StreamPartition,
-    check_created,
+    check_same,
     check_stream,
     check_there,
-    recreated,
+    origin_of,
     split,
 )
 from spark_jobs.datasource.one_line import one_line_errors
@@ -60,6 +59,7 @@ class Fetch(RangeReader):
             headers_only=bare,
         )
         super().__init__(session.reads, wanted)
+        session.reads.know(options.stream, part.origin)
         self._run, self._options, self._part = session.run, options, part
         self._watched = options.fail_on_data_loss
         self._replicated = False
@@ -88,7 +88,7 @@ class Fetch(RangeReader):
             self._check_state(state, self._last if self._gap is None else self._gap)
         self._gap = None
         self._replicated = state.replicated
-        if state.created != self._part.created or (self._part.per_subject and not answer["num_pending"]):
+        if state.created != self._part.origin.created or (self._part.per_subject and not answer["num_pending"]):
             self._finish()
 
     @property
@@ -103,14 +103,15 @@ class Fetch(RangeReader):
             self._finish()
 
     async def _state(self) -> StreamState:
-        return StreamState.of(await self._api.request(f"STREAM.INFO.{self._options.stream}"))
+        stream = self._options.stream
+        return await self._session.identified(stream, await self._api.request(f"STREAM.INFO.{stream}"))
 
     def _check_state(self, state: StreamState, read_to: int | None) -> None:
         """Raise SourceError if the stream was recreated, or messages of the range after `read_to` are gone."""
         if not self._watched:
             return
         part, stream = self._part, self._options.stream
-        check_created(stream, part.created, state.created)
+        check_same(stream, part.origin.created, state.created)
         if read_to is not None and not (part.per_subject and state.keeps_latest):  # there, new messages replace old
             check_there(stream, max(read_to + 1, self._floor), state)
         check_there(stream, max(part.end, state.first), state)
@@ -177,15 +178,16 @@ class BatchReader(DataSourceReader):
             positions = Positions(session, options)
             state = positions.state()
             first, end = positions.first(state), positions.end(state)
+            origin = state.origin
             if options.starting_offsets == LAST_PER_SUBJECT:
-                return [StreamPartition(first, end, state.created, per_subject=True)]
+                return [StreamPartition(first, end, origin, per_subject=True)]
             first = max(first, state.first)
             if options.subjects:  # other messages before the first match may be removed at any time
                 first = positions.next_match(first) or end
             if options.fail_on_data_loss and isinstance(options.starting_offsets, int):
                 check_there(options.stream, options.starting_offsets, positions.state())
-        parts = split(first, end, state.created, options.min_partitions)
-        return parts or [StreamPartition(end, end, state.created)]  # Spark requires at least one
+        parts = split(first, end, origin, options.min_partitions)
+        return parts or [StreamPartition(end, end, origin)]  # Spark requires at least one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one partition."""
@@ -206,7 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._session: Session | None = None
         self._initial: Offset | None = None
         self._latest: Offset | None = None
-        self._until: StreamState | None = None
+        self._until: int | None = None
         self._asked = 0.0
         self._created = ""  # of the stream, when it was last asked for
         self._match = (0, 0)  # sequences: the last matching message, and the stream's last message at that time
@@ -218,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start of a new query; the same on every call."""
         if self._initial is None:
             state = self._state()
-            self._initial = {**self._offset(state, self._positions.first(state)), "initial": True}
+            self._initial = {**self._positions.offset(state, self._positions.first(state)), "initial": True}
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
@@ -228,31 +230,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """Read only what the stream holds now."""
-        with contextlib.suppress(MissingStreamError):  # nothing to read
-            self._until = self._state()
+        self._until = self._state().last
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Return the end of the next batch; `start` itself when there is nothing new."""
-        try:
-            state = self._state()
-        except MissingStreamError:
-            if self._options.fail_on_data_loss:
-                raise
-            return start  # until the stream is recreated
-        check_stream(self._options.stream, start)
+        state = self._state_of(start)
         first = self._first(start, state)
         end = self._end(first, state)
         snapshot = start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT
         if isinstance(limit, ReadMaxRows) and not snapshot:
             end = self._positions.limited(first, end, limit.max_rows, state)
-        self._latest = self._offset(state, state.last + 1)
-        offset = self._offset(state, end)
-        if start["created"] != state.created:
-            offset["first"] = first
+        self._latest = self._positions.offset(state, state.last + 1)
         if start.get("initial"):
-            return {**offset, "start": start}
-        same = (offset["created"], offset["seq"]) == (start["created"], start["seq"])
-        return start if same else offset
+            return {**self._positions.offset(state, end), "start": start}
+        return start if end == start["seq"] else self._positions.offset(state, end)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
         """Return the stream's end, for Spark's progress reports."""
@@ -261,12 +252,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[StreamPartition]:
         """Divide the batch among tasks."""
         start = end.get("start", start)
-        check_stream(self._options.stream, end)
-        first = start["seq"] if start["created"] == end["created"] else end.get("first", 1)
-        created = self._continued(end)
+        if self._created != end["created"]:
+            self._state_of(end)
+        first, origin = start["seq"], origin_of(end)
         if start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT:
-            return [StreamPartition(1, end["seq"], created, per_subject=True)]
-        return split(first, end["seq"], created, self._options.min_partitions)
+            return [StreamPartition(1, end["seq"], origin, per_subject=True)]
+        return split(first, end["seq"], origin, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one partition."""
@@ -290,34 +281,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked, self._created = time.monotonic(), state.created
         return state
 
-    def _offset(self, state: StreamState, seq: int) -> Offset:
-        return {"stream": self._options.stream, "created": state.created, "seq": seq}
-
-    def _continued(self, end: Offset) -> str:
-        """Return when the stream was created that has a batch's messages: it may have been restored since.
-
-        With `failOnDataLoss`, raise SourceError if it does not have them.
-        """
-        if self._created != end["created"]:
-            with contextlib.suppress(MissingStreamError):  # the tasks find out
-                state = self._state()
-                if self._positions.continues(end, state):
-                    return state.created
-                if self._options.fail_on_data_loss:
-                    raise recreated(end, state, self._positions.restored(state))
-        return str(end["created"])
+    def _state_of(self, offset: Offset) -> StreamState:
+        """Return the state of the stream of an offset. Raises SourceError if it is another one."""
+        stream = self._options.stream
+        check_stream(stream, offset)
+        self._positions.know(origin_of(offset))
+        state = self._state()
+        check_same(stream, offset["created"], state.created)
+        return state
 
     def _first(self, start: Offset, state: StreamState) -> int:
         """Return the next sequence to read. With `failOnDataLoss`, raise SourceError if it is gone."""
-        stream, per_subject = self._options.stream, self._options.starting_offsets == LAST_PER_SUBJECT
-        continues = self._positions.continues(start, state)
-        if self._options.fail_on_data_loss:
-            if not continues:
-                raise recreated(start, state, self._positions.restored(state))
-            if not (per_subject and start.get("initial")):
-                check_there(stream, start["seq"], state)
-        if not continues:
-            return state.first
+        snapshot = self._options.starting_offsets == LAST_PER_SUBJECT and start.get("initial")
+        if self._options.fail_on_data_loss and not snapshot:
+            check_there(self._options.stream, start["seq"], state)
         return min(max(int(start["seq"]), state.first), state.last + 1)
 
     def _end(self, first: int, state: StreamState) -> int:
@@ -327,8 +304,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         when the stream then removes old messages, it would look as if unread ones were lost.
         """
         end = state.last + 1
-        if self._until is not None and self._until.created == state.created:
-            end = min(end, self._until.last + 1)
+        if self._until is not None:
+            end = min(end, self._until + 1)
         if self._match[1] != state.last:
             self._match = self._positions.last_match(state), state.last
         last = self._match[0]

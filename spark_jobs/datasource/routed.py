@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.buckets import PREFIXES
@@ -105,11 +106,11 @@ class StreamRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePartition(InputPartition):
-    """Messages on `subjects` (empty: all) from `first` to `end` (exclusive) of the stream created at `created`."""
+    """Messages on `subjects` (empty: all) from `first` to `end` (exclusive) of the stream of `origin`."""
 
     first: int
     end: int
-    created: str
+    origin: Origin
     subjects: tuple[str, ...]
 
 
@@ -120,11 +121,11 @@ def reading_options(login: NatsConfig, stream: str, *, watched: bool, timeout: s
 
 def live_parts(boundary: Boundary, first: int, end: int, parts: int | None) -> list[LivePartition]:
     """Divide the messages from `first` to `end` (exclusive) that the capture selects among tasks."""
-    created = boundary.state.created
+    origin = boundary.origin
     return [
-        LivePartition(first=part.first, end=part.end, created=created, subjects=subjects)
+        LivePartition(first=part.first, end=part.end, origin=origin, subjects=subjects)
         for low, high, subjects in boundary.segments(first, end)
-        for part in split(low, high, created, parts)
+        for part in split(low, high, origin, parts)
     ]
 
 
@@ -134,7 +135,7 @@ def live_rows(
     """Read a part of the stream, as `StreamRows.batches` yields it. Raises JetcaptureError."""
     own = options.model_copy(update={"subjects": part.subjects})
     with Session(own, f"jetcapture spark {own.stream}") as session:
-        messages = Fetch(session, own, StreamPartition(part.first, part.end, part.created), bare=False)
+        messages = Fetch(session, own, StreamPartition(part.first, part.end, part.origin), bare=False)
         yield from rows.batches(messages, part.first, part.end)
 
 

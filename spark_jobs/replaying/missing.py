@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -96,6 +96,9 @@ def read_tail(
 async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, first: int | None) -> StreamTail:
     async with ReadSession(login, "jetcapture replay", timeout=_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as session:
         try:
+            with suppress(JetcaptureError):  # one that is damaged says nothing
+                if (mark := await asyncio.to_thread(storage.watermark, stream)) is not None:
+                    session.know(stream, mark.origin)
             state, now = await session.state(stream), await contents(session, stream)
         except MissingStreamError as error:
             raise SourceError(f"stream {stream} does not exist: jetcapture spark restore creates it") from error

@@ -32,7 +32,7 @@ from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
 ENVIRONMENT = {"PWD": "/srv"}
-WATERMARK = {"created": "stream_created", "parts": "captures"}
+WATERMARK = {"created": "stream_created", "parts": "captures", "sample": "stream_message"}
 """Attributes that have another name in the file."""
 PACKAGES = ("jetcapture_py", "spark_jobs")
 

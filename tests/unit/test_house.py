@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import grimp
 import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
@@ -20,15 +18,6 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("jetcapture_py", "spark_jobs")
 MAX_LINES = 600
 MAX_MODULES = 13
-SHORT = 100
-BY_NAME = {
-    "jetcapture_py.__main__": "python -m jetcapture_py",
-    "jetcapture_py.transform.decode.msgpack": "`make_decoder` imports the module of a format by its name",
-    "spark_jobs.pyspark_nats": "installed as the module `pyspark_nats`, by whose prefix Spark finds the format",
-    "spark_jobs.datasource.pyspark_jetcapture": "installed as a module, as `pyspark_nats`",
-    "spark_jobs.report": "`jetcapture spark report` imports the job by its name",
-}
-"""Short modules that no other imports, each with what runs it."""
 PIPELINE = ROOT / "jetcapture_py" / "capture" / "pipeline.py"
 MAX_PIPELINE_LINES = 149
 PRIVATE = client.PRIVATE | transport.PRIVATE | {"_id"}
@@ -56,30 +45,9 @@ def inherited_names(path: Path) -> set[str]:
     return defined | {node.attr for node in tree if isinstance(node, ast.Attribute)}
 
 
-def test_no_public_class_name_is_defined_twice() -> None:
-    found = defaultdict(list)
-    for path in files():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
-
-
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files()}
     assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
-
-
-def test_a_short_module_has_several_users() -> None:
-    """With a single one, it belongs in that file. Packages' own files do not count."""
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
-    users = {}
-    for path in files():
-        if path.name != "__init__.py" and len(path.read_text().splitlines()) < SHORT:
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            users[module] = graph.find_modules_that_directly_import(module)
-    assert {module: names for module, names in users.items() if len(names) == 1} == {}
-    assert {module for module, names in users.items() if not names} == set(BY_NAME)
 
 
 def test_the_pipeline_is_one_short_file_without_libraries() -> None:

@@ -390,7 +390,7 @@ def read(server: NatsServer) -> int:
         state = positions.state()
         positions.last_match(state)
         positions.first(state)
-        part = StreamPartition(state.first, state.last + 1, state.created)
+        part = StreamPartition(state.first, state.last + 1, state.origin)
         chunks = MessageColumns(reading, ENVELOPE).batches(Fetch(session, reading, part, bare=False), part)
         return sum(batch.num_rows for batch in chunks)
 

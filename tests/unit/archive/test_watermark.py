@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive import watermark
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode
 from jetcapture_py.capture.watermark import Observer, update_watermark
 from jetcapture_py.errors import JetcaptureError
@@ -54,7 +55,7 @@ def test_the_time_ends_before_the_last_message_known_at_the_floor() -> None:
     observer = Observer("S", "C")
     for seq in (10, 20, 30):
         observer.saw(seq, micros(NOON) + seq)
-    found = observer.watermark(state(25, unacked=7), "created")
+    found = observer.watermark(state(25, unacked=7), Origin("created"))
     assert found is not None
     assert (found.seq, found.time) == (25, NOON + 20 * MICROSECOND - MICROSECOND)
 
@@ -63,7 +64,7 @@ def test_a_message_with_the_timestamp_of_one_at_the_floor_is_not_promised() -> N
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON))
     observer.saw(11, micros(NOON))
-    found = observer.watermark(state(10, unacked=1), "created")
+    found = observer.watermark(state(10, unacked=1), Origin("created"))
     assert found is not None
     assert found.time < NOON
 
@@ -72,19 +73,19 @@ def test_a_redelivered_message_does_not_take_the_place_of_a_later_one() -> None:
     observer = Observer("S", "C")
     observer.saw(20, micros(NOON) + 20)
     observer.saw(3, micros(NOON) + 3)
-    found = observer.watermark(state(19, unacked=1), "created")
+    found = observer.watermark(state(19, unacked=1), Origin("created"))
     assert found is None
-    found = observer.watermark(state(20, unacked=1), "created")
+    found = observer.watermark(state(20, unacked=1), Origin("created"))
     assert found is not None
     assert found.time == NOON + 19 * MICROSECOND
 
 
 def test_nothing_is_said_before_anything_is_known() -> None:
-    assert Observer("S", "C").watermark(state(0, pending=3), "created") is None
+    assert Observer("S", "C").watermark(state(0, pending=3), Origin("created")) is None
 
 
 def test_with_nothing_left_it_follows_the_servers_clock() -> None:
-    found = Observer("S", "C").watermark(state(9), "created")
+    found = Observer("S", "C").watermark(state(9), Origin("created"))
     assert found is not None
     assert (found.seq, found.time) == (9, NOON + timedelta(microseconds=123456) - MARGIN)
 
@@ -92,7 +93,7 @@ def test_with_nothing_left_it_follows_the_servers_clock() -> None:
 def test_a_timestamp_from_a_clock_that_was_ahead_promises_nothing_beyond_the_servers_present_time() -> None:
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON + timedelta(days=1000)))
-    found = observer.watermark(state(10, unacked=1), "created")
+    found = observer.watermark(state(10, unacked=1), Origin("created"))
     assert found is not None
     assert found.time == NOON + timedelta(microseconds=123456)
 
@@ -102,13 +103,13 @@ def test_a_message_that_is_older_than_the_one_before_it_is_not_promised() -> Non
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON))
     observer.saw(11, micros(NOON) - 3_600_000_000)
-    found = observer.watermark(state(10, unacked=1), "created")
+    found = observer.watermark(state(10, unacked=1), Origin("created"))
     assert found is not None
     assert found.time < NOON - timedelta(hours=1)
 
 
 def test_a_consumer_that_gives_messages_up_has_none() -> None:
-    assert Observer("S", "C").watermark(state(9, max_deliver=3), "created") is None
+    assert Observer("S", "C").watermark(state(9, max_deliver=3), Origin("created")) is None
 
 
 def test_the_lag_is_the_age_of_the_oldest_message_beyond_the_floor() -> None:
@@ -127,7 +128,7 @@ def test_many_messages_leave_enough_to_know_the_time_roughly() -> None:
     observer = Observer("S", "C")
     for seq in range(1, 100_001):
         observer.saw(seq, micros(NOON) + seq)
-    found = observer.watermark(state(99_990, unacked=10), "created")
+    found = observer.watermark(state(99_990, unacked=10), Origin("created"))
     assert found is not None
     assert found.time == NOON + 99_989 * MICROSECOND
     assert len(observer._samples) <= 5000
@@ -196,7 +197,7 @@ BOTH, ONE = ("a", "b"), ("a",)
 def test_filters_are_known_from_where_the_consumer_was_at_the_start() -> None:
     observer = Observer("S", "C")
     observer.began(state(250, delivered=300, filters=("b", "a")))
-    found = observer.watermark(state(700, delivered=700, filters=("b", "a")), "created")
+    found = observer.watermark(state(700, delivered=700, filters=("b", "a")), Origin("created"))
     assert found is not None
     assert found.filters == (Filters(after=300, subjects=BOTH),)
 

@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from jetcapture_py.jetstream.consumer import ConsumerState, ConsumerWatch, consumer_state
-
-CREATED = "2026-05-01T12:00:00.12860358Z"
-"""Servers leave zeros at the end away."""
-
-
-def state(created: str = CREATED, deliveries: int = 0, floor: int = 0) -> ConsumerState:
-    info: dict[str, Any] = {
-        "config": {},
-        "created": created,
-        "delivered": {"consumer_seq": deliveries, "stream_seq": deliveries},
-        "ack_floor": {"consumer_seq": floor, "stream_seq": floor},
-    }
-    return consumer_state(info)
+from jetcapture_py.archive.incarnations import Progress
+from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
 
 
 def followed() -> ConsumerWatch:
     """A watch that has seen a consumer work for a while; the next answer comes at 20 s."""
-    watch = ConsumerWatch(state(), 0.0)
+    watch = ConsumerWatch(Progress(0, 0), 0.0)
     for second in range(1, 20):
-        assert watch.is_same(state(deliveries=second * 1000, floor=second * 1000 - 500), float(second))
+        assert watch.continues(Progress(second * 1000, second * 1000 - 500), float(second)) is not False
     return watch
 
 
-@pytest.mark.parametrize("created", ["2026-05-01T12:00:00.128929666Z", "2026-05-01T12:00:00.1285Z"])
-def test_a_creation_time_that_a_restart_moves_a_little_is_the_same_consumer(created: str) -> None:
-    watch = followed()
-    assert watch.is_same(state(created, 20_000, 19_500), 20.0)
-    assert watch.is_same(state(created, 21_000, 20_500), 21.0)
+@pytest.mark.parametrize(
+    ("deliveries", "floor", "continues"),
+    [
+        pytest.param(20_000, 19_500, True, id="it goes on"),
+        pytest.param(18_000, 17_900, True, id="a killed server forgets the last moments"),
+        pytest.param(0, 0, False, id="it starts again"),
+        pytest.param(3_000, 29_000, False, id="it has delivered less"),
+        pytest.param(30_000, 2_000, False, id="it has acknowledged less"),
+    ],
+)
+def test_a_consumer_that_starts_again_is_another_one(deliveries: int, floor: int, continues: bool) -> None:
+    assert followed().continues(Progress(deliveries, floor), 20.0) is continues
 
 
-def test_what_a_killed_server_forgets_of_the_last_moments_does_not_make_it_another_consumer() -> None:
-    assert followed().is_same(state("2026-05-01T12:00:00.1287Z", 18_000, 17_900), 20.0)
-    assert followed().is_same(state(CREATED, 0, 0), 20.0), "with the same creation time, it may forget everything"
-
-
-@pytest.mark.parametrize("created", ["2026-05-01T12:00:00.3Z", "2026-05-01T11:59:59Z", "2026-05-02T12:00:00Z", "", "x"])
-def test_another_creation_time_is_another_consumer(created: str) -> None:
-    assert not followed().is_same(state(created, 30_000, 29_000), 20.0)
-
-
-@pytest.mark.parametrize(("deliveries", "floor"), [(0, 0), (3_000, 29_000), (30_000, 2_000)])
-def test_a_consumer_that_starts_again_is_another_one_however_soon_it_was_created(deliveries: int, floor: int) -> None:
-    assert not followed().is_same(state("2026-05-01T12:00:00.1287Z", deliveries, floor), 20.0)
+def test_a_consumer_that_had_not_delivered_anything_cannot_be_told_from_another_one() -> None:
+    assert ConsumerWatch(Progress(0, 0), 0.0).continues(Progress(50, 50), 1.0) is None
 
 
 def test_a_missing_consumer_is_gone_only_when_distinct_moments_agree() -> None:
@@ -62,6 +44,6 @@ def test_a_missing_consumer_is_gone_only_when_distinct_moments_agree() -> None:
 def test_an_answer_between_takes_the_doubt_away() -> None:
     watch = followed()
     assert not any(watch.is_gone(at) for at in (20.0, 20.6))
-    assert watch.is_same(state(deliveries=21_000, floor=20_000), 21.0)
+    assert watch.continues(Progress(21_000, 20_000), 21.0)
     assert not any(watch.is_gone(at) for at in (21.5, 22.1))
     assert watch.is_gone(22.7)

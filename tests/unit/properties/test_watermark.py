@@ -9,6 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.watermark import MARGIN, Watermark, decode
 from jetcapture_py.capture.watermark import Observer, update_watermark
 from jetcapture_py.jetstream.consumer import consumer_state
@@ -105,7 +106,7 @@ def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
         last, floor = {"stream_seq": delivered[-1]}, {"stream_seq": seq if floor_passes_skipped else delivered[-1]}
         config, time = {"filter_subjects": list(filters)}, at(seq * 10**7).isoformat()
         state = consumer_state({"config": config, "ack_floor": floor, "delivered": last, "ts": time})
-        found = observers[replica].watermark(state, "x")
+        found = observers[replica].watermark(state, Origin("x"))
         assert found is not None
         result = update_watermark(data, found, state, timedelta())
         data = result.data or data
@@ -140,7 +141,7 @@ def test_no_watermark_promises_a_time_that_a_message_above_the_floor_has(
             "ack_floor": {"stream_seq": floor},
             "ts": (at(times[-1] + 1) + timedelta(seconds=ahead)).isoformat(),
         }
-        found = observer.watermark(consumer_state(info), "x")
+        found = observer.watermark(consumer_state(info), Origin("x"))
         if found is None:
             continue
         assert found.seq == floor

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import range_reader
 from spark_jobs.datasource.columns import MessageColumns
@@ -40,7 +41,7 @@ def sequences(
     """Read a range, by default the whole stream, and do something once its first messages are there."""
     with Session(options, "test") as session:
         state = Positions(session, options).state()
-        part = part or StreamPartition(state.first, state.last + 1, state.created)
+        part = part or StreamPartition(state.first, state.last + 1, Origin(state.created))
         chunks = MessageColumns(options, ENVELOPE).batches(Fetch(session, options, part, bare=False), part)
         for number, batch in enumerate(chunks):
             yield from batch.column("_nats_seq").to_pylist()
@@ -81,7 +82,7 @@ def test_the_last_of_each_subject_come_once_although_the_server_restarts(live: L
         live.server.start()
 
     options = live.read_options(startingOffsets="last_per_subject")
-    part = StreamPartition(1, MESSAGES + 1, created(live, options), per_subject=True)
+    part = StreamPartition(1, MESSAGES + 1, origin(live, options), per_subject=True)
     assert list(sequences(live, options, part=part, between=restart)) == list(range(1, MESSAGES + 1))
 
 
@@ -101,7 +102,7 @@ def test_a_stream_created_again_while_it_is_read_is_an_error(live: Live) -> None
         live.recreate()
         live.fill(3)
 
-    with pytest.raises(SourceError, match="stream ORDERS was deleted and recreated"):
+    with pytest.raises(SourceError, match="stream ORDERS was deleted and created again"):
         list(sequences(live, live.read_options(), between=recreate))
 
 
@@ -134,7 +135,7 @@ def test_what_the_login_may_not_do_is_one_clear_error(nats_server: Callable[...,
 def test_nothing_of_other_ranges_is_asked_for(live: Live) -> None:
     live.fill(1000)
     options = live.read_options()
-    part = StreamPartition(101, 201, created(live, options))
+    part = StreamPartition(101, 201, origin(live, options))
     with Session(options, "test") as session:
         received = [chunk for _, chunk in Fetch(session, options, part, bare=False)]
     assert sum(map(len, received)) == 100
@@ -146,7 +147,7 @@ def test_holes_anywhere_are_no_obstacle(live: Live) -> None:
     live.delete(*gone)
     options = live.read_options(failOnDataLoss="false")
     for first, end in ((1, 1001), (400, 501), (501, 602), (600, 701), (700, 702), (990, 1001), (999, 1001)):
-        read = list(sequences(live, options, part=StreamPartition(first, end, created(live, options))))
+        read = list(sequences(live, options, part=StreamPartition(first, end, origin(live, options))))
         assert read == [seq for seq in range(first, end) if seq not in gone]
 
 
@@ -180,20 +181,20 @@ def test_an_interest_stream_is_read_without_a_consumer_that_would_delete_what_no
     options = live.read_options(startingTimestamp=str(moment))
     assert list(sequences(live, options)) == expected
     assert list(sequences(live, live.read_options(subjects="orders.unneeded.*"))) == list(range(301, 401))
-    part = StreamPartition(40, 230, created(live, options))
+    part = StreamPartition(40, 230, origin(live, options))
     assert list(sequences(live, options, part=part)) == [*range(40, 60), *range(200, 230)]
     with Session(options, "test") as session:
         positions = Positions(session, options)
         assert 60 <= positions.first(positions.state()) <= 200
-        received = list(Fetch(session, options, StreamPartition(3, 401, part.created), bare=True))
+        received = list(Fetch(session, options, StreamPartition(3, 401, part.origin), bare=True))
         assert sum(len(chunk) for _, chunk in received) == len(expected)
     with pytest.raises(SourceError, match="the last message of each subject of stream ORDERS cannot be read"):
-        list(sequences(live, options, part=StreamPartition(3, 401, part.created, per_subject=True)))
+        list(sequences(live, options, part=StreamPartition(3, 401, part.origin, per_subject=True)))
     assert live.do(lambda stream: stream.stream_info(STREAM)).state.messages == len(expected)
     assert live.consumers() == ["other"]
 
 
-def created(live: Live, options: ReadOptions) -> str:
-    """When the stream was created."""
+def origin(live: Live, options: ReadOptions) -> Origin:
+    """The stream."""
     with Session(options, "test") as session:
-        return Positions(session, options).state().created
+        return Origin(Positions(session, options).state().created)

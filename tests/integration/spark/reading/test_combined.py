@@ -122,7 +122,7 @@ def test_a_query_goes_on_in_a_restored_stream_and_not_in_another_one(captured: C
     assert [seq for batch in Query(captured, query.end).batches() for seq in batch] == list(range(13, 20))
     assert [seq for batch in Query(captured).batches() for seq in batch] == list(range(1, 20))
     behind = Query(captured, ahead.end)
-    with pytest.raises(SourceError, match=r"was deleted and recreated .* but the checkpoint reaches 20"):
+    with pytest.raises(SourceError, match="ORDERS was deleted and created again"):
         behind.plan()
     behind.reader.stop()
 
@@ -140,7 +140,7 @@ def test_a_restored_stream_of_whose_messages_none_is_left_continues_no_further_t
     captured.capture()
     captured.live.purge()
     behind = Query(captured, ahead.end)
-    with pytest.raises(SourceError, match=r"was deleted and recreated .* but the checkpoint reaches 20"):
+    with pytest.raises(SourceError, match="ORDERS was deleted and created again"):
         behind.plan()
     behind.reader.stop()
 

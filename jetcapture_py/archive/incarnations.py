@@ -1,0 +1,93 @@
+"""Decide whether a stream, or a consumer, is the one that an archive or a checkpoint knows.
+
+The same messages at the same sequences are the same stream, also after a restore. `created` is only a hint: servers
+move it although nothing was created again (a restart, an edit and another restart, before 2.14.6), and the servers of a
+cluster may differ. Where it differs, a message that both have decides; where none is left, the consumer's own progress
+does, and without a consumer `created`. The same stream keeps the first `created` that is known of it, in watermarks,
+footers, notes and checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from jetcapture_py.config.units import microseconds_of
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A message by which a stream is recognized."""
+
+    seq: int
+    time: int
+    """Its timestamp, in microseconds since the epoch."""
+    created: str = ""
+    """Creation time that the server gave the stream then; "" if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A stream as an archive or a checkpoint knows it."""
+
+    created: str
+    """Creation time, as a server wrote it first; "" if unknown."""
+    sample: Sample | None = None
+    """One of its messages; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """A stream as its server describes it; times in microseconds since the epoch."""
+
+    created: str
+    first: int
+    """First sequence; `last` + 1 for an empty stream."""
+    first_time: int
+    last: int
+    last_time: int
+    """When the last message was stored, even if it was deleted since."""
+
+    @property
+    def sample(self) -> Sample | None:
+        """The last message, None if the stream never had one."""
+        return Sample(self.last, self.last_time, self.created) if self.last else None
+
+
+async def is_same_stream(
+    origin: Origin, now: Ends, time_of: Callable[[int], Awaitable[int | None]], *, progressed: bool = False
+) -> bool:
+    """Whether a stream is that of `origin`.
+
+    `time_of` returns the timestamp of the message at a sequence, None without one, or without permission or answer:
+    then the order of timestamps decides, which does not notice other messages after a restore to an earlier sequence.
+    `progressed`: the stream has the consumer of `origin`, which has gone on from where that knew it.
+    """
+    sample = origin.sample
+    if now.created == origin.created or (sample is not None and now.created == sample.created):
+        return True
+    if sample is None:
+        return progressed
+    if now.last < sample.seq:
+        return False  # it was created again, rewound, or restored to an earlier sequence
+    if now.last == sample.seq:
+        return now.last_time == sample.time
+    if now.first > sample.seq:  # no message in common; one from before `created` shows that this was moved
+        born = microseconds_of(datetime.fromisoformat(now.created))
+        return progressed or (now.first <= now.last and sample.time <= now.first_time < born)
+    if (time := await time_of(sample.seq)) is not None:
+        return time == sample.time
+    return now.first_time <= sample.time <= now.last_time
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a consumer has come."""
+
+    delivered: int
+    acknowledged: int
+
+    def continues(self, before: Progress) -> bool:
+        """Whether this may be the consumer that had come as far as `before`: a new one starts again."""
+        return self.delivered >= before.delivered and self.acknowledged >= before.acknowledged
