@@ -214,8 +214,8 @@ def test_messages_larger_than_the_stream_takes_are_found_before_the_restore(
     keep(kept, {**CONFIG, "max_msg_size": 40 + block - 1})
     for options in ([], ["--allow-drops"]):
         assert error(capfd, kept, server.url, *options) == (
-            f"stream ORDERS takes messages of up to {40 + block - 1}B (max_msg_size), but the largest has "
-            f"{40 + block}B: restore with --without-limits, or another setting in --stream-config"
+            f"stream ORDERS takes messages of up to {40 + block - 1} bytes (max_msg_size), but the largest has "
+            f"{40 + block}: restore with --without-limits, or another setting in --stream-config"
         )
     assert asyncio.run(streams(server.url)) == []
     options = ["--as", "MORE", "--subject-prefix", "more", "--without-limits"]
