@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store import NoteStore, change_note
-from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.removal import Removal, remove
 
 _SMALL = 8 << 20
 """Maximum bytes of an object that is fetched from a remote store in one request."""
@@ -95,23 +95,19 @@ class Files:
 
     def lookup(self, path: str) -> Source | None:
         """Return the object at `path`; None if there is none."""
+        file = self.at(path)
+        return None if file is None or file.name is None else Source(file.name, file.size)
+
+    def at(self, path: str) -> File | None:
+        """Return the file at `path` as it is now; None if there is none."""
         try:
-            file = self._archive.at(path)
+            return self._archive.at(path)
         except VanishedError:
             return None
-        return None if file.name is None else Source(file.name, file.size)
 
-    def remove(self, path: str) -> str | None:
-        """Remove an object if it exists; return an error message on failure."""
-        try:
-            self._archive.remove(self._archive.at(path, 0))
-        except StoreError as error:
-            return str(error)
-        return None
-
-    def modified(self, path: str) -> float:
-        """Return the modification time in seconds since the epoch; the current time if the store does not tell."""
-        return self._archive.at(path).modified or time.time()
+    def remove(self, removals: Sequence[Removal]) -> list[bool | StoreError]:
+        """Remove objects as `store.removal.remove` does."""
+        return remove(self._archive, removals)
 
     def map(self, do: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
         """Apply `do` to every item, with threads for a remote store."""

@@ -30,8 +30,9 @@ from jetcapture_py.compaction.files import Files, Footer
 from jetcapture_py.compaction.merge import Identities
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.unit import encoder_like, replaced_by
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.removal import Removal, remove
 
 Change = Callable[[pa.Table], pa.Table]
 """Returns the rows that are to be stored instead of these; as many, of the same messages."""
@@ -109,9 +110,10 @@ class Rewritten:
     """The object that has its other rows; None if there are none."""
     dropped: int
     """Rows that are not in it."""
-    removable: bool
-    """Whether the source may be removed. Not if an object of the target's name existed, which did not say that it
-    replaces the source: a compaction may be about to remove it in favor of the source. The next run removes it."""
+    removal: Removal | None
+    """How to remove the source. None if it was replaced in place, or if an object of the target's name existed that did
+    not say that it replaces the source: a compaction may be about to remove it in favor of the source. The next run
+    removes the source."""
     sha256: str | None = None
     """SHA-256 of the target's bytes; None if an earlier run has written it."""
 
@@ -124,20 +126,21 @@ def rewrite(
     Nothing is removed: `remove_replaced` does that. Raises VanishedError, StoreError, JetcaptureError if what was
     written does not read like the source.
     """
-    files = Files(archive)
+    files, read = Files(archive), archive.at(source.name.path)
     footer = files.footer(source)
     rows = _Rows(partial(_rows, files, source, footer, dropped, change))
     replaces = (source.name.digest, *replaced_by(footer))
     encoded = _encode(source, footer, sealed_by, rows(), replaces)
     if encoded is None:
-        return Rewritten(source=source, target=None, dropped=footer.rows, removable=True)
+        return Rewritten(source=source, target=None, dropped=footer.rows, removal=Removal(target=read))
     name, written = encoded.name, encoded.data
+    new = files.lookup(name.path) is None
+    if new:
+        files.put(name, written)  # which replaces nothing that a capture stores meanwhile
     known = files.lookup(name.path)
     expected: Callable[[], Iterator[pa.Table]] = rows
     before = () if known is None else replaced_by(files.footer(known))
-    if known is None:
-        files.put(name, written)
-    elif source.name.digest not in before or not _equal(rows(), _stored(files, known)):
+    if known is not None and not (source.name.digest in before and (new or _equal(rows(), _stored(files, known)))):
         every = dict.fromkeys((*replaces, *before))
         whole = _encode(source, footer, sealed_by, rows(), [digest for digest in every if digest != name.digest])
         written = (whole or encoded).data
@@ -146,36 +149,32 @@ def rewrite(
             if not _equal(rows(), expected()):
                 raise JetcaptureError(f"{files.shown}/{name.path} cannot be written again with the same messages")
         files.overwrite(name, written)
-    else:
+    elif not new:
         written = None  # it has been written before
     again = Files(archive)  # without what the other has in its cache
-    stored = again.lookup(name.path)
-    if stored is None or again.footer(stored).rows != name.rows or not _equal(expected(), _stored(again, stored)):
+    holder = again.at(name.path)
+    stored = Source(name, 0 if holder is None else holder.size)
+    if holder is None or again.footer(stored).rows != name.rows or not _equal(expected(), _stored(again, stored)):
         raise JetcaptureError(f"{files.shown}/{name.path} does not match its source, which is kept")
+    replaced = name != source.name and source.name.digest in before
     return Rewritten(
         source=source,
         target=name,
         dropped=footer.rows - name.rows,
-        removable=name != source.name and (known is None or source.name.digest in before),
+        removal=Removal(target=read, holders=[holder]) if replaced else None,
         sha256=None if written is None else hashlib.sha256(written).hexdigest(),
     )
 
 
 def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[int, list[str]]:
-    """Remove the sources whose targets exist now; return how many were removed, and why others could not be.
+    """Remove sources; return how many were removed, and why others could not be. What changed meanwhile stays.
 
-    Before that, the caller makes sure that the messages that were dropped are where they belong. Raises StoreError.
+    Before that, the caller makes sure that the messages that were dropped are where they belong.
     """
-    files, ready = Files(archive), [each for each in done if each.removable]
-    names = [name for each in ready for name in (each.source.name, each.target) if name is not None]
-    present = {found.name.path for found in files.find({name.directory for name in names})}
-    paths = [
-        each.source.name.path
-        for each in ready
-        if each.source.name.path in present and (each.target is None or each.target.path in present)
-    ]
-    errors = list(filter(None, files.map(files.remove, paths)))
-    return len(paths) - len(errors), errors
+    results = remove(archive, [each.removal for each in done if each.removal is not None])
+    failed = [result for result in results if isinstance(result, StoreError)]
+    errors = [str(error) for error in failed if not isinstance(error, VanishedError)]
+    return sum(result is True for result in results), errors
 
 
 class _Rows:

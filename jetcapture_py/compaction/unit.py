@@ -26,6 +26,7 @@ from jetcapture_py.compaction.files import Files, Footer
 from jetcapture_py.compaction.merge import Identities, classes, read_rows, survey
 from jetcapture_py.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
 from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.store.removal import Removal
 from jetcapture_py.text import one_line
 
 SEALED_BY = "compact"
@@ -67,9 +68,10 @@ class Outcome:
     """Result for a unit, or for the objects of a unit with compatible schemas.
 
     `written` has path and bytes of new objects; in a dry run the path is empty, and they have `rows` rows. `holders`
-    together have all messages, and the last of them was written at `since` (seconds since the epoch), so `removable`
-    may be removed; `sizes` are their bytes. `duplicates` counts copied rows. `left` is the reason why not
-    everything was compacted; `failed`: that is an error. `missing` are the sources that the host `worker` did not find.
+    together have all messages, so `removable` may be removed, as `removals` say; `sizes` are their bytes. The last of
+    all these was written at `since` (seconds since the epoch). `duplicates` counts copied rows. `left` is the reason
+    why not everything was compacted; `failed`: that is an error. `missing` are the sources that the host `worker` did
+    not find.
     """
 
     key: str | None
@@ -82,6 +84,7 @@ class Outcome:
     holders: list[str] = field(default_factory=list)
     removable: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    removals: Sequence[Removal] = ()
     since: float = 0.0
     duplicates: int = 0
     left: str = ""
@@ -263,11 +266,30 @@ class _Compaction:
             done.holders = [name.path for name in holders]
             gone = [unit.sources[index] for index in removable(unit, holders)]
             self._read_through(done.holders, gone)
+            done.removals = self._removals(holders, gone)
+            present = {removal.target.path for removal in done.removals}
+            gone = [source for source in gone if source.name.path in present]
         done.removable, done.sizes = [source.name.path for source in gone], [source.size for source in gone]
-        if done.holders and done.removable:
+        if done.removals:
             now = time.time()  # a store's clock may be ahead
-            done.since = now if done.written else min(now, max(map(self._files.modified, done.holders)))
+            files = [file for removal in done.removals for file in (removal.target, *removal.holders)]
+            done.since = now if done.written else min(now, max(file.modified or now for file in files))
         return done
+
+    def _removals(self, holders: Sequence[ObjectName], gone: Sequence[Source]) -> list[Removal]:
+        """Return the objects to remove that are still what was read, each with those that hold its messages."""
+        paths = [name.path for name in (*holders, *(source.name for source in gone))] if gone else []
+        now = {file.path: file for file in self._files.map(self._files.at, paths) if file is not None}
+        if not now.keys() >= {name.path for name in holders if gone}:
+            raise VanishedError(f"{self._files.shown}: {CHANGED}")
+        return [
+            Removal(
+                target=now[source.name.path],
+                holders=[now[name.path] for name in holders if _share_range(name, source.name)],
+            )
+            for source in gone
+            if source.name.path in now and now[source.name.path].size == source.size
+        ]
 
     def _read_through(self, holders: Sequence[str], gone: Sequence[Source]) -> None:
         """Read existing objects in full before they replace others: a killed pass may have written them without
@@ -391,6 +413,10 @@ class _Compaction:
             or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
         ):
             raise JetcaptureError(f"{self._files.shown}/{name.path} does not match its sources, which are kept")
+
+
+def _share_range(one: ObjectName, other: ObjectName) -> bool:
+    return one.first_seq <= other.last_seq and one.last_seq >= other.first_seq
 
 
 def encoder_like(stream: str, footers: Sequence[Footer], bundles: int) -> Encoder:

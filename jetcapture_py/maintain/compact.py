@@ -6,8 +6,9 @@ of `layout` counts it once:
 - New objects appear atomically, next to their sources. While both exist, their sequence ranges overlap, so readers
   compare their messages. The objects written for one unit are disjoint, so later they are read without comparing.
 - Sources are removed last: after all new objects have been written, read back and compared with the sources, and after
-  a grace period for readers that listed objects earlier. Only objects that were listed and read are removed, not those
-  that the capture stores meanwhile; if these overlap the new objects, readers compare them.
+  a grace period for readers that listed objects earlier, which begins when the younger of both was stored. Only objects
+  that were listed and read are removed (see `store.removal`), not those that the capture stores meanwhile; if these
+  overlap the new objects, readers compare them.
 - If killed while writing, it leaves more copies than before. The next run keeps new objects that are complete in their
   range and continues with the rest. If killed while waiting or removing, the next run only removes the sources.
 - Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
@@ -30,7 +31,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
@@ -42,13 +42,12 @@ from jetcapture_py.compaction.plan import Source, moves, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.block import MAX_BUNDLES
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import SHARE, ArchiveFiles
 from jetcapture_py.text import duration, plural
 
-_REMOVERS = 16
 _NICE = 10
 """Nice value of the threads that merge: on a core that others use too, they get about a tenth of the time."""
 _AHEAD = 8
@@ -74,7 +73,7 @@ class CompactionSettings:
     after: float
     """Seconds since a bucket's end."""
     grace: float
-    """Seconds that replaced objects stay after the last object that replaces them was written."""
+    """Seconds that replaced objects stay after the younger of them and those that replace them was written."""
     quarantine: bool = False
     """The stream's quarantine in place of its messages."""
     selection: Selection = field(default_factory=Selection)
@@ -219,7 +218,7 @@ class Compaction:
             outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
 
     def remove(self, *, wait: bool = True, named: Callable[[], Paths] = frozenset) -> None:
-        """Remove replaced objects after their grace period, if the objects that replace them still exist.
+        """Remove replaced objects after their grace period, if they and those that replace them are what was read.
 
         Without `wait`, those whose grace period has not passed are left `waiting`; so are those of which a table, as
         `named` reads it right before the removal, still has one.
@@ -238,20 +237,17 @@ class Compaction:
             self._tell(f"waiting {duration(round(seconds))} for readers before removing {count}")
             time.sleep(seconds)
         in_table = named()
-        sizes = {path: size for outcome in due for path, size in zip(outcome.removable, outcome.sizes, strict=True)}
-        present = self._present(sizes)  # without those that an erasure has written again meanwhile
-        paths: list[str] = []
-        for outcome in due:
-            if not in_table.isdisjoint(outcome.removable):
-                self.waiting.append(outcome)
-            elif present.issuperset(outcome.holders):
-                paths += present.among(outcome.removable)
-            else:
+        ready = [outcome for outcome in due if in_table.isdisjoint(outcome.removable)]
+        self.waiting += [outcome for outcome in due if not in_table.isdisjoint(outcome.removable)]
+        removals = [(outcome, removal) for outcome in ready for removal in outcome.removals]
+        results = self._files.remove([removal for _, removal in removals])
+        for (outcome, removal), result in zip(removals, results, strict=True):
+            if isinstance(result, VanishedError):
                 outcome.left = CHANGED
-        with ThreadPoolExecutor(_REMOVERS) as threads:
-            failed = dict(zip(paths, threads.map(self._files.remove, paths), strict=True))
-        self._removed |= {path for path, error in failed.items() if error is None}
-        self._errors += filter(None, failed.values())
+            elif isinstance(result, StoreError):
+                self._errors.append(str(result))
+            elif result:
+                self._removed.add(removal.target.path)
 
     @property
     def removed(self) -> int:
@@ -262,10 +258,9 @@ class Compaction:
         """Summarize what was done, or would be."""
         return summarize(self._objects, self._size, self.outcomes, self._removed, self._errors, self.spec.dry_run)
 
-    def _present(self, sizes: Mapping[str, int] = MappingProxyType({})) -> PathSet:
-        """Return the paths of the objects that there are now, without those that have another size than in `sizes`."""
-        files = self._archive.below(*self._directories)
-        return PathSet(file.path for file in files if sizes.get(file.path, file.size) == file.size)
+    def _present(self) -> PathSet:
+        """Return the paths of the objects that there are now."""
+        return PathSet(file.path for file in self._archive.below(*self._directories))
 
 
 def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -29,12 +28,12 @@ from jetcapture_py.config.units import format_time, microseconds_of, moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.removal import Removal, remove
 from jetcapture_py.text import plural, size
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 
 _ROWS = 4_000_000
 """Rows of objects that are recorded at once."""
-_THREADS = 16
 _ATTEMPTS = 5
 """How often a note is written that another process overwrites with an older one."""
 _MAX_DENIED = 32
@@ -170,12 +169,12 @@ class Expiry:
         if self.dry_run:
             self.removed = due
             return
-        with ThreadPoolExecutor(_THREADS, "expire") as threads:
-            for file, error in zip(due, threads.map(self._remove, due), strict=True):
-                if error is None:
-                    self.removed.append(file)
-                else:
-                    self._errors.append(error)
+        results = remove(self.archive, [Removal(target=file) for file in due])
+        for file, result in zip(due, results, strict=True):
+            if isinstance(result, StoreError):
+                self._errors.append(str(result))
+            else:
+                self.removed.append(file)
 
     def summary(self) -> ExpirySummary:
         """Summarize what was removed."""
@@ -245,13 +244,6 @@ class Expiry:
             if change(self.archive.read_note(path)) is None:  # stores without conditional writes may lose it
                 return
         raise StoreError(f"{path} was overwritten {_ATTEMPTS} times; nothing was removed")
-
-    def _remove(self, file: File) -> str | None:
-        try:
-            self.archive.remove(file)
-        except StoreError as error:
-            return str(error)
-        return None
 
 
 def _part(file: File) -> str:

@@ -49,6 +49,7 @@ from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_
 from jetcapture_py.rewriting.text_objects import rewrite_text
 from jetcapture_py.store import ABANDONED, NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive, retried
+from jetcapture_py.store.removal import Removal
 from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import Progress, ignore
@@ -408,9 +409,9 @@ class _Eraser:
             self._progress("objects", done, len(holders))
         for _, _, each in rewritten:
             # another process may be about to remove the target in favor of the source, also in a later round
-            if not each.removable and each.target not in (None, each.source.name):
+            if each.removal is None and each.target not in (None, each.source.name):
                 self._left[each.source.name.path] = "kept, because an older copy has its other messages: run it again"
-        ready = [each for _, _, each in rewritten if each.removable]
+        ready = [each for _, _, each in rewritten if each.removal]
         paths = [each.source.name.path for each in ready]
         if paths and (problems := self._tables.drop(paths)):
             self.done.remains += [problem for problem in problems if problem not in self.done.remains]
@@ -421,7 +422,7 @@ class _Eraser:
         # of several that became one object, the last has written it
         written = {each.target.path: each.sha256 for _, _, each in rewritten if each.target and each.sha256}
         for holder, digest, each in rewritten:
-            if each.removable and each.source.name.path not in present:
+            if each.removal and each.source.name.path not in present:
                 self._record(holder, digest, each.target, written)
             elif error := next((text for text in errors if each.source.name.path in text), ""):
                 self._left[each.source.name.path] = error
@@ -435,7 +436,7 @@ class _Eraser:
             return rewrite_text(self._archive, file, erased)
         if self._refuses(holder):
             raise JetcaptureError(_UNSUPPORTED)
-        return Rewritten(source=_source(file), target=None, dropped=name.rows, removable=True)
+        return Rewritten(source=_source(file), target=None, dropped=name.rows, removal=Removal(target=file))
 
     def _refuses(self, holder: _Holder) -> bool:
         """Whether an object is in a format that cannot be written again, and has messages that are not erased."""

@@ -206,11 +206,11 @@ class _Redecoder(Recapture):
         for failures in self._failures:
             self._reasons.add(pa.Table.from_batches([failures]))
         if rewritten:
-            self._before_removal([each.source.name.path for each in rewritten if each.removable])
+            self._before_removal([each.source.name.path for each in rewritten if each.removal])
         removed, errors = remove_replaced(self._archive, rewritten)
         done.removed += removed
         done.errors = (*done.errors, *errors)
-        done.waiting += sum(not each.removable and each.target != each.source.name for each in rewritten)
+        done.waiting += sum(each.removal is None and each.target != each.source.name for each in rewritten)
 
     def _messages(self, source: Source, footer: Footer) -> MessageSet:
         """Return the selected messages of an object."""

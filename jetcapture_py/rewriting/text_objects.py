@@ -21,6 +21,7 @@ from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import MessageFilter, Rewritten
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.removal import Removal
 from jetcapture_py.verify.examine import IDENTITY_TYPES, DamagedError, ObjectExaminer, text_rows
 
 _PIECE = 8 << 20
@@ -36,7 +37,7 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> R
     """
     name = file.name
     assert name is not None  # noqa: S101  # every caller has an object
-    files, place = Files(archive), f"{archive.shown}/{file.path}"
+    files, place, read = Files(archive), f"{archive.shown}/{file.path}", archive.at(file.path)
     source = Source(name, file.size)
     try:
         seqs, times = _positions(archive, file, name.suffix)
@@ -45,7 +46,7 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> R
     stays = ~dropped.contains(seqs, times)
     rows = int(stays.sum())
     if not rows:
-        return Rewritten(source=source, target=None, dropped=len(seqs), removable=True)
+        return Rewritten(source=source, target=None, dropped=len(seqs), removal=Removal(target=read))
     distinct = np.unique(np.stack([seqs[stays], times[stays]], axis=1), axis=0)
     target = replace(
         name,
@@ -55,7 +56,7 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> R
         digest=layout.digest(distinct[:, 0].tobytes(), distinct[:, 1].tobytes()),
     )
     if target == name:
-        return Rewritten(source=source, target=name, dropped=0, removable=False)
+        return Rewritten(source=source, target=name, dropped=0, removal=None)
     kind, *end = name.suffix.removeprefix(".").split(".")
     out, expected = pa.BufferOutputStream(), hashlib.sha256()
     mask = np.concatenate([np.ones(int(kind == "csv"), np.bool_), stays])  # with the line of column names
@@ -76,7 +77,8 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> R
     if actual.digest() != expected.digest():
         raise JetcaptureError(f"{archive.shown}/{target.path} does not match its source, which is kept")
     digest = hashlib.sha256(data).hexdigest()
-    return Rewritten(source=source, target=target, dropped=len(seqs) - rows, removable=True, sha256=digest)
+    removal = Removal(target=read, holders=[again])
+    return Rewritten(source=source, target=target, dropped=len(seqs) - rows, removal=removal, sha256=digest)
 
 
 def _positions(archive: ArchiveFiles, file: File, suffix: str) -> tuple[Any, Any]:

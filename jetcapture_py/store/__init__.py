@@ -10,7 +10,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -22,7 +22,7 @@ from jetcapture_py.archive.layout import PROBE, ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.errors import ConfigError, FullStoreError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.store.fast import UnsupportedError, open_fast
-from jetcapture_py.store.local_files import NO_RENAME, make_directory, rename, sync_directory, write_durably
+from jetcapture_py.store.local_files import NO_RENAME, link, make_directory, rename, sync_directory, write_durably
 from jetcapture_py.store.remote import EXTRAS, NoteChange, RemoteStore, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
 from jetcapture_py.text import one_line
@@ -203,7 +203,8 @@ def driver_of(store: Store) -> dict[str, str]:
 
 
 class LocalStore:
-    """A directory. Objects are written to a hidden sibling, synced and renamed, then the directory is synced.
+    """A directory. Files are written to a hidden sibling, synced and renamed, then the directory is synced. An object
+    that is there is not replaced: its name says that it has the same messages.
 
     If the directory has been replaced since the first use, for example by an unmount, writes raise `StoreError` (see
     `store.root`). With `{key}` in `root`, this applies to the directory above the first part with `{key}`.
@@ -228,9 +229,9 @@ class LocalStore:
             return self._archive.try_out()
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        """Store `data` durably under its name."""
+        """Store `data` durably under its name, unless that is there."""
         path = f"{root_of(self.root, name.key)}/{name.path}"
-        self._publish(path, data)
+        self._publish(path, data, link)
         return path
 
     def probe(self) -> None:
@@ -271,11 +272,17 @@ class LocalStore:
 
     def change_note(self, path: str, change: NoteChange) -> None:
         """Replace a small file with the result of `change` for its content, under a lock."""
-        with _explained(self._archive.path), self._archive.locked(path):
+        with self.locked(path):
             if (data := change(self.read_note(path))) is not None:
                 self.write_note(path, data)
 
-    def _publish(self, path: str, data: pa.Buffer) -> None:
+    @contextlib.contextmanager
+    def locked(self, what: str) -> Iterator[None]:
+        """Lock the path of a small file, or another name, against others that lock it. Raises StoreError."""
+        with _explained(self._archive.path), self._archive.locked(what):
+            yield
+
+    def _publish(self, path: str, data: pa.Buffer, move: Callable[[str, str, int], None] = rename) -> None:
         directory, _, name = path.rpartition("/")
         below = directory[len(self._base) + 1 :] if self._base or path.startswith("/") else directory
         hidden, visible = f"{below}/.{name}.{uuid.uuid4().hex}.tmp", f"{below}/{name}"
@@ -288,7 +295,7 @@ class LocalStore:
                     self._known.discard(below)
                     self._prepare(below, root)
                     write_durably(hidden, data, root)
-                rename(hidden, visible, root)
+                move(hidden, visible, root)
                 sync_directory(below, root)
             except BaseException:
                 self._known.discard(below)

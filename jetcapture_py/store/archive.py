@@ -14,7 +14,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Expired, expired_path
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
-from jetcapture_py.store import Store, open_store
+from jetcapture_py.store import LocalStore, Store, open_store
 from jetcapture_py.store.local_files import files_below
 from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
 from jetcapture_py.store.protection import Protection, azure_protection, s3_protection
@@ -46,6 +46,8 @@ _PIECE = 8 << 20
 """Bytes of a file that are read at once."""
 _AHEAD = 4
 """Maximum items per thread in progress, or with a result that waits to be taken."""
+_REMOVAL = "removal of objects"
+"""What is locked while an object is removed."""
 _ATTEMPTS = 3
 """How often the same object may be gone and still be listed."""
 SMALL = 4 << 20
@@ -372,13 +374,19 @@ class ArchiveFiles:
 
     # ------------------------------------------------------------------ writing
 
+    @contextmanager
+    def removing(self) -> Iterator[None]:
+        """Lock a local archive against others that remove objects; other stores have no locks. Raises StoreError."""
+        with self.store.locked(_REMOVAL) if isinstance(self.store, LocalStore) else nullcontext():
+            yield
+
     @cached_property
     def store(self) -> Store:
         """The store that writes objects."""
         return open_store(self.url, self._options) if self._remote is None else self._remote
 
     def remove(self, file: File) -> None:
-        """Remove a file if it exists. Raises StoreError."""
+        """Remove a file if it exists; objects are removed by `store.removal`. Raises StoreError."""
         try:
             self._do(lambda fs: fs.rm_file(file.place, **self._limit(fs)))
         except FileNotFoundError:

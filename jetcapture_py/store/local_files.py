@@ -12,6 +12,8 @@ import pyarrow as pa
 
 _FILE_MODE, _DIRECTORY_MODE = 0o664, 0o775
 """Reduced by the umask; never writable for everyone."""
+NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""Errors of a file system without hard links."""
 NO_RENAME = {errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of a file system that cannot rename files."""
 
@@ -67,6 +69,27 @@ def rename(path: str, target: str, root: int | None = None) -> None:
             raise
         text = "its file system cannot rename files; if it is an object store, name that in store.url instead"
         raise OSError(error.errno, text) from error
+
+
+def link(path: str, target: str, root: int | None = None) -> None:
+    """Rename a file in one step, or remove it if there is one of that name, unless that is empty."""
+    try:
+        os.link(path, target, src_dir_fd=root, dst_dir_fd=root)
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, *NO_LINKS}:
+            raise
+        if not _has_content(target, root):
+            return rename(path, target, root)
+    return os.unlink(path, dir_fd=root)
+
+
+def _has_content(path: str, root: int | None) -> bool:
+    """Whether there is a file that is not empty, as a crash of the file system may leave one."""
+    try:
+        found = os.stat(path, dir_fd=root)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size > 0
 
 
 def files_below(directory: str, above: Collection[tuple[int, int]] = ()) -> Iterator[tuple[str, os.stat_result]]:

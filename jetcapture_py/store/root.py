@@ -23,12 +23,11 @@ from contextlib import contextmanager
 
 from jetcapture_py.archive.layout import MARKER, PROBE
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store.local_files import make_directory, rename, sync_directory, write_durably
+from jetcapture_py.store.local_files import NO_LINKS, make_directory, rename, sync_directory, write_durably
 
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for a lock, which a suspended process may hold."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 NOT_OURS = {"lost+found", PROBE}
@@ -182,7 +181,7 @@ def _write_marker(handle: int) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in NO_LINKS:
             raise
         with contextlib.suppress(FileExistsError):
             write_durably(MARKER, data, handle)

@@ -47,8 +47,7 @@ def compact(root: str) -> None:
     spec = CompactionSpec(target=8 << 20, closed=time.time() + 10 * 86_400)
     for unit in units(files.find([STREAM]), spec.target):
         for outcome in compact_unit(files, spec, unit.sources):
-            for path in outcome.removable:
-                files.remove(path)
+            files.remove(outcome.removals)
 
 
 def queried(root: str, output: Path) -> pa.Table:

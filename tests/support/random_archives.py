@@ -376,8 +376,8 @@ def _compact(url: str, target: int, bundles: int, removed: float) -> None:
         for objects in work:
             for outcome in compact_unit(files, spec_, objects):
                 assert not outcome.failed, outcome.left
-                for path in outcome.removable[: round(len(outcome.removable) * removed)]:
-                    assert files.remove(path) is None
+                removals = outcome.removals[: round(len(outcome.removals) * removed)]
+                assert all(result is True for result in files.remove(removals))
 
 
 def comparable(rows: Sequence[Row]) -> list[Row]:

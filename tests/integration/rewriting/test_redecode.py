@@ -29,7 +29,7 @@ from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.duckdb import ArchiveViews
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
-from jetcapture_py.store.archive import open_archive
+from jetcapture_py.store.archive import ArchiveFiles, open_archive
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.archives import merge
@@ -174,8 +174,8 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
         await real_put(self, encoded)
         stepped("after put")
 
-    def wrapped(name: str) -> None:
-        real = getattr(Files, name)
+    def wrapped(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
 
         def work(*arguments: Any) -> Any:
             stepped(f"before {name}")
@@ -183,12 +183,12 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
             stepped(f"after {name}")
             return found
 
-        monkeypatch.setattr(Files, name, work)
+        monkeypatch.setattr(owner, name, work)
 
     real_put = Recapture.put
     monkeypatch.setattr(Recapture, "put", put)
-    for name in ("put", "overwrite", "remove"):
-        wrapped(name)
+    for owner, name in ((Files, "put"), (Files, "overwrite"), (ArchiveFiles, "remove")):
+        wrapped(owner, name)
     return steps
 
 

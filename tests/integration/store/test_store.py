@@ -489,6 +489,24 @@ def test_a_file_system_without_rename_is_refused_and_nothing_is_left(
     assert not local.root.exists() or local.objects() == {}
 
 
+@pytest.mark.parametrize("refused", [0, errno.EPERM], ids=["links", "no links"])
+@pytest.mark.parametrize(("before", "after"), [(b"first", b"first"), (b"", b"second")], ids=["whole", "empty"])
+def test_a_put_replaces_no_object_but_an_empty_one(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch, refused: int, before: bytes, after: bytes
+) -> None:
+    store = local.open()
+    put(store, name(), before)
+
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(refused, "not permitted")
+
+    if refused:
+        monkeypatch.setattr(os, "link", no_links)
+    put(store, name(), b"second")
+    put(store, name(first=2), b"new")
+    assert local.objects() == {name().path: after, name(first=2).path: b"new"}
+
+
 def test_a_directory_that_was_removed_meanwhile_is_made_again(local: LocalPlace) -> None:
     store = local.open()
     location = Path(put(store, name(), b"content"))

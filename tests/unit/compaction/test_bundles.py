@@ -24,6 +24,7 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import moves, units
 from jetcapture_py.compaction.unit import INDIVISIBLE, OPEN, TAKEN, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.removal import Removal
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import lay_out
 from tests.support.examples import examples
@@ -101,8 +102,7 @@ def compacted(files: Files, target: int, bundles: int) -> list[Outcome]:
     work = moves(listed, bundles, target) if bundles else (unit.sources for unit in units(listed, target))
     found = [outcome for sources in work for outcome in compact_unit(files, spec, sources)]
     for outcome in found:
-        for path in outcome.removable:
-            assert files.remove(path) is None
+        assert all(result is True for result in files.remove(outcome.removals))
     return found
 
 
@@ -178,16 +178,16 @@ def test_compactions_to_other_layouts_at_the_same_time_and_late_objects_lose_and
         while True:
             listed = files.find(["ORDERS"])
             yield
-            removable: list[str] = []
+            removals: list[Removal] = []
             work = moves(listed, bundles, target) if bundles else (unit.sources for unit in units(listed, target))
             for sources in work:
                 spec = CompactionSpec(target=target, closed=AFTER, bundles=bundles)
                 for outcome in compact_unit(files, spec, sources):
                     assert not outcome.failed, outcome.left
-                    removable += outcome.removable
+                    removals += outcome.removals
                 yield
-            for path in removable:
-                files.remove(path)
+            for removal in removals:
+                files.remove([removal])
                 yield
 
     def daemon() -> Iterator[None]:

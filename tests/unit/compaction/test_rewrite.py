@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import MessageSet, Rewritten, remove_replaced, rewrite
 from jetcapture_py.compaction.unit import REPLACING, CompactionSpec, compact_unit
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
+from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.removal import Removal
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import encoded, lay_out, put
 
@@ -95,7 +98,13 @@ def test_an_object_of_which_nothing_is_left_is_removed(tmp_path: Path) -> None:
 def test_what_does_not_read_like_its_source_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = store(tmp_path, 1, 2, 3)
     other = encoded([(1, AT + 1), (2, AT + 2)], bucket=BUCKET, key="us")
-    monkeypatch.setattr(Files, "put", lambda _self, found, _data: put(tmp_path, other).rename(tmp_path / found.path))
+
+    def put_other(_: Files, found: ObjectName, data: pa.Buffer) -> None:
+        table = pq.read_table(put(tmp_path, other))
+        metadata = pq.read_schema(pa.BufferReader(data)).metadata
+        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / found.path)
+
+    monkeypatch.setattr(Files, "put", put_other)
     with pytest.raises(JetcaptureError, match="does not match its source, which is kept"):
         without(tmp_path, name, 3)
     assert (tmp_path / name.path).exists()
@@ -123,11 +132,45 @@ def test_where_the_same_object_was_there_before_the_old_one_goes_with_the_next_r
     """A compaction may have read it, and may be about to remove it in favor of the old one."""
     old, same = store(tmp_path, *range(1, 10)), store(tmp_path, *range(1, 9))
     first = without(tmp_path, old, 9)
-    assert (first.target, first.removable, removed(tmp_path, first)) == (same, False, 0)
+    assert (first.target, first.removal, removed(tmp_path, first)) == (same, None, 0)
     (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
     assert outcome.left == REPLACING
     second = without(tmp_path, old, 9)
-    assert (second.removable, removed(tmp_path, second)) == (True, 1)
+    assert removed(tmp_path, second) == 1
+    assert seqs(tmp_path) == [*range(1, 9)]
+
+
+def test_a_redelivery_leaves_what_an_erasure_has_stored_and_no_compaction_removes_both(tmp_path: Path) -> None:
+    """The redelivered block lacks the erased message, so its object has the name of the one that replaces the old."""
+    old = store(tmp_path, *range(1, 10))
+    done = without(tmp_path, old, 9)
+    redelivered = encoded([(seq, AT + seq) for seq in range(1, 9)], bucket=BUCKET)
+    assert redelivered.name == done.target
+    LocalStore(str(tmp_path)).put(redelivered.name, redelivered.data)
+    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
+    assert outcome.left == REPLACING
+    assert removed(tmp_path, done) == 1
+    assert seqs(tmp_path) == [*range(1, 9)]
+
+
+@pytest.mark.parametrize("changed", ["the object", "its holder"])
+def test_of_two_that_would_each_remove_what_the_other_relies_on_only_the_first_does(
+    tmp_path: Path, changed: str
+) -> None:
+    """Also if what was read is there again, written later."""
+    old = store(tmp_path, *range(1, 10))
+    done = without(tmp_path, old, 9)
+    assert done.removal is not None
+    (holder,) = done.removal.holders
+    back = Removal(target=holder, holders=[done.removal.target])
+    files = Files(ArchiveFiles(str(tmp_path), {}))
+    os.utime((done.removal.target if changed == "the object" else holder).place, (1, 1))
+    (refused,) = files.remove([done.removal])
+    assert isinstance(refused, VanishedError)
+    done = without(tmp_path, old, 9)
+    assert removed(tmp_path, done) == 1
+    (refused,) = files.remove([back])
+    assert isinstance(refused, VanishedError)
     assert seqs(tmp_path) == [*range(1, 9)]
 
 
@@ -147,7 +190,7 @@ def test_an_object_that_keeps_its_messages_is_replaced_in_place_whatever_its_row
         return rows.set_column(index, rows.schema.field(index), subjects)
 
     done = rewrite(ArchiveFiles(str(tmp_path), {}), source, messages(), "redecode", changed)
-    assert (done.target, done.dropped, done.removable) == (name, 0, False)
+    assert (done.target, done.dropped, done.removal) == (name, 0, None)
     stored = read_archive(str(tmp_path), "ORDERS").read_all()
     assert stored[layout.SEQ].to_pylist() == list(range(1, 100))
     assert set(stored[layout.SUBJECT].to_pylist()) == {"other"}

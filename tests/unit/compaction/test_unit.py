@@ -23,8 +23,10 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes
 from jetcapture_py.compaction.plan import TOLERANCE, Source, units
 from jetcapture_py.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
+from jetcapture_py.errors import StoreError
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.removal import Removal
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
 from tests.support.examples import examples
@@ -102,8 +104,7 @@ def compacted(files: Files, target: int, *, closed: float = AFTER, dry_run: bool
         outcome for unit in units(files.find(["ORDERS"]), target) for outcome in compact_unit(files, spec, unit.sources)
     ]
     for outcome in found:
-        for path in () if dry_run else outcome.removable:
-            assert files.remove(path) is None
+        assert all(result is True for result in files.remove(outcome.removals))
     return found
 
 
@@ -123,10 +124,12 @@ class Watched(Files):
         super().put(name, data)
         self._changed()
 
-    def remove(self, path: str) -> str | None:
-        error = super().remove(path)
-        self._changed()
-        return error
+    def remove(self, removals: Sequence[Removal]) -> list[bool | StoreError]:
+        results = []
+        for removal in removals:
+            results += super().remove([removal])
+            self._changed()
+        return results
 
     def _changed(self) -> None:
         self._look()
@@ -333,12 +336,14 @@ def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -
 def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive: Archive) -> None:
     files = Files(ArchiveFiles(archive.url, {}))
     name = archive.write([1])
-    assert files.remove(name.path) is None
-    assert files.remove(name.path) is None
+    target = files.at(name.path)
+    assert target is not None
+    assert files.remove([Removal(target=target)] * 2) == [True, False]
     (archive.root / name.path).mkdir()
-    reason = files.remove(name.path)
-    assert reason is not None
-    assert reason.startswith(f"cannot remove {archive.url}/{name.path}: ")
+    again = files.at(name.path)
+    assert again is not None
+    (reason,) = files.remove([Removal(target=again)])
+    assert str(reason).startswith(f"cannot remove {archive.url}/{name.path}: ")
 
 
 # ------------------------------------------------------------------ what is written

@@ -1,0 +1,61 @@
+"""Remove objects, most of them in favor of others that hold their messages. No other module removes an object.
+
+Whatever else runs, every message stays in some object:
+
+- No put replaces an object that is there (see `store`): an object that says what it replaces keeps saying so.
+- Right before an object is removed, it and its holders must be the very objects that were read.
+- In a local archive, this check and the removal are one step, under a lock. Of two programs that would each
+  remove what the other relies on, the second one finds its holder gone, and keeps its object. Remote stores have no
+  lock; there, `compaction.plan` says in which order objects replace others, and the grace keeps programs apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.archive import ArchiveFiles, File
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """An object to be removed, and those that together hold its messages, as they were when they were read."""
+
+    target: File
+    holders: Sequence[File] = ()
+
+
+def remove(archive: ArchiveFiles, removals: Sequence[Removal]) -> list[bool | StoreError]:
+    """Remove objects; return for each whether it was still there, or why it stays.
+
+    The reason is a VanishedError if it, or one of its holders, is not the object that was read any more.
+    """
+
+    def attempt(removal: Removal) -> bool | StoreError:
+        try:
+            return _remove(archive, removal)
+        except StoreError as error:
+            return error
+
+    return list(archive.map(attempt, removals))
+
+
+def _remove(archive: ArchiveFiles, removal: Removal) -> bool:
+    with archive.removing():
+        for holder in removal.holders:
+            _refuse_other(archive, holder, archive.again(holder))
+        try:
+            now = archive.again(removal.target)
+        except VanishedError:
+            return False
+        _refuse_other(archive, removal.target, now)
+        archive.remove(now)
+    return True
+
+
+def _refuse_other(archive: ArchiveFiles, before: File, now: File) -> None:
+    """Raise VanishedError if a file has been written again. Listings may have whole seconds only, or no time."""
+    times = int(now.modified or 0), int(before.modified or now.modified or 0)
+    if now.size != before.size or times[0] != times[1]:
+        raise VanishedError(f"{archive.shown}/{now.path} was stored again: read it again")
