@@ -115,6 +115,7 @@ class CaptureMemory:
         self._members: WeakSet[HoldsMemory] = WeakSet()
         self._changing = threading.Lock()
         self._sums: dict[int, tuple[int, int]] = {}
+        self._total = 0, 0
         self._counted = 0.0
 
     def join(self, member: HoldsMemory) -> None:
@@ -140,20 +141,27 @@ class CaptureMemory:
         """Bytes of one capture's equal part."""
         return self.limit // max(1, len(self._members))
 
+    @property
+    def captures(self) -> int:
+        """Number of captures that share it."""
+        return len(self._members)
+
     def elsewhere(self, member: HoldsMemory) -> int:
         """Return the bytes that other captures hold or ask for."""
-        return sum(held for other, (held, _) in self._now().items() if other != id(member))
+        return self._others(member)[0]
 
     def open_bytes(self, member: HoldsMemory) -> int:
         """Return the maximum bytes of a capture's open blocks."""
-        others = sum(opened for other, (_, opened) in self._now().items() if other != id(member))
-        return max(self.part // OPEN_SHARE, self.limit // OPEN_SHARE - others)
+        return max(self.part // OPEN_SHARE, self.limit // OPEN_SHARE - self._others(member)[1])
 
-    def _now(self) -> dict[int, tuple[int, int]]:
+    def _others(self, member: HoldsMemory) -> tuple[int, int]:
+        """Return the bytes that other captures hold or ask for, and those of their open blocks."""
         if len(self._members) < 2:
-            return {}
+            return 0, 0
         if (now := time.monotonic()) - self._counted >= _FRESH:
             with self._changing:
                 members = list(self._members)
-            self._sums, self._counted = {id(member): member.held() for member in members}, now
-        return self._sums
+            self._sums, self._counted = {id(each): each.held() for each in members}, now
+            self._total = sum(held for held, _ in self._sums.values()), sum(opened for _, opened in self._sums.values())
+        held, opened = self._sums.get(id(member), (0, 0))
+        return self._total[0] - held, self._total[1] - opened

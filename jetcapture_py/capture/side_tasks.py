@@ -24,6 +24,8 @@ from jetcapture_py.log import event
 log = logging.getLogger("jetcapture.capture")
 
 TICK = 0.1
+TICK_SHARE = 0.001
+"""Minimum seconds of a tick for each capture of the process: shorter ones would take all of its time."""
 POLL = 1.0
 IDLE_POLL = 5.0
 """Seconds between checks of what only messages can change, while there are none."""
@@ -62,6 +64,7 @@ def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) ->
 async def _pause(state: CaptureState, seconds: float, *, quiet: float) -> None:
     """Wait for `seconds`; if nothing arrives and nothing is in progress, longer: `quiet` seconds, or for a message."""
     source, spooling = state.source, state.spooling
+    seconds = max(seconds, TICK_SHARE * state.budget.captures)
     busy = source.waiting or state.preparing or state.blocks.sealed or source.pulls.starved or state.draining
     if busy or source.idle_for() < QUIET or (spooling is not None and spooling.active):
         await asyncio.sleep(seconds)
