@@ -302,7 +302,7 @@ def _differences(name: str, plan: TablePlan) -> Iterator[Finding]:
     archive = plan.archive
     listing = list_objects(archive, plan.directory)
     present = {file.path: file.size for file in listing.files.values()}
-    gone, changed, twice, later, waiting = (FileList() for _ in range(5))
+    gone, changed, twice, later, waiting, stuck = (FileList() for _ in range(6))
     current = _relative(archive, {file.place: file.size for file in plan.table.files()})
     for path, size in sorted(current.items()):
         if path not in present:
@@ -317,7 +317,7 @@ def _differences(name: str, plan: TablePlan) -> Iterator[Finding]:
     for path in sorted(path for path in plan.added() if path not in current):
         later.add(path)
     for path, reason in plan.unsettled.items():
-        waiting.add(path, reason)
+        (stuck if path in plan.stuck else waiting).add(path, reason)
     again = "drop the table from its catalog, without purging it, and run `jetcapture maintain`, which makes it again"
     run = "run `jetcapture maintain`"
     for files, severity, summary, action in (
@@ -331,6 +331,12 @@ def _differences(name: str, plan: TablePlan) -> Iterator[Finding]:
         (twice, Severity.FAILURE, f"table {name} has objects that share messages: queries count them twice", again),
         (later, Severity.WARNING, f"table {name} does not have these objects of complete buckets yet", run),
         (waiting, Severity.WARNING, f"table {name} cannot have these objects of complete buckets yet", run),
+        (
+            stuck,
+            Severity.WARNING,
+            f"table {name} cannot have these objects",
+            "no further pass can add them, for the reasons given",
+        ),
     ):
         yield from file_findings(Kind.TABLE, severity, files, summary, action)
 

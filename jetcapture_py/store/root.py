@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import struct
+import sys
 import threading
 import time
 import uuid
@@ -198,7 +199,10 @@ def _lock(file: int, note: str) -> None:
     deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
+            if sys.platform == "linux":
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of all notes
             return
         except BlockingIOError as error:
             if time.monotonic() > deadline:

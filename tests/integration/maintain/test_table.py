@@ -711,6 +711,9 @@ def test_a_table_that_cannot_be_kept_is_refused_with_the_configuration(tmp_path:
     table = {"name": "nats.orders", "catalog": {}}
     with pytest.raises(ConfigError, match=r"^maintain\.table: not with block\.format csv: a table requires Parquet"):
         parse({**data, "store": {"url": str(tmp_path)}, "maintain": {"table": table}})
+    table["name"] = "nats.{stream}"
+    with pytest.raises(ConfigError, match='"refs" is the name of one of Iceberg'):
+        parse({"source": {"stream": "refs", "consumer": "c"}, "store": {"url": "/a"}, "maintain": {"table": table}})
     for name, reason in (
         ("orders", "a namespace and a name, such as nats.orders"),
         ("nats.dead", "another table"),
@@ -883,7 +886,7 @@ def test_verify_compares_the_table_with_the_archive(tmp_path: Path) -> None:
         "table nats.orders has objects whose size has changed": [changed.path],
         "table nats.orders has objects that share messages: queries count them twice": [once.path, merged.path],
         "table nats.orders does not have these objects of complete buckets yet": [merged_later.path, new.path],
-        "table nats.orders cannot have these objects of complete buckets yet": [changed.path],
+        "table nats.orders cannot have these objects": [changed.path],
     }
     assert [finding.severity for finding in found.values()] == [Severity.FAILURE] * 3 + [Severity.WARNING] * 2
     with load_catalog("jetcapture", **world.catalog) as catalog:
@@ -892,7 +895,7 @@ def test_verify_compares_the_table_with_the_archive(tmp_path: Path) -> None:
     world.passes = Maintenance(world.config)
     world.commit(stuck=True)
     (damaged,) = compare_tables(world.config)
-    assert damaged.summary == "table nats.orders cannot have these objects of complete buckets yet"
+    assert damaged.summary == "table nats.orders cannot have these objects"
     assert [file.path for file in damaged.paths] == [changed.path]
 
 
