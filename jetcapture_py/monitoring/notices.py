@@ -124,7 +124,8 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
     if losses := state.stats.stream_losses.total():
         text = f"The stream lost messages or was created again, {plural(losses, 'time')} since the process started."
         yield _warning(text, "What is archived stays. jetcapture verify names what the server has lost.")
-    yield from _behind(state, history)
+    if state.source.connected:
+        yield from _behind(state, history)
     if history.lasting(lambda sample: sample.unacked >= consumer.max_ack_pending, LASTING):
         text = f"{consumer.max_ack_pending:,} messages, as many as max_ack_pending allows, are not stored yet."
         yield _warning(f"Delivery waits: {text}", "Raise source.max_ack_pending, or shorten block.max_age.")

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +25,18 @@ from jetcapture_py.monitoring import http as endpoint
 from jetcapture_py.monitoring import http_server
 from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, Command, config, publish, running, serve, settings, until
+from tests.support.running import (
+    CONSUMER,
+    STREAM,
+    Command,
+    config,
+    connection,
+    publish,
+    running,
+    serve,
+    settings,
+    until,
+)
 
 Start = Callable[..., NatsServer]
 
@@ -174,8 +186,14 @@ def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_stored(nats_server
                 await publish(server.url, [("orders.new", b"", None)])
                 await until(lambda: capture.stats.received == 2, "so is the next one")
                 assert await capture.source.refresh()
-                lag = samples((await asked(port, "/metrics"))[1])["jetcapture_lag_seconds", ""]
+                async with connection(server.url) as client:
+                    await client.jetstream().update_stream(name=STREAM, subjects=["orders.>"], max_age=86_400)
+                assert await capture.source.stream_info() is not None
+                values = samples((await asked(port, "/metrics"))[1])
+                lag = values["jetcapture_lag_seconds", ""]
                 assert 1.2 < lag < time.monotonic() - began + 1
+                assert values["jetcapture_block_max_age_seconds", ""] == 3600
+                assert values["jetcapture_stream_max_age_seconds", ""] == 86_400
                 capture.send_to_store(
                     capture.blocks.seal([block for block in capture.blocks if block.id.key == "orders.old"], "age")
                 )
@@ -277,7 +295,11 @@ def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve
                 server.extra_config = "authorization: {user: app, password: changed}"
                 server.start()
                 await ready(port, 503, "connected: no connection to NATS: Authorization Violation")
-                assert "The server refuses the login." in (await asked(port, "/"))[1]
+                capture.source._consumer.state = replace(capture.source.state, answered=time.monotonic() - 7200)
+                assert samples((await asked(port, "/metrics"))[1])["jetcapture_lag_seconds", ""] > 7200
+                page = (await asked(port, "/"))[1]
+                assert "The server refuses the login." in page
+                assert "held by another replica" not in page
                 server.stop()
                 server.extra_config = ""
                 server.start()
