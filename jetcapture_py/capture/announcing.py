@@ -30,6 +30,7 @@ from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, refusal
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.text import age
 
 log = logging.getLogger("jetcapture.on_stored")
 
@@ -233,7 +234,7 @@ class _CallThread:
     async def run(self, stored: StoredObject) -> None:
         """Make the call and wait. Raises its exception, or JetcaptureError if an earlier call has not returned."""
         if (waited := self._thread.busy_for) is not None:
-            raise JetcaptureError(f"an earlier call has not returned for {waited:.0f} s")
+            raise JetcaptureError(f"an earlier call has not returned for {age(waited)}")
         error = await asyncio.wrap_future(self._thread.submit(partial(self._called, stored)))
         if error is not None:
             raise error if isinstance(error, Exception) else JetcaptureError(f"it raised {type(error).__name__}")

@@ -37,7 +37,7 @@ from jetcapture_py.jetstream.publish.frames import (
 )
 from jetcapture_py.jetstream.wire.client import Connection, Denial
 from jetcapture_py.jetstream.wire.inbox import PAYLOAD, SUBJECT, Inbox
-from jetcapture_py.text import plural
+from jetcapture_py.text import age, plural
 
 
 class Refusal(NamedTuple):
@@ -324,7 +324,7 @@ class Publisher:
             self._waiter = None
             silence = loop.time() - max(began, self._heard)
             if silence > self._patience:
-                raise SourceError(f"{plural(len(self._pending), 'message')} not acknowledged within {silence:.0f} s")
+                raise SourceError(f"{plural(len(self._pending), 'message')} not acknowledged within {age(silence)}")
             if (
                 self._nc.is_connected
                 and not self._pending.held
