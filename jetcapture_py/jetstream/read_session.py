@@ -201,12 +201,13 @@ class ReadSession:
             problem = await unreadable_with_origins(self.api, answer)
         if problem is not None:
             raise SourceError(problem)
-        return await self.identified(stream, answer)
+        state = await self.identified(stream, answer)
+        self._retentions[stream] = state.retention
+        return state
 
     async def identified(self, stream: str, answer: Mapping[str, Any]) -> StreamState:
         """Read an answer to STREAM.INFO; the same stream keeps the creation time that was known of it first."""
         state = StreamState.of(answer)
-        self._retentions[stream] = state.retention
         if stream not in self._known:
             self.know(stream, state.origin)
         origin, progressed = self._known[stream]

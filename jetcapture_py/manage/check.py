@@ -390,7 +390,7 @@ async def _server(
     check_server.check_consumer(findings, source, consumer, stream)
     check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)
     if consumer is None:
-        await asyncio.to_thread(_new_consumer, config, findings, str(stream["created"]))
+        await _new_consumer(session, config, findings, stream)
         await check_server.check_work_queue(session, config, findings, stream)
     await check_server.check_filters(session, config, findings, stream)
     try:
@@ -402,13 +402,18 @@ async def _server(
     return consumer
 
 
-def _new_consumer(config: Config, findings: Findings, created: str) -> None:
+async def _new_consumer(session: ReadSession, config: Config, findings: Findings, stream: dict[str, Any]) -> None:
     """Say that the archive has a watermark of a consumer that does not exist: it was deleted."""
     source, mark = config.source, None
     with suppress(JetcaptureError):  # `_store` says what is wrong with the store
-        mark = ArchiveFiles(config.store.url, config.store.options).watermark(source.stream)
+        storage = ArchiveFiles(config.store.url, config.store.options)
+        mark = await asyncio.to_thread(storage.watermark, source.stream)
     mark = mark and mark.of(source.consumer)
-    if mark is not None and (mark.consumer, mark.created) == (source.consumer, created):
+    if mark is None:
+        return
+    session.know(source.stream, mark.origin)
+    created = (await session.identified(source.stream, stream)).created
+    if (mark.consumer, mark.created) == (source.consumer, created):
         text = f"it was deleted: the archive has its messages up to sequence {mark.seq}; a new one begins with"
         text += f" source.deliver_policy {source.deliver_policy}, and readers drop copies of what it delivers again"
         findings.warning("consumer", text)
