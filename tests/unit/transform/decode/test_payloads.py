@@ -13,7 +13,7 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.decode import make_decoder
-from jetcapture_py.transform.keys import make_key
+from jetcapture_py.transform.keys import make_key, payload_texts
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
 NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
@@ -114,6 +114,9 @@ def test_nanoseconds_of_msgpack_are_cut_off_in_every_column(seconds: int, nanos:
     expected = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1_000)
     (row,) = outcomes(decoder("msgpack", columns={}).decode(batch_of([payload])), 1)
     assert row == {"at": expected, "deep": [{"at": expected}], "text": document["text"], "after": "x" * 300}
+    times = payload_texts(decode_settings(format="msgpack", columns={}), ["at"], times=True)
+    assert times is not None
+    assert times(batch_of([payload]))["at"].to_pylist() == [expected.isoformat()]
     declared = decoder("msgpack", columns={"at": Declared("json")})
     (row,) = outcomes(declared.decode(batch_of([payload])), 1)
     text = expected.isoformat().removesuffix("+00:00")
