@@ -75,7 +75,7 @@ async def _warn_of_new_consumer(state: CaptureState) -> None:
         return
     mark = mark and mark.of(source.consumer)
     begins = source.state.delivered + 1
-    if mark is None or (mark.consumer, mark.created) != (source.consumer, source.origin.created):
+    if mark is None or not mark.seq or (mark.consumer, mark.created) != (source.consumer, source.origin.created):
         return
     if begins <= mark.seq:
         again = {"fetches_again": f"{begins} to {mark.seq}"}

@@ -409,7 +409,7 @@ async def _new_consumer(session: ReadSession, config: Config, findings: Findings
         storage = ArchiveFiles(config.store.url, config.store.options)
         mark = await asyncio.to_thread(storage.watermark, source.stream)
     mark = mark and mark.of(source.consumer)
-    if mark is None:
+    if mark is None or not mark.seq:
         return
     session.know(source.stream, mark.origin)
     created = (await session.identified(source.stream, stream)).created

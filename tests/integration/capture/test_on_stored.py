@@ -259,15 +259,6 @@ def test_without_permission_to_publish_there_is_one_clear_line(
     assert len(rows(archive)) == 100
 
 
-def test_a_subject_that_the_stream_itself_takes_is_refused(nats_server: Start, archive: Path) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, MESSAGES))
-    settings = config(server.url, archive, on_stored={"subject": "orders.stored"})
-    with pytest.raises(ConfigError, match=r"stream ORDERS takes orders\.stored, so that every"):
-        asyncio.run(capture_all(settings))
-    assert not (archive / "ORDERS").exists()
-
-
 def test_a_subject_that_the_stream_takes_and_the_consumer_does_not_is_warned_of(
     nats_server: Start, archive: Path, said: io.StringIO
 ) -> None:
