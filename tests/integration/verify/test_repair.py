@@ -183,6 +183,10 @@ def test_a_damaged_object_in_s3_is_replaced(nats_server: Start) -> None:
         assert (report.complete, report.paths(Kind.DAMAGED)) == (True, ())
         assert (done.stored, done.replaced) == (2, 1)
         assert s3.names(endpoint, "s3://archive/nats") == names
+        files = ArchiveFiles("s3://archive/nats", options)
+        moved = files.move_aside(files.at(victims[0].removeprefix("nats/")))
+        after = [name for name in names if name != victims[0]]
+        assert sorted(s3.names(endpoint, "s3://archive/nats")) == sorted([*after, f"nats/{moved}"])
 
 
 def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Path) -> None:
