@@ -240,8 +240,8 @@ class Api:
         self.prefix = config.js_api
         self.imported = config.api_prefix is not None
         """Whether requests probably pass from one account to another."""
-        self.subjects = (f"{config.inbox_prefix}.>", "$JS.ACK.>", "$JS.API.>", f"{self.prefix}.>")
-        """Subjects of deliveries, acknowledgements and requests."""
+        self.subjects = (f"{config.inbox_prefix}.*.>", "$JS.ACK.>", "$JS.API.>", f"{self.prefix}.>")
+        """Subjects of deliveries, which have two tokens after the prefix, acknowledgements and requests."""
 
     async def pull(
         self,

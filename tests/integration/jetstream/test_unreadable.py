@@ -66,7 +66,7 @@ async def reasons(configuration: Config) -> list[str]:
         pytest.param([EVERYTHING], SELF, id="own deliveries"),
         pytest.param(
             [{**EVERYTHING, "name": "ORIGIN"}, {"name": STREAM, "mirror": {"name": "ORIGIN"}}],
-            f"stream ORIGIN, from which stream {STREAM} copies, takes _INBOX.>, which overlaps _INBOX.>, {SELF}",
+            f"stream ORIGIN, from which stream {STREAM} copies, takes _INBOX.>, which overlaps _INBOX.*.>, {SELF}",
             id="mirror",
         ),
         pytest.param(

@@ -21,10 +21,10 @@ def problem(*subjects: str, last: int = 0, **nats: Any) -> str | None:
 @pytest.mark.parametrize(
     ("subjects", "settings", "overlapped"),
     [
-        ([">"], {}, "_INBOX.>"),
-        (["orders.>", "_INBOX.>"], {}, "_INBOX.>"),
-        (["*.*.*"], {}, "_INBOX.>"),
-        (["inbox.a.>"], {"inbox_prefix": "inbox.a"}, "inbox.a.>"),
+        ([">"], {}, "_INBOX.*.>"),
+        (["orders.>", "_INBOX.>"], {}, "_INBOX.*.>"),
+        (["*.*.*"], {}, "_INBOX.*.>"),
+        (["inbox.a.>"], {"inbox_prefix": "inbox.a"}, "inbox.a.*.>"),
         (["$JS.>"], {}, "$JS.ACK.>"),
         (["$JS.ACK.S.archive.>"], {}, "$JS.ACK.>"),
         (["$JS.API.CONSUMER.MSG.NEXT.>"], {}, "$JS.API.>"),
@@ -43,7 +43,10 @@ def test_a_stream_that_would_store_its_own_deliveries_is_refused(
 
 @pytest.mark.parametrize(
     "subjects",
-    [(), ("orders.>",), ("*",), ("$KV.x.>",), ("$O.x.C.>", "$O.x.M.>"), ("$SYS.>",), ("$JS.EVENT.ADVISORY.>",)],
+    [
+        *((), ("orders.>",), ("*",), ("*.*",), ("_INBOX.*",)),  # replies have two tokens after the prefix
+        *(("$KV.x.>",), ("$O.x.C.>", "$O.x.M.>"), ("$SYS.>",), ("$JS.EVENT.ADVISORY.>",)),
+    ],
 )
 def test_other_subjects_are_not_refused(subjects: tuple[str, ...]) -> None:
     assert problem(*subjects) is None
