@@ -970,7 +970,9 @@ def test_where_a_catalog_refuses_a_location_the_error_names_what_to_allow(tmp_pa
     assert "\n" not in error
 
 
-def test_a_rest_catalog_takes_the_same_commits(tmp_path: Path) -> None:
+def test_a_rest_catalog_takes_the_same_commits_also_after_a_clock_that_was_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     (tmp_path / "classes").mkdir()
     with iceberg_rest.serve(tmp_path / "classes") as address:
@@ -980,7 +982,10 @@ def test_a_rest_catalog_takes_the_same_commits(tmp_path: Path) -> None:
             world.write([1, 2], key, hour=0, v=[1, 2])
             world.write([2, 3], key, hour=0, v=[2, 3])
             world.write([4], key, hour=1, v=["x"], bundles=16)
-        world.commit()
+        clock = time.time
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda: clock() + 600)
+            world.commit()
         assert by_pyiceberg(world.load()) == by_polars(world.load()) == truth(world)
         ids = {field.name: field.field_id for field in world.load().schema().fields}
         world.write([5, 6], "eu", hour=0, v=[1.5, 2.5])
