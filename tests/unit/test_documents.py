@@ -37,11 +37,6 @@ WATERMARK = {"created": "stream_created", "parts": "captures", "sample": "stream
 PACKAGES = ("jetcapture_py", "spark_jobs")
 
 
-def test_the_first_pages_are_short() -> None:
-    lines = {page: len(read(page).splitlines()) for page in ("README.md", "docs/operation.md")}
-    assert {page: count for page, count in lines.items() if count > 200} == {}
-
-
 def test_every_block_is_in_a_language_that_is_checked() -> None:
     assert not [block for page in PAGES for block in blocks(page) if block.language not in LANGUAGES]
 
