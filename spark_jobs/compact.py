@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -99,8 +100,8 @@ def _run(spark: SparkSession, archive: ArchiveFiles, compaction: Compaction) -> 
     if not work:
         return
     frame = spark.createDataFrame([(each,) for each in work], "unit string").repartition(min(len(work), _TASKS))
-    for row in frame.mapInArrow(_task(archive, compaction.spec), "outcome string").collect():
-        yield Outcome(**json.loads(row[0]))
+    for row in frame.mapInArrow(_task(archive, compaction.spec), "outcome binary").collect():
+        yield pickle.loads(row[0])  # noqa: S301  of our own tasks
 
 
 def _task(archive: ArchiveFiles, spec: CompactionSpec) -> Callable[[Iterable[pa.RecordBatch]], Any]:
@@ -109,7 +110,7 @@ def _task(archive: ArchiveFiles, spec: CompactionSpec) -> Callable[[Iterable[pa.
             for unit in batch.column(0).to_pylist():
                 named = ((layout.parse_path(path), size) for path, size in json.loads(unit))
                 sources = [Source(name, size) for name, size in named if name is not None]
-                found = [json.dumps(asdict(outcome)) for outcome in compact_unit(Files(archive), spec, sources)]
+                found = [pickle.dumps(outcome) for outcome in compact_unit(Files(archive), spec, sources)]
                 yield pa.RecordBatch.from_pydict({"outcome": found})
 
     return run
