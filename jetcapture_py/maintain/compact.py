@@ -42,6 +42,7 @@ from jetcapture_py.compaction.plan import Source, moves, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.block import MAX_BUNDLES
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
@@ -140,7 +141,7 @@ class Compaction:
         mark = None if settings.incomplete else archive.watermark(stream)
         if mark is not None and mark.time.timestamp() < closed:
             closed = mark.time.timestamp()
-            tell(f"skipping buckets that end after the watermark, {mark.time.isoformat()}: they are incomplete")
+            tell(f"skipping buckets that end after the watermark, {format_time(mark.time)}: they are incomplete")
         self.spec = CompactionSpec(
             target=settings.target,
             closed=closed,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple, cast
 
-from jetcapture_py.config.units import parse_time, quoted
+from jetcapture_py.config.units import format_time, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
 
@@ -91,7 +91,7 @@ def complete_end(files: ArchiveFiles, stream: str, end: datetime | None) -> date
     if end is not None and end <= complete:
         return end
     if end is not None:
-        sys.stderr.write(f"complete only up to {known.time.isoformat()}: later messages are left out\n")
+        sys.stderr.write(f"complete only up to {format_time(known.time)}: later messages are left out\n")
     return complete
 
 

@@ -102,7 +102,7 @@ def mark(archive: Archive, seconds: float) -> None:
 def test_complete_only_ends_with_the_watermark(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
     orders.write([5], quarantine=True, stage=["decode"], error=["truncated"])
     mark(orders, 2e-6)  # the time of message 2
-    cut = "complete only up to 2026-05-01T12:00:00.000002+00:00: later messages are left out\n"
+    cut = "complete only up to 2026-05-01T12:00:00.000002Z: later messages are left out\n"
     for sql, arguments, expected, said in (
         ("SELECT max(_nats_seq) AS n FROM archive", [], "2", ""),
         ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-01T12:00:00.000002"], "1", ""),

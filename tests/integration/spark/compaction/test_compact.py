@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.compaction.summary import Summary
+from jetcapture_py.config.units import format_time
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
 from spark_jobs.job import spark_error
@@ -137,7 +138,8 @@ class TestChoice:
         # a bucket's interval in these objects is a day: none of the three has ended
         summary = at_once(spark, hours, tell=said.append)
         assert summary.changes == ()
-        assert said == [f"skipping buckets that end after the watermark, {known.time.isoformat()}: they are incomplete"]
+        until = format_time(known.time)
+        assert said == [f"skipping buckets that end after the watermark, {until}: they are incomplete"]
         path.write_bytes(replace(known, time=datetime.fromtimestamp(HOUR + 3600 + 86_400, UTC)).encode())
         assert [change.bucket[11:13] for change in at_once(spark, hours, keys=[None]).changes] == ["12", "13"]
         assert [change.bucket[11:13] for change in at_once(spark, hours, incomplete=True).changes] == [
