@@ -12,9 +12,9 @@ import pyarrow as pa
 
 _FILE_MODE, _DIRECTORY_MODE = 0o664, 0o775
 """Reduced by the umask; never writable for everyone."""
-NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""Errors of a file system without hard links."""
-NO_RENAME = {errno.ENOSYS, errno.EOPNOTSUPP}
+NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
+"""Errors of a file system without hard links; the last two are the same on Linux."""
+NO_RENAME = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 """Errors of a file system that cannot rename files."""
 
 

@@ -29,7 +29,7 @@ from jetcapture_py.store.local_files import NO_LINKS, make_directory, rename, sy
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for a lock, which a suspended process may hold."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 NOT_OURS = {"lost+found", PROBE}
 """Names in a directory that still counts as empty, besides hidden files."""
@@ -75,13 +75,13 @@ class ArchiveRoot:
     def locked(self, note: str) -> Iterator[None]:
         """Lock a small file against other threads and processes, if the file system supports locks.
 
-        Raises OSError after `LOCK_TIMEOUT`.
+        Raises OSError after `LOCK_TIMEOUT`, and if the marker cannot be written to, which a lock requires.
         """
         with self.opened() as handle:
             try:
                 file = os.open(MARKER, os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)
-            except PermissionError:
-                file = os.open(MARKER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=handle)
+            except PermissionError as error:
+                raise OSError(error.errno, f"this user cannot lock {note}: make {MARKER} writable") from error
         try:
             _lock(file, note)
             yield

@@ -317,6 +317,22 @@ def test_a_file_system_without_locks_keeps_notes_all_the_same(
     assert store.read_note("_watermark/S.json") == b"content"
 
 
+def test_a_note_that_this_user_cannot_lock_is_not_changed(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, opened = local.open(), os.open
+    assert isinstance(store, NoteStore)
+    change_note(store, "_watermark/S.json", lambda _: b"content")
+
+    def refuse(path: str, flags: int, *args: Any, **options: Any) -> int:
+        if path == layout.MARKER and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermanentStoreError, match=rf"this user cannot lock _watermark/S\.json: make {layout.MARKER} w"):
+        change_note(store, "_watermark/S.json", lambda _: b"changed")
+    assert store.read_note("_watermark/S.json") == b"content"
+
+
 def test_a_probe_leaves_nothing(place: Place) -> None:
     place.open().probe()
     place.open("/{key}").probe()
