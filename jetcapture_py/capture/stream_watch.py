@@ -24,6 +24,8 @@ from jetcapture_py.store import change_note, read_watermark
 log = logging.getLogger("jetcapture.capture")
 
 REWIND, RECREATED = "rewind", "recreated"
+TIMEOUT = 5.0
+"""Seconds to wait for the store."""
 CONFIRMATIONS = 3
 CONFIRM_EVERY = 1.0
 """Seconds between answers that must agree: a replica that has just become leader may lag behind for a moment."""
@@ -107,9 +109,10 @@ async def recognize_stream(state: CaptureState) -> bool:
         return True
     source = state.source
     try:
-        mark = await state.in_thread(state.store_threads, read_watermark, state.notes, state.config.source.stream)
-    except StoreError as error:
-        event(log, logging.WARNING, "watermark.failed", error=error)
+        async with asyncio.timeout(TIMEOUT):
+            mark = await state.in_thread(state.store_threads, read_watermark, state.notes, state.config.source.stream)
+    except (StoreError, TimeoutError) as error:
+        event(log, logging.WARNING, "watermark.failed", error=str(error) or "the store did not answer")
         return False
     except JetcaptureError as error:  # damaged: it is written again
         event(log, logging.WARNING, "watermark.failed", error=error)

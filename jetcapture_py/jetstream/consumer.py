@@ -263,15 +263,6 @@ def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) ->
     )
 
 
-async def time_of_message(api: Api, stream: str, seq: int) -> int | None:
-    """Return the timestamp of a message in microseconds; None without it, without permission, or answer."""
-    try:
-        answer = await api.request(f"STREAM.MSG.GET.{stream}", {"seq": seq})
-    except (ApiError, UnavailableError):
-        return None
-    return microseconds_of(datetime.fromisoformat(answer["message"]["time"]))
-
-
 async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) -> datetime | None:
     """Return when the first matching message from sequence `seq` on was stored; None without one.
 
@@ -555,7 +546,12 @@ class Consumer:
         return await self._time_of(seq) not in (None, timestamp)
 
     async def _time_of(self, seq: int) -> int | None:
-        return await time_of_message(self._api, self._config.stream, seq)
+        """Return the timestamp of a message in microseconds; None without it, without permission, or answer."""
+        try:
+            answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
+        except (ApiError, UnavailableError):
+            return None
+        return microseconds_of(datetime.fromisoformat(answer["message"]["time"]))
 
     def _report_changes(self, state: ConsumerState) -> None:
         """Log changed settings."""

@@ -34,7 +34,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError, Stor
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import consumer_state, unusable
 from jetcapture_py.jetstream.pulls import OneAnswerError
-from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.unreadable import unreadable_with_origins
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage import check_server
@@ -409,11 +409,9 @@ async def _new_consumer(session: ReadSession, config: Config, findings: Findings
         storage = ArchiveFiles(config.store.url, config.store.options)
         mark = await asyncio.to_thread(storage.watermark, source.stream)
     mark = mark and mark.of(source.consumer)
-    if mark is None or not mark.seq:
+    if mark is None or not mark.seq or mark.consumer != source.consumer:
         return
-    session.know(source.stream, mark.origin)
-    created = (await session.identified(source.stream, stream)).created
-    if (mark.consumer, mark.created) == (source.consumer, created):
+    if await session.is_same(source.stream, mark.origin, StreamState.of(stream)):
         text = f"it was deleted: the archive has its messages up to sequence {mark.seq}; a new one begins with"
         text += f" source.deliver_policy {source.deliver_policy}, and readers drop copies of what it delivers again"
         findings.warning("consumer", text)

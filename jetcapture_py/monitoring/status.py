@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from textwrap import wrap
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -25,7 +24,6 @@ from rich.live import Live
 from rich.text import Text
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.archive.incarnations import is_same_stream
 from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureId, ConfigFiles
@@ -38,7 +36,6 @@ from jetcapture_py.jetstream.consumer import (
     first_time,
     get_consumer,
     has_progressed,
-    time_of_message,
 )
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.pages import words
@@ -423,19 +420,14 @@ class Observed:
             info = await self._api.request(f"STREAM.INFO.{mark.stream}")
         except (ApiError, UnavailableError):
             return []
-        if not await self._is_of(mark, info, consumer):
+        state, progressed = StreamState.of(info), has_progressed(consumer, mark)
+        if not await self._session.is_same(mark.stream, mark.origin, state, progressed=progressed):
             return [f"stream: it was created again at {info['created']}; the archive's watermark is of the earlier one"]
         starts = consumer.config.get("opt_start_seq", 0)  # a consumer may start after the stream's end
         if (last := info["state"]["last_seq"]) < mark.seq and mark.seq >= starts:
             lost = "the server has lost messages; jetcapture verify names them"
             return [f"stream: it ends at {last}, but the archive's watermark is at {mark.seq}: {lost}"]
         return []
-
-    async def _is_of(self, mark: Watermark, info: Mapping[str, Any], consumer: ConsumerState) -> bool:
-        """Whether the stream is the watermark's."""
-        time_of = partial(time_of_message, self._api, mark.stream)
-        progressed = has_progressed(consumer, mark)
-        return await is_same_stream(mark.origin, StreamState.of(info).ends, time_of, progressed=progressed)
 
     async def _lag(self, state: ConsumerState) -> float:
         if state.pending == 0 and state.unacked == 0:

@@ -199,7 +199,7 @@ class BoundaryFinder:
 def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: Origin) -> bool:
     """Whether a stream is that of `origin`, by its messages in the stream or in its archive. Raises JetcaptureError."""
     stream, sample = boundary.stream, origin.sample
-    if session.run(session.reads.is_same(stream, origin, boundary.state)):
+    if origin.created == boundary.state.created or session.run(session.reads.is_same(stream, origin, boundary.state)):
         return True
     if sample is None or sample.seq > boundary.archived:
         return False

@@ -294,7 +294,6 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offset | None = None
         self._latest: Offset | None = None
         self._until: int | None = None
-        self._accepted: tuple[str, str] | None = None
         self._asked = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -421,11 +420,9 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_same(self, offset: Offset, boundary: Boundary) -> None:
         """Raise SourceError if the stream is not that of an offset."""
-        known, now = str(offset["created"]), boundary.state.created
-        if known != now and self._accepted != (known, now):
-            same = is_same(self._source.files, cast("Session", self._session), boundary, origin_of(offset))
-            check_same(self._source.stream, known, known if same else now)
-            self._accepted = known, now
+        origin = origin_of(offset)
+        if not is_same(self._source.files, cast("Session", self._session), boundary, origin):
+            check_same(self._source.stream, origin.created, boundary.state.created)
 
     def _check(self, offset: Offset) -> None:
         """Raise SourceError for an offset of a query with other options."""
