@@ -541,6 +541,17 @@ class Consumer:
             return False if error.code == NOT_FOUND else None
         return not answer["message"].get("data")
 
+    async def delivered_all(self) -> bool:
+        """Whether the stream has nothing for it after what was delivered, whatever the server counts as pending."""
+        if not self._may_get:
+            return False
+        filters = filters_of(self.state.config)
+        try:
+            return await first_time(self._api, self._config.stream, self.state.delivered + 1, filters) is None
+        except UnavailableError as error:
+            self._may_get = getattr(error.__cause__, "code", None) != FORBIDDEN
+            return False
+
     async def is_other(self, seq: int, timestamp: int) -> bool:
         """Whether the message at `seq` is not the one stored at `timestamp` (microseconds); False if unknown."""
         return await self._time_of(seq) not in (None, timestamp)

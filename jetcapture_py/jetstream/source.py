@@ -18,8 +18,8 @@ from jetcapture_py.config.shares import MAX_RECEIVED, RECEIVE_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult, sequences
-from jetcapture_py.jetstream.connection import Api, UnavailableError, connect, reason_of
-from jetcapture_py.jetstream.consumer import Consumer, ConsumerState, filters_of, first_time
+from jetcapture_py.jetstream.connection import Api, connect, reason_of
+from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
 from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.pulls import PAUSE, Pulls
 from jetcapture_py.jetstream.wire.client import Connection, Denial, denial_in, refusal
@@ -192,6 +192,7 @@ class PullSource:
         self._consumer = Consumer(self._api, self.config.source, self.fail)
         await self._consumer.attach()
         self.is_other, self.recognize = self._consumer.is_other, self._consumer.recognize
+        self.delivered_all = self._consumer.delivered_all
         self.payloads = PayloadCheck(
             self.stream,
             self.consumer,
@@ -494,14 +495,6 @@ class PullSource:
         connection, asked = self._known
         fresh = connection == self.reconnects and self._loop.time() - asked < FRESH
         return fresh and self.failure is None and self.pulls.active > 0
-
-    async def delivered_all(self) -> bool:
-        """Whether the stream has nothing for the consumer after what was delivered, whatever it counts as pending."""
-        try:
-            filters = filters_of(self.state.config)
-            return await first_time(self._api, self.stream, self.state.delivered + 1, filters) is None
-        except UnavailableError:  # or no permission
-            return False
 
     async def stream_subjects(self) -> tuple[str, ...]:
         """Return the stream's subjects; none without permission to read the stream."""

@@ -35,7 +35,7 @@ from spark_jobs.replaying.target import Origin, Target
 from tests.integration.security import leaves
 from tests.integration.spark.live import ENVELOPE
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, Command, capture_all, config, rows, settings
+from tests.support.running import CONSUMER, STREAM, Command, capture_all, config, rows, running, settings
 
 EXAMPLE = (Path(__file__).parents[3] / "examples" / "nats-permissions.conf").read_text()
 ADMIN = "      { user: admin, password: admin }\n"
@@ -289,6 +289,17 @@ def test_what_may_be_left_out_is_not_needed(start: Start, tmp_path: Path) -> Non
     server = start(without(*optional, of="CAPTURE"))
     capture(server, tmp_path / "archive", source={"create": False})
     assert len(rows(tmp_path / "archive")) == MESSAGES
+
+
+def test_a_message_that_may_not_be_read_is_asked_for_once(start: Start, tmp_path: Path) -> None:
+    server = start(without("$JS.API.STREAM.MSG.GET.ORDERS", of="CAPTURE"))
+
+    async def asked() -> list[bool]:
+        async with running(config(server.url, tmp_path / "archive", nats=as_user(server, "archive"))) as state:
+            return [await state.source.delivered_all() for _ in range(3)]
+
+    assert asyncio.run(asked()) == [False] * 3
+    assert server.log.count("Violation") == 1
 
 
 async def deny_removals(server: NatsServer) -> None:
