@@ -65,8 +65,8 @@ def test_a_pass_merges_messages_and_quarantine_of_every_file_and_a_second_one_fi
     done = jetcapture("maintain", tmp_path / "captures")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.partition(" →")[0] for line in lines] == ["events  13 objects, 0.0 MiB", "orders  13 objects, 0.0 MiB"]
-    assert all("; quarantine: 2 objects, 0.0 MiB" in line for line in lines)
+    assert [line.partition(", ")[0] for line in lines] == ["events  13 objects", "orders  13 objects"]
+    assert all("; quarantine: 2 objects, " in line for line in lines)
     assert "20 duplicate rows removed; quarantine" in lines[1]
     assert len(objects(archive.root)) == 6
     assert seqs(archive.root) == seqs(archive.root, "EVENTS") == before
