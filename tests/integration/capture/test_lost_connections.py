@@ -87,6 +87,7 @@ def test_what_a_broken_connection_took_with_it_is_delivered_again_at_once(
         asyncio.run(scenario())
 
 
+@pytest.mark.exhaustive
 def test_what_was_lost_twice_is_delivered_again_too(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server(IMPATIENT)
@@ -135,6 +136,7 @@ def test_what_another_replica_holds_is_not_taken_from_it(
         asyncio.run(scenario())
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_stood_still_gets_what_it_missed_long_before_ack_wait(
     nats_server: Start, tmp_path: Path
 ) -> None:

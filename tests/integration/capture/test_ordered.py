@@ -213,6 +213,7 @@ async def _a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monk
         assert raised.value.subgroup(DrainError) is not None
 
 
+@pytest.mark.exhaustive
 def test_a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path: Path) -> None:
     asyncio.run(_a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path))
 

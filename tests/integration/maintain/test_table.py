@@ -970,6 +970,7 @@ def test_where_a_catalog_refuses_a_location_the_error_names_what_to_allow(tmp_pa
     assert "\n" not in error
 
 
+@pytest.mark.exhaustive
 def test_a_rest_catalog_takes_the_same_commits_also_after_a_clock_that_was_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

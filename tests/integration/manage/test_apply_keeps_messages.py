@@ -295,6 +295,7 @@ async def lost_later(url: str, chosen: list[Case]) -> list[Case]:
         return await lost(client, chosen)
 
 
+@pytest.mark.exhaustive
 def test_no_change_of_a_setting_makes_the_server_delete_messages(nats_server: Start) -> None:
     changed = {(change.section, change.setting) for change in (*STREAM_CHANGES, *CONSUMER_CHANGES)}
     assert changed == {

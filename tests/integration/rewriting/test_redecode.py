@@ -349,6 +349,7 @@ def test_the_commands_say_why_and_what_was_done(
 
 
 @pytest.mark.spark
+@pytest.mark.exhaustive
 def test_all_engines_and_the_report_agree(spark: SparkSession, nats_server: Start, tmp_path: Path) -> None:
     from spark_jobs.archive import read_archive as read_with_spark
     from spark_jobs.reporting.facts import Choice, collect
