@@ -183,8 +183,8 @@ async def _mark(state: CaptureState) -> None:
 async def last_mark(state: CaptureState, deadline: float) -> None:
     """Write the final watermark, and the stream's configuration."""
     answered = state.source.connected and await state.source.refresh()
-    if not answered and state.notes is not None:
-        event(log, logging.WARNING, "watermark.failed", error=state.source.failure or "NATS did not answer in time")
+    if not answered and state.notes is not None and state.source.failure is None:  # else `capture.failed` says why
+        event(log, logging.WARNING, "watermark.failed", error="NATS did not answer in time")
     try:
         async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LAST_MARK)):
             if answered:
