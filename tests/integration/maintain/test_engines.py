@@ -57,6 +57,7 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import load
 from jetcapture_py.maintain import iceberg, manifests, table_columns
 from jetcapture_py.maintain.maintenance import Maintenance
+from jetcapture_py.store.archive import ArchiveFiles
 
 def die(how):
     with open(sys.argv[2], "a") as kills:
@@ -76,7 +77,7 @@ def kill_at(owner, name, after):
     setattr(owner, name, killed)
 
 steps = [
-    (Files, "put"), (Files, "remove"), (manifests, "write_manifest"), (manifests, "write_manifest_list"),
+    (Files, "put"), (ArchiveFiles, "remove"), (manifests, "write_manifest"), (manifests, "write_manifest_list"),
     (Table, "_do_commit"), (iceberg, "_clean"),
 ]
 kills = [(*step, after) for step in steps for after in (False, True)]

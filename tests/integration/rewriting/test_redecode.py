@@ -29,7 +29,7 @@ from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.duckdb import ArchiveViews
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
-from jetcapture_py.store.archive import ArchiveFiles, open_archive
+from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.archives import merge
@@ -247,7 +247,11 @@ def test_a_removal_that_fails_is_not_called_removed(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = captured(nats_server, tmp_path / "a", 100)
-    monkeypatch.setattr(Files, "remove", lambda _, path: f"cannot remove {path}: denied")
+
+    def deny(_: ArchiveFiles, file: File) -> None:
+        raise StoreError(f"cannot remove {file.path}: denied")
+
+    monkeypatch.setattr(ArchiveFiles, "remove", deny)
     for archived in (False, True):  # the second time, all are in the archive before
         assert show_one(quarantine.run_redecode(config, QuarantineSelection(), dry_run=False)) == 1
         lines = capsys.readouterr().out.splitlines()
