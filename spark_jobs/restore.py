@@ -117,13 +117,15 @@ def _prepared(chosen: RestoreCommand, files: ArchiveFiles, maker: Maker | None) 
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     erased, expired = files.erased(chosen.stream), files.expired(chosen.stream)
     removed = removed_ranges(plan, expired, erased, continues=kept is not None and kept.continues)
+    configs = (config, {} if kept is None else kept.config)
     reading = Reading(
         files=files,
         prefix=chosen.prefix,
         until=chosen.until,
         erased=erased,
         removed=tuple(removed),
-        without_schedules=not chosen.with_schedules and _has_schedules(config, {} if kept is None else kept.config),
+        without_schedules=not chosen.with_schedules
+        and any(settings.get("allow_msg_schedules") for settings in configs),
     )
     plan, parts = _surveyed(maker, reading, plan, limits_of(config))
     begins = chosen.first if chosen.first > 1 else min([plan.begins, *(first for first, _ in removed)])
@@ -159,11 +161,6 @@ def _check(chosen: RestoreCommand, found: RestoreSurvey, limits: Mapping[str, in
                 f"--consumer {name}={floor}: the last restored sequence is {found.last}, and the consumer would skip "
                 "messages that are published later"
             )
-
-
-def _has_schedules(*configs: Mapping[str, Any]) -> bool:
-    """Whether a stream with one of these configurations may have schedules."""
-    return any(config.get("allow_msg_schedules") for config in configs)
 
 
 def _surveyed(

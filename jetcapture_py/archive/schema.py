@@ -187,14 +187,16 @@ def unify_batches(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
     """Return the schema of `unify`, but text for columns with an integer that would not be exact in it."""
     unified = unify([batch.schema for batch in batches])
     for position, field in enumerate(unified):
-        columns = (batch.columns[at] for batch in batches for at in _positions(batch.schema, field.name))
+        name = field.name.lower()
+        columns = (
+            column
+            for batch in batches
+            for own, column in zip(batch.schema, batch.columns, strict=True)
+            if own.name.lower() == name
+        )
         if not all(_is_exact(column, field.type) for column in columns):
             unified = unified.set(position, field.with_type(pa.string()))
     return unified
-
-
-def _positions(schema: pa.Schema, name: str) -> list[int]:
-    return [at for at, known in enumerate(schema.names) if known.lower() == name.lower()]
 
 
 def _is_exact(array: pa.Array, to: pa.DataType) -> bool:

@@ -36,11 +36,12 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
     if driver := driver_of(state.store):
         event(log, logging.INFO, "store.driver", **driver)
     await probe(state, stop)
-    await _warn_of_changed_rule(state, encoder)
+    mark = await _watermark(state)
+    _warn_of_changed_rule(mark, encoder)
     state.key_rule = encoder.key_rule
     _warn_of_new_archive(state)
     await recognize_stream(state)
-    await _warn_of_new_consumer(state)
+    _warn_of_new_consumer(state, mark)
     state.observer.began(state.source.state)
 
 
@@ -63,40 +64,38 @@ def _warn_of_new_archive(state: CaptureState) -> None:
         event(log, logging.WARNING, "archive.new", root=store.root, ack_floor=consumer.ack_floor, reason=reason)
 
 
-async def _warn_of_new_consumer(state: CaptureState) -> None:
-    """Warn when the consumer begins elsewhere than the archive's watermark of it ends: it was created again."""
-    source, notes = state.source, state.notes
-    if notes is None or source.state.deliveries:
-        return
+async def _watermark(state: CaptureState) -> Watermark | None:
+    """Return the consumer's watermark in the archive; None without one, or if it cannot be read."""
+    notes, source = state.notes, state.config.source
+    if notes is None:
+        return None
     try:
         async with asyncio.timeout(TIMEOUT):
             mark = await state.in_thread(state.store_threads, read_watermark, notes, source.stream)
-    except (JetcaptureError, TimeoutError):  # writing it fails as well, and that is logged
+    except (JetcaptureError, TimeoutError) as error:  # writing it fails as well, and that is logged
+        event(log, logging.DEBUG, "rule.unknown", error=error)
+        return None
+    return mark and mark.of(source.consumer)
+
+
+def _warn_of_new_consumer(state: CaptureState, mark: Watermark | None) -> None:
+    """Warn when a consumer was created again and begins elsewhere than its watermark ends."""
+    source = state.source
+    if source.state.deliveries:
         return
-    mark = mark and mark.of(source.consumer)
     begins = source.state.delivered + 1
     if mark is None or not mark.seq or (mark.consumer, mark.created) != (source.consumer, source.origin.created):
         return
-    if begins <= mark.seq:
-        again = {"fetches_again": f"{begins} to {mark.seq}"}
-        event(log, logging.WARNING, "consumer.recreated", begins=begins, archived=mark.seq, **again)
-    elif begins > mark.seq + 1:
-        skipped = {"skips": f"{mark.seq + 1} to {begins - 1}", "advice": "run jetcapture verify"}
-        event(log, logging.WARNING, "consumer.recreated", begins=begins, archived=mark.seq, **skipped)
+    effect = {"fetches_again": f"{begins} to {mark.seq}"}
+    if begins > mark.seq:
+        effect = {"skips": f"{mark.seq + 1} to {begins - 1}", "advice": "run jetcapture verify"}
+    if begins != mark.seq + 1:
+        event(log, logging.WARNING, "consumer.recreated", begins=begins, archived=mark.seq, **effect)
 
 
-async def _warn_of_changed_rule(state: CaptureState, encoder: Encoder) -> None:
-    """Log a warning if the watermark's writer had another rule for keys and buckets; silent if that is unknown."""
-    notes, source = state.notes, state.config.source
-    if notes is None:
-        return
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            mark = await state.in_thread(state.store_threads, read_watermark, notes, source.stream)
-    except (JetcaptureError, TimeoutError) as error:
-        event(log, logging.DEBUG, "rule.unknown", error=error)
-        return
-    if mark is not None and (fields := _changes(mark.of(source.consumer), encoder)):
+def _warn_of_changed_rule(mark: Watermark | None, encoder: Encoder) -> None:
+    """Warn if the watermark's writer had another rule for keys and buckets."""
+    if mark is not None and (fields := _changes(mark, encoder)):
         event(log, logging.WARNING, "rule.changed", **fields, advice=ADVICE)
 
 

@@ -127,7 +127,9 @@ class Files:
             schema=self._schemas.setdefault(plain, plain),  # one copy each: there are many objects, but few schemas
             rows=metadata.num_rows,
             weight=sum(group.total_byte_size for group in groups),
-            compatible=not any("DELTA_BINARY_PACKED" in column.encodings for column in _columns(groups[0])),
+            compatible=not any(
+                "DELTA_BINARY_PACKED" in groups[0].column(at).encodings for at in range(groups[0].num_columns)
+            ),
             codec=groups[0].column(0).compression.lower().replace("uncompressed", "none"),
             row_groups=tuple(_row_group(index, group, source.name) for index, group in enumerate(groups)),
             own=own,
@@ -168,10 +170,6 @@ class Files:
                 self._cached += len(data)
         with self._archive.parquet(file, data) as parquet:
             yield parquet
-
-
-def _columns(group: Any) -> Iterator[Any]:
-    return (group.column(index) for index in range(group.num_columns))
 
 
 def _plain_rows(table: pa.Table) -> pa.Table:

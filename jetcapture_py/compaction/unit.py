@@ -277,7 +277,7 @@ class _Compaction:
         return done
 
     def _removals(self, holders: Sequence[ObjectName], gone: Sequence[Source]) -> list[Removal]:
-        """Return the objects to remove that are still what was read, each with those that hold its messages."""
+        """Return the objects to remove that have not changed since they were read, each with its holders."""
         paths = [name.path for name in (*holders, *(source.name for source in gone))] if gone else []
         now = {file.path: file for file in self._files.map(self._files.at, paths) if file is not None}
         if not now.keys() >= {name.path for name in holders if gone}:
@@ -285,7 +285,7 @@ class _Compaction:
         return [
             Removal(
                 target=now[source.name.path],
-                holders=[now[name.path] for name in holders if _share_range(name, source.name)],
+                holders=[now[name.path] for name in holders if layout.overlap(name, source.name)],
             )
             for source in gone
             if source.name.path in now and now[source.name.path].size == source.size
@@ -413,10 +413,6 @@ class _Compaction:
             or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
         ):
             raise JetcaptureError(f"{self._files.shown}/{name.path} does not match its sources, which are kept")
-
-
-def _share_range(one: ObjectName, other: ObjectName) -> bool:
-    return one.first_seq <= other.last_seq and one.last_seq >= other.first_seq
 
 
 def encoder_like(stream: str, footers: Sequence[Footer], bundles: int) -> Encoder:
