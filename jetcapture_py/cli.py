@@ -312,7 +312,7 @@ def maintain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Compact archives, update their tables, and expire buckets. As the section `maintain` says, without NATS."""
+    """Compact archives, update their tables, and expire buckets. Follows the section `maintain`; needs no NATS."""
     from jetcapture_py import startup
     from jetcapture_py.capture import allocator
     from jetcapture_py.config.units import parse_duration
@@ -366,7 +366,7 @@ def compact(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """Merge small and overlapping objects, without Spark. Only of buckets that are complete."""
+    """Merge small and overlapping objects, without Spark. Leaves incomplete buckets alone."""
     from jetcapture_py import startup
     from jetcapture_py.capture import allocator
 

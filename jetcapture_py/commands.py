@@ -75,7 +75,7 @@ def get(
     stream: OneStream = None,
     as_of: _AsOf = None,
 ) -> None:
-    """Write a file of an archived object store. It is checked against its SHA-256."""
+    """Write a file of an archived object store. Checks its SHA-256."""
     from jetcapture_py.config.several import only
     from jetcapture_py.manage.files import moment, run_get
 
@@ -94,7 +94,7 @@ def list_quarantine(
     streams: Streams = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
-    """List the reasons of the quarantine. How many messages, when, on which subjects, and an example."""
+    """List why messages are in quarantine. Shows counts, times, subjects and an example."""
     from jetcapture_py import startup
 
     with startup.imports():

@@ -2,9 +2,8 @@
 
 The same messages at the same sequences are the same stream, also after a restore. `created` is only a hint: servers
 move it although nothing was created again (a restart, an edit and another restart, before 2.14.6), and the servers of a
-cluster may differ. Where it differs, a message that both have decides; where none is left, the consumer's own progress
-does, and without a consumer `created`. The same stream keeps the first `created` that is known of it, in watermarks,
-footers, notes and checkpoints.
+cluster may differ. If it differs, a common message decides; without one, the consumer's progress; without a consumer,
+`created`. The same stream keeps its first known `created` in watermarks, footers, notes and checkpoints.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from jetcapture_py.config.units import microseconds_of
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A message by which a stream is recognized."""
+    """A message that identifies a stream."""
 
     seq: int
     time: int
     """Its timestamp, in microseconds since the epoch."""
     created: str = ""
-    """Creation time that the server gave the stream then; "" if unknown."""
+    """The stream's creation time on the server then; "" if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Origin:
     """A stream as an archive or a checkpoint knows it."""
 
     created: str
-    """Creation time, as a server wrote it first; "" if unknown."""
+    """First known creation time; "" if unknown."""
     sample: Sample | None = None
     """One of its messages; None if unknown."""
 
@@ -62,7 +61,7 @@ async def is_same_stream(
 
     `time_of` returns the timestamp of the message at a sequence, None without one, or without permission or answer:
     then the order of timestamps decides, which does not notice other messages after a restore to an earlier sequence.
-    `progressed`: the stream has the consumer of `origin`, which has gone on from where that knew it.
+    `progressed`: the stream still has the consumer known with `origin`, and it has not started again.
     """
     sample = origin.sample
     if now.created == origin.created or (sample is not None and now.created == sample.created):
@@ -73,7 +72,7 @@ async def is_same_stream(
         return False  # it was created again, rewound, or restored to an earlier sequence
     if now.last == sample.seq:
         return now.last_time == sample.time
-    if now.first > sample.seq:  # no message in common; one from before `created` shows that this was moved
+    if now.first > sample.seq:  # no common message; one older than `created` shows that a server moved it
         born = microseconds_of(datetime.fromisoformat(now.created))
         return progressed or (now.first <= now.last and sample.time <= now.first_time < born)
     if (time := await time_of(sample.seq)) is not None:
@@ -89,5 +88,5 @@ class Progress:
     acknowledged: int
 
     def continues(self, before: Progress) -> bool:
-        """Whether this may be the consumer that had come as far as `before`: a new one starts again."""
+        """Whether this may be the same consumer, later: a new one starts again."""
         return self.delivered >= before.delivered and self.acknowledged >= before.acknowledged

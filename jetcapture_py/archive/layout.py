@@ -64,7 +64,7 @@ BUNDLE = "bundle"
 PARTITIONS = (KEY, "date", "hour")
 _ICEBERG = ("_deleted", "_file", "_pos", "_partition", "_spec_id", "_row_id", "_last_updated_sequence_number")
 RESERVED = (*PARTITIONS, BUNDLE, *_ICEBERG)
-"""Names that decoded columns cannot have: readers find those of ours in paths, and Iceberg adds columns of its own."""
+"""Names that decoded columns cannot have: those of partitions, and of columns that Iceberg adds."""
 STREAM_TIME = "timestamp"
 """The `block.time` for buckets by the stream's timestamps."""
 

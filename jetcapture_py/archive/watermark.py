@@ -44,7 +44,7 @@ class Filters:
     until: int | None = None
     """The last sequence that they selected, of a consumer that was created again since; else None."""
     deliveries: int = field(default=0, compare=False)
-    """All that the consumer had made when this was seen; not in the file."""
+    """Deliveries that the consumer had made by then; not in the file."""
     repaired: bool = False
     """A repair has stored messages here, so that archived messages do not tell what the consumer selected."""
 
@@ -66,11 +66,11 @@ class Watermark:
     stream: str
     consumer: str
     created: str
-    """When the stream was created, as the server wrote it first; "" if unknown."""
+    """First known creation time of the stream; "" if unknown."""
     seq: int
     time: datetime
     deliveries: int = 0
-    """All that the consumer has made, by which it is recognized; 0 if unknown."""
+    """Deliveries that the consumer has made, which identify it; 0 if unknown."""
     sample: Sample | None = None
     """A message of the stream, not necessarily one that is stored; None if unknown."""
     last_stored: datetime | None = None
@@ -105,9 +105,9 @@ class Watermark:
         return Origin(self.created, self.sample)
 
     def consumer_created(self, created: str, deliveries: int) -> str:
-        """Return the creation time that this watermark has of a consumer if that has gone on from here, else `created`.
+        """Return the consumer's creation time in this watermark if it is the same consumer, else `created`.
 
-        Servers move it; a new consumer starts again. `deliveries` are those that it has made now.
+        Servers move creation times; a new consumer starts again at 0 `deliveries`.
         """
         known = self.filters[-1].consumer if self.filters else ""
         return known if known and 0 < self.deliveries <= deliveries else created

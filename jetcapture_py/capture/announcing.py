@@ -125,7 +125,7 @@ class Announcer:
             self._receivers["call"] = _Receiver(thread.run, contextlib.closing(thread))
 
     async def check(self) -> None:
-        """Refuse a subject whose messages come back to the capture, at once or through others. Raises ConfigError."""
+        """Refuse a subject whose messages come back to the capture, also through others. Raises ConfigError."""
         source = self._state.source
         if not self.subject:
             return

@@ -29,7 +29,7 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 class Capture:
     """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
 
-    `state` is for side tasks and metrics; other captures share `budget`, and notify: `notifiers`. Raises ConfigError.
+    `state` is for side tasks and metrics. Captures share `budget`; those of `notifiers` notify. Raises ConfigError.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ log = logging.getLogger("jetcapture.capture")
 
 TICK = 0.1
 TICK_SHARE = 0.001
-"""Minimum seconds of a tick for each capture of the process: shorter ones would take all of its time."""
+"""Minimum seconds of a tick per capture of the process, so that ticks do not take all of its time."""
 POLL = 1.0
 IDLE_POLL = 5.0
 """Seconds between checks of what only messages can change, while there are none."""
@@ -44,7 +44,7 @@ MARK = 15.0
 IDLE_MARK = timedelta(minutes=1)
 """Minimum time between writes, across all replicas, when only the watermark's time has changed."""
 LAST_MARK = 5.0
-"""Seconds that a stopping capture waits at least for the watermark to be written."""
+"""Minimum seconds that a stopping capture waits for the watermark to be written."""
 DECODER_SLOW = 30.0
 """Seconds that a batch may be in the decoder and the key function before the capture is not ready."""
 

@@ -101,9 +101,9 @@ def _rewound(state: CaptureState, last: int | None) -> None:
 
 
 async def recognize_stream(state: CaptureState) -> bool:
-    """Find out whether the stream is the one of the archive's watermark; log and count that it was created again since.
+    """Compare the stream with the archive's watermark; log and count a stream that was created again.
 
-    The same stream keeps the creation time that the archive has. False without an answer of the store.
+    The same stream keeps the archive's creation time. False without an answer from the store.
     """
     if state.notes is None or state.stream_end is not None:
         return True

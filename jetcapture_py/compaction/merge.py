@@ -153,7 +153,7 @@ def disjoint(files: Files, unit: Unit, footers: Sequence[Footer]) -> list[Object
 
 
 def _swept(files: Files, unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[Identities, Any, int]]:
-    """Yield the identities of all rows by rising sequences, the number of the object of each, and their end."""
+    """Yield identities by rising sequence, with the number of each one's object, and the sequence at which they end."""
     held: list[tuple[Identities, Any]] = []
     for batch, frontier in _batches(unit, footers):
         read = files.map(lambda part: _identities(files, unit.sources[part.source], part), batch)

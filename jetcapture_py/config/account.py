@@ -69,7 +69,7 @@ class AccountConfig(Generic[T]):
         return _fits_any(patterns, name) and not _fits_any(patterns, name, excluding=True)
 
     def missing(self, streams: Collection[str]) -> list[str]:
-        """Return the streams that are selected by their exact names, and are not among `streams`."""
+        """Return streams that are selected by exact names and are not in `streams`."""
         buckets = {held[1] for held in map(bucket_of, streams) if held is not None}
         names = [name for name in self.streams if name not in streams]
         names += [f"{PREFIXES['bucket']}{name}" for name in self.buckets if name not in buckets]

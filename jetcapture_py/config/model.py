@@ -47,7 +47,7 @@ _OF_STREAM = (
 )
 """Addresses and names of tables in which `{stream}` is replaced."""
 _PLAIN_NAME = re.compile(r"[\w$-]+")
-"""Names of streams that stand for themselves in every address and table's name."""
+"""Names of streams that are safe in every address and table name."""
 
 
 def _named_in_one_way(section: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def _named_in_one_way(section: dict[str, Any]) -> None:
 
 
 def _stream_of(source: object) -> str:
-    """Return the stream that the settings of `source` name; some name if they are invalid, which is an error later."""
+    """Return the stream that `source` names; "_" or similar if it is invalid, which is an error later."""
     settings = source if isinstance(source, dict) else {}
     for store, prefix in buckets.PREFIXES.items():
         if (name := settings.get(store)) is not None:

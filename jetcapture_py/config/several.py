@@ -108,7 +108,7 @@ class CaptureFiles(Generic[T]):
         self._broken: dict[CaptureId, tuple[str, ...]] = {}
         self._read = False
         self.configs: Mapping[CaptureId, T] = {}
-        """The captures that were found last."""
+        """The configurations that were selected last."""
 
     def shows_one(self, captures: Captures[T]) -> bool:
         """Whether a command shows its only capture in full: one of a single file for one, or one that was chosen."""

@@ -150,7 +150,7 @@ def _stream_name(value: str) -> str:
 def _table_name(value: str) -> str:
     name = value.rpartition(".")[2]
     if name.lower() in _METADATA_TABLES:
-        raise ValueError(f"{quoted(name)} is the name of one of Iceberg's metadata tables; expected another one")
+        raise ValueError(f"{quoted(name)} is a metadata table of Iceberg; use another name")
     return value
 
 

@@ -176,12 +176,12 @@ class ConsumerState:
 
     @property
     def progress(self) -> Progress:
-        """What a consumer that was created again has less of."""
+        """Its progress, which a new consumer starts again."""
         return Progress(self.deliveries, self.ack_floor)
 
 
 def pending_of(info: Mapping[str, Any]) -> int:
-    """Return the messages that wait to be delivered, as the server counts them; it may count wrong, even below 0."""
+    """Return the number of undelivered messages; 0 for an impossible count, which some servers report."""
     count = int(info.get("num_pending", 0))
     return count if 0 < count <= LAST_SEQ else 0
 
@@ -220,7 +220,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
 
 
 def has_progressed(state: ConsumerState, mark: Watermark) -> bool:
-    """Whether the consumer has gone on from the watermark that it had."""
+    """Whether the consumer is the watermark's, or has at least come as far."""
     return bool(mark.deliveries) and state.progress.continues(Progress(mark.deliveries, mark.seq))
 
 
@@ -245,11 +245,11 @@ YEAR = 365 * 24 * 3600 * 10**9
 
 
 def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) -> str | None:
-    """Return in one line when the server deletes a consumer for which no replica pulls; None for not in a year.
+    """Return a line that says when the server deletes an idle consumer; None if not within a year.
 
-    Both are the configurations of the API, that of the consumer as it is or will be requested, that of the stream as
-    far as it is known. A consumer takes the stream's limit unless it has a shorter threshold, and 0 does not turn that
-    off. Servers before 2.14 refuse the stream's limit without one for `max_ack_pending`.
+    Both arguments are configurations of the API; the stream's is empty if unknown. A consumer takes the stream's limit
+    unless it has a shorter threshold, and 0 does not turn that off. Servers before 2.14 refuse the stream's limit
+    without one for `max_ack_pending`.
     """
     limit = (stream.get("consumer_limits") or {}).get("inactive_threshold") or 0
     threshold = consumer.get("inactive_threshold") or limit
@@ -473,7 +473,7 @@ class Consumer:
         return answer
 
     async def _is_same_stream(self, state: StreamState, *, progressed: bool = False) -> bool:
-        """Whether the stream with this state is the one that the consumer was found in."""
+        """Whether the stream is still the one that the consumer was attached to."""
         known = self._stream_state.origin if self._stream_state is not None else Origin("")
         if same := await is_same_stream(known, state.ends, self._time_of, progressed=progressed):
             self._stream_state = state
@@ -481,7 +481,7 @@ class Consumer:
         return same
 
     async def recognize(self, mark: Watermark) -> bool:
-        """Whether the stream is that of the watermark, whose creation time it then has."""
+        """Whether the stream is the watermark's; if so, it takes the watermark's creation time."""
         stream, progressed = self._stream_state, has_progressed(self.state, mark)
         if stream is None or not await is_same_stream(mark.origin, stream.ends, self._time_of, progressed=progressed):
             return False

@@ -12,12 +12,10 @@ CONFIRM_EVERY = 0.5
 
 
 class ConsumerWatch:
-    """Follows one consumer.
-
-    The caller passes what the server answers with the seconds of a monotonic clock.
+    """Follows one consumer; `now` is the time of a server's answer, in seconds of a monotonic clock.
 
     Servers move the creation time. A new consumer has delivered and acknowledged less than the old one had some seconds
-    ago. What it had just now does not count, because a killed server forgets the last moments.
+    ago. Its latest progress does not count, because a killed server forgets the last moments.
     """
 
     def __init__(self, progress: Progress, now: float) -> None:
@@ -26,7 +24,7 @@ class ConsumerWatch:
         self._missing: list[float] = []
 
     def continues(self, progress: Progress, now: float) -> bool | None:
-        """Whether this answer may be about the consumer that is followed; None if it had not done anything."""
+        """Whether the consumer may be the same; None if it had delivered nothing before."""
         self._missing.clear()
         if now - self._candidate_at >= SETTLED_AFTER:
             self._settled, self._candidate, self._candidate_at = self._candidate, progress, now

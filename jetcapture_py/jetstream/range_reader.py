@@ -363,7 +363,7 @@ class RangeReader:
             self._finish()
 
     async def _nothing_left(self) -> bool:
-        """Whether the stream has no further message of the range, whatever the consumer counts as pending."""
+        """Whether the stream has no further message of the range, whatever `num_pending` says."""
         try:
             following = await self._session.next_match(self._range.stream, self._last + 1, self._range.subjects)
         except SourceError:  # no permission

@@ -46,7 +46,7 @@ class StreamState:
     """A stream's state."""
 
     created: str
-    """Creation time, as the server wrote it first, as far as `ReadSession` knows."""
+    """First creation time known to `ReadSession`."""
     server_created: str
     """Creation time, as the server writes it."""
     first: int
@@ -95,12 +95,12 @@ class StreamState:
 
     @property
     def origin(self) -> Origin:
-        """The stream, to be recognized later."""
+        """What identifies the stream later."""
         return Origin(self.created, self.ends.sample)
 
     @property
     def ends(self) -> Ends:
-        """What identifies the stream."""
+        """What `is_same_stream` compares."""
         first_time, last_time = microseconds_of(self.first_time), microseconds_of(self.last_time)
         return Ends(
             created=self.server_created,
@@ -206,7 +206,7 @@ class ReadSession:
         return state
 
     async def identified(self, stream: str, answer: Mapping[str, Any]) -> StreamState:
-        """Read an answer to STREAM.INFO; the same stream keeps the creation time that was known of it first."""
+        """Parse an answer to STREAM.INFO; the same stream keeps its first known creation time."""
         state = StreamState.of(answer)
         if stream not in self._known:
             self.know(stream, state.origin)
@@ -219,7 +219,7 @@ class ReadSession:
         return replace(state, created=origin.created)
 
     def know(self, stream: str, origin: Origin, *, progressed: bool = False) -> None:
-        """Recognize this stream from now on; `progressed` is that of `is_same_stream`."""
+        """Compare the stream with this one from now on; `progressed` as in `is_same_stream`."""
         if origin.created and self._known.get(stream) != (origin, progressed):
             self._known[stream], self._same[stream] = (origin, progressed), set()
 

@@ -30,7 +30,7 @@ def unreadable(api: Api, info: Mapping[str, Any]) -> str | None:
 
 
 async def unreadable_with_origins(api: Api, info: Mapping[str, Any]) -> str | None:
-    """Do the same, also for streams that the stream copies messages from, as far as this user may look them up."""
+    """Like `unreadable`, also for the stream's sources and mirrored streams, if the user may look them up."""
     if problem := unreadable(api, info):
         return problem
     configs, seen = [info["config"]], {""}
@@ -62,7 +62,7 @@ def _stores_deliveries(api: Api, config: Mapping[str, Any], stream: str) -> str 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notifier:
-    """A capture with `on_stored.subject`. It receives what one of its stream's `taken` and its `filters` match."""
+    """A capture with `on_stored.subject`, its stream's subjects `taken`, and its `filters`."""
 
     stream: str
     subject: str
@@ -75,7 +75,7 @@ class Notifier:
 
 
 def notification_loop(capture: Notifier, others: Iterable[Notifier]) -> str | None:
-    """Return in one line why a capture's notifications come back to it, through `others` or at once; None if not."""
+    """Return a line that says how a capture's notifications come back to it, also through `others`; None if not."""
     captures = [other for other in others if other != capture]
     senders, seen = [capture], {capture.subject}
     while senders:

@@ -74,7 +74,7 @@ class CompactionSettings:
     after: float
     """Seconds since a bucket's end."""
     grace: float
-    """Seconds that replaced objects stay after the younger of them and those that replace them was written."""
+    """Seconds that a replaced object stays after it and its replacement were written."""
     quarantine: bool = False
     """The stream's quarantine in place of its messages."""
     selection: Selection = field(default_factory=Selection)
@@ -219,7 +219,7 @@ class Compaction:
             outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
 
     def remove(self, *, wait: bool = True, named: Callable[[], Paths] = frozenset) -> None:
-        """Remove replaced objects after their grace period, if they and those that replace them are what was read.
+        """Remove replaced objects after their grace period, if they and their replacements have not changed.
 
         Without `wait`, those whose grace period has not passed are left `waiting`; so are those of which a table, as
         `named` reads it right before the removal, still has one.

@@ -89,7 +89,7 @@ class TableResult:
     problems: Sequence[str] = ()
     """Why objects wait, one line each for the first ones."""
     error: str = ""
-    """Which objects wait that no further pass can add, and why."""
+    """Which objects no further pass can add, and why."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""

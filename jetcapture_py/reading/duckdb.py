@@ -110,7 +110,7 @@ def _text(value: str) -> str:
 
 
 def connect(spilled: Path | None, *, progress: bool = False) -> DuckDBPyConnection:
-    """Open a DuckDB in memory that installs nothing, spills to a directory, if any, and shows its own progress."""
+    """Open a DuckDB in memory that installs nothing and spills to a directory, if any; `progress` shows its own."""
     import duckdb
 
     connection = duckdb.connect(

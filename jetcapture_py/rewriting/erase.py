@@ -352,7 +352,9 @@ class _Eraser:
                 self._clean.add(file.path)
                 return None
             if self._archive.local and Path(file.place).is_symlink():
-                self._left[file.path] = "it is a symbolic link: what it leads to would stay; replace it by that file"
+                self._left[file.path] = (
+                    "it is a symbolic link, and the file it points to would stay; put that file in its place"
+                )
                 return None
             return _Holder(file, MessageSet(seqs[mask], times[mask]))
 

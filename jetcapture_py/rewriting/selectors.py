@@ -250,7 +250,7 @@ class Condition:
         self._tables: dict[bool, Table] = {}
         self._facts: dict[bool, ObjectFacts] = {}
         self._lock = threading.Lock()
-        self._connection: DuckDBPyConnection = connect(None)  # of what is erased, no temporary file has anything
+        self._connection: DuckDBPyConnection = connect(None)  # no temporary file gets rows to be erased
         self._connection.execute("SET enable_external_access = false")
         self._names: frozenset[str] = frozenset()
         """The names in the condition, folded: columns, and fields within."""

@@ -203,8 +203,8 @@ def driver_of(store: Store) -> dict[str, str]:
 
 
 class LocalStore:
-    """A directory. Files are written to a hidden sibling, synced and renamed, then the directory is synced. An object
-    that is there is not replaced: its name says that it has the same messages.
+    """A directory. Files are written to a hidden sibling, synced and renamed, then the directory is synced. An existing
+    object is not replaced: one of the same name has the same messages.
 
     If the directory has been replaced since the first use, for example by an unmount, writes raise `StoreError` (see
     `store.root`). With `{key}` in `root`, this applies to the directory above the first part with `{key}`.
@@ -229,7 +229,7 @@ class LocalStore:
             return self._archive.try_out()
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        """Store `data` durably under its name, unless that is there."""
+        """Store `data` durably under its name, unless that exists."""
         path = f"{root_of(self.root, name.key)}/{name.path}"
         self._publish(path, data, link)
         return path
@@ -278,7 +278,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def locked(self, what: str) -> Iterator[None]:
-        """Lock the path of a small file, or another name, against others that lock it. Raises StoreError."""
+        """Lock the path of a small file, or another name. Raises StoreError."""
         with _explained(self._archive.path), self._archive.locked(what):
             yield
 

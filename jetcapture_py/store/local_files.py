@@ -61,7 +61,7 @@ def sync_directory(directory: str, root: int | None = None) -> None:
 
 
 def rename(path: str, target: str, root: int | None = None) -> None:
-    """Rename a file, in place of one of that name."""
+    """Rename a file; replace one of that name."""
     try:
         os.replace(path, target, src_dir_fd=root, dst_dir_fd=root)
     except OSError as error:
@@ -72,7 +72,7 @@ def rename(path: str, target: str, root: int | None = None) -> None:
 
 
 def link(path: str, target: str, root: int | None = None) -> None:
-    """Rename a file in one step, or remove it if there is one of that name, unless that is empty."""
+    """Rename a file; if a file of that name exists and is not empty, remove the new one instead."""
     try:
         os.link(path, target, src_dir_fd=root, dst_dir_fd=root)
     except OSError as error:

@@ -193,7 +193,7 @@ def _write_marker(handle: int) -> None:
 
 
 def _lock(file: int, note: str) -> None:
-    """Lock the byte of the marker that stands for a note: a lock of the open file, so that it excludes threads, too."""
+    """Lock the note's byte of the marker. The lock belongs to the open file, so it excludes threads, too."""
     start = int.from_bytes(hashlib.blake2b(note.encode("utf-8", "surrogateescape"), digest_size=7).digest())
     request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
     deadline = time.monotonic() + LOCK_TIMEOUT

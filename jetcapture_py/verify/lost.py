@@ -290,7 +290,7 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> F
 
 
 def _give_back(stream: StreamContents) -> str:
-    """Return how lost messages come back without harm to what the stream has now."""
+    """Return how to get lost messages back without harm to the stream's present messages."""
     if stream.config.get("mirror") or stream.config.get("retention") in GONE_ONCE_ACKED:
         return _RESTORE  # replay --missing refuses these
     return f"jetcapture spark replay --missing publishes them again, with new sequences; {_RESTORE}"

@@ -119,7 +119,7 @@ class Repair:
             yield from indented(lost, len(lost))
         if self.moved:
             objects = _count(len(self.moved), "damaged object")
-            yield f"moved aside: {objects}, of which other objects have all messages"
+            yield f"moved aside: {objects}, because other objects have all their messages"
             yield from indented(self.moved, len(self.moved))
         if self.skipped:
             yield f"not stored: {_count(self.skipped, 'message')}, which may be in objects that could not be read"
@@ -127,7 +127,7 @@ class Repair:
             yield "failed:"
             yield from indented(self.errors, len(self.errors))
         if after.of(Kind.DAMAGED):
-            yield "readers fail on the damaged objects that are left: get them back from a copy, or remove them"
+            yield "readers fail on the remaining damaged objects: restore them from a copy, or remove them"
 
 
 async def verify_and_repair(
@@ -170,7 +170,7 @@ def _move_aside(config: Config, evidence: Evidence, *, deep: bool) -> tuple[tupl
     damaged = {file.path for file in report.paths(Kind.DAMAGED)}
     named = [(file, file.name) for file in storage.files(config.source.stream) if file.name is not None]
     intact = [pair for pair in named if pair[0].path not in damaged]
-    # whether a sequence is one message
+    # no sequence has stood for two messages
     single = report.stream_created is not None and not (report.older or report.of(Kind.FORK, Kind.REWIND))
     moved, errors = [], []
     for file, name in named:
@@ -186,11 +186,10 @@ def _move_aside(config: Config, evidence: Evidence, *, deep: bool) -> tuple[tupl
 
 
 def _is_elsewhere(examiner: ObjectExaminer, name: ObjectName, intact: Sequence[tuple[File, ObjectName]]) -> bool:
-    """Whether the messages that other objects of the block have in the object's range are those that its name says."""
+    """Whether other objects of the block have exactly the messages that the object's name stands for."""
     seqs, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for file, other in intact:
-        overlaps = other.first_seq <= name.last_seq and other.last_seq >= name.first_seq
-        if overlaps and (other.directory, other.bucket) == (name.directory, name.bucket):
+        if layout.overlap(other, name) and (other.directory, other.bucket) == (name.directory, name.bucket):
             with suppress(DamagedError):
                 _, stored, moments = examiner.identities(file, other)
                 inside = (stored >= name.first_seq) & (stored <= name.last_seq)
@@ -201,9 +200,9 @@ def _is_elsewhere(examiner: ObjectExaminer, name: ObjectName, intact: Sequence[t
 
 
 class _Repairer(Recapture):
-    """Stores the sequences `absent`; those of `damaged` objects as far as possible in objects of the same names.
+    """Stores the sequences `absent`, but not what may be in the objects `unread`.
 
-    Leaves out what may be in the objects `unread`.
+    Rewrites `damaged` objects under their names where it can.
     """
 
     def __init__(

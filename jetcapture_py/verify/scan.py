@@ -189,7 +189,7 @@ class ArchiveScan:
     """Latest timestamp in microseconds in objects that end at or before the bound, 0 without one."""
     damaged: FileList = field(default_factory=FileList)
     unread: FileList = field(default_factory=FileList)
-    """Objects that the store did not give."""
+    """Objects that the store failed to return."""
     foreign: FileList = field(default_factory=FileList)
     unsigned: FileList = field(default_factory=FileList)
     """Objects without checksums."""

@@ -203,9 +203,9 @@ class Removed:
     until: datetime | None = None
     """The latest end of such a bucket, UTC."""
     erased: Sequences = field(default_factory=Sequences)
-    """Sequences of those that tombstones name."""
+    """Sequences in tombstones."""
     tombstones: Erased = field(default_factory=Erased)
-    """The same with their timestamps, of all incarnations."""
+    """The tombstones of all incarnations, with timestamps."""
 
     @classmethod
     def read(cls, storage: ArchiveFiles, stream: str, incarnation: Incarnation | None) -> Removed:

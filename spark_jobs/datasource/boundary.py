@@ -245,7 +245,7 @@ def _is_of(mark: Watermark, state: StreamState) -> bool:
 
 
 def _history(entries: Sequence[Filters]) -> list[tuple[int, tuple[str, ...]]]:
-    """Return after which sequence which subjects were selected; a consumer begins where the one before ended."""
+    """Return the selected subjects, each with the sequence after which they hold; consumers follow one another."""
     history, ended = [], 0
     for entry in entries:
         history.append((max(entry.after, ended), entry.subjects))

@@ -57,7 +57,7 @@ class Positions:
         return self._session.run(self._session.reads.state(self._stream))
 
     def know(self, origin: Origin) -> None:
-        """Recognize this stream from now on."""
+        """Compare the stream with this one from now on."""
         self._session.reads.know(self._stream, origin)
 
     def offset(self, state: StreamState, seq: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def origin_of(offset: Mapping[str, Any]) -> Origin:
 
 
 def check_same(stream: str, expected: str, actual: str) -> None:
-    """Raise SourceError unless a stream has the creation time by which it was to be recognized."""
+    """Raise SourceError if the stream's creation time is not the expected one: it has other messages."""
     if actual != expected:
         raise SourceError(
             f"stream {stream} was deleted and created again, or restored to an earlier sequence: it has other messages "

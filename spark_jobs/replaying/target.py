@@ -33,8 +33,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
     """A target stream; `window` is its duplicate window in seconds, `last` its last sequence. `keeps_nothing`: it has
-    interest retention and no consumer. `feeds` are the streams that it sources or mirrors, with the subjects that it
-    takes of each."""
+    interest retention and no consumer. `feeds`: the streams that it sources or mirrors, with the subjects taken of
+    each."""
 
     name: str
     subjects: tuple[str, ...]

@@ -78,7 +78,7 @@ class RestoreSurvey(PartSurvey):
 
 
 def notes(found: RestoreSurvey) -> Iterator[str]:
-    """Yield lines about messages that are not as one expects, for every restore."""
+    """Yield a line each about schedules that are left out, and about messages after `--to-time`."""
     if found.schedules:
         count = plural(found.schedules, "schedule", grouped=True)
         yield f"{count} left out, because the server would fire schedules again (--with-schedules restores them)"

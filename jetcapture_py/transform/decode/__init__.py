@@ -48,7 +48,7 @@ class RawDecoder:
 
 
 class NullRows:
-    """Gives a message without a payload a row of nulls, in place of what `decoder` would say about it.
+    """Decodes a message without a payload as a row of nulls, and others with `decoder`.
 
     `markers` only: messages of the server, with the header `Nats-Marker-Reason`.
     """

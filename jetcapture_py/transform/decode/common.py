@@ -126,7 +126,7 @@ def without_mark(payloads: pa.BinaryArray) -> pa.BinaryArray:
 
 
 def _reason(error: object, payload: bytes, hint: str | None = "") -> str:
-    """Return why a payload cannot be decoded. `hint` ends the note on Confluent's wire format; None leaves it out."""
+    """Return why a payload cannot be decoded. `hint` ends the note on Confluent's wire format; None: no note."""
     if not payload:
         return "the payload is empty"
     text = str(error) or type(error).__name__

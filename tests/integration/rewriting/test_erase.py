@@ -488,7 +488,7 @@ def test_an_object_that_is_a_symbolic_link_remains(tmp_path: Path) -> None:
         done = run(config, dry_run=dry_run)
         (line,) = done.remaining
         assert line.startswith(
-            f"{path.relative_to(tmp_path / 'a')}: it is a symbolic link: what it leads to would stay"
+            f"{path.relative_to(tmp_path / 'a')}: it is a symbolic link, and the file it points to would stay"
         )
     assert positions(config) == [1, 2]
     elsewhere.replace(path)

@@ -211,7 +211,7 @@ def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Pa
     assert text[3:] == [
         "cannot be repaired: neither the stream nor another object has these sequences",
         f"  1 to 30: {first.path} is damaged",
-        "readers fail on the damaged objects that are left: get them back from a copy, or remove them",
+        "readers fail on the remaining damaged objects: restore them from a copy, or remove them",
     ]
     again, nothing = repaired(found)
     assert (nothing.stored, again.missing) == (0, 0)
@@ -253,7 +253,7 @@ def test_a_damaged_object_whose_messages_are_all_elsewhere_is_moved_aside(
     assert (done.stored, done.moved, done.unrepairable, report.exit_code(strict=True)) == (0, (aside,), (), 0)
     assert (path.exists(), (root / aside).exists(), report.complete) == (False, True, True)
     assert list(done.lines(report))[1:] == [
-        "moved aside: 1 damaged object, of which other objects have all messages",
+        "moved aside: 1 damaged object, because other objects have all their messages",
         f"  {aside}",
     ]
     seqs = read_archive(str(root), STREAM).read_all()[layout.SEQ].to_pylist()
