@@ -186,16 +186,15 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
 def unify_batches(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
     """Return the schema of `unify`, but text for columns with an integer that would not be exact in it."""
     unified = unify([batch.schema for batch in batches])
-    for position, field in enumerate(unified):
-        name = field.name.lower()
-        columns = (
-            column
-            for batch in batches
-            for own, column in zip(batch.schema, batch.columns, strict=True)
-            if own.name.lower() == name
-        )
-        if not all(_is_exact(column, field.type) for column in columns):
-            unified = unified.set(position, field.with_type(pa.string()))
+    targets = {field.name.lower(): (position, field) for position, field in enumerate(unified)}
+    converted: dict[pa.Schema, list[tuple[int, int, pa.Field]]] = {}
+    for schema in dict.fromkeys(batch.schema for batch in batches):
+        pairs = [(at, field, *targets[field.name.lower()]) for at, field in enumerate(schema)]
+        converted[schema] = [(at, position, to) for at, field, position, to in pairs if field.type != to.type]
+    for batch in batches:
+        for at, position, to in converted[batch.schema]:
+            if not _is_exact(batch.column(at), to.type):
+                unified = unified.set(position, to.with_type(pa.string()))
     return unified
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -38,6 +39,15 @@ def test_missing_columns_are_null_in_the_order_of_first_appearance() -> None:
         [("b", 1), ("a", None)],
         [("b", 2), ("a", "x")],
     ]
+
+
+def test_many_columns_cost_little_more_than_their_names_and_types() -> None:
+    batches = [batch(**{f"c{at}": [1] for at in range(400 + each % 2)}) for each in range(20)]
+    began = time.process_time()
+    expected = unify([each.schema for each in batches])
+    types = time.process_time() - began
+    assert unify_batches(batches) == expected
+    assert time.process_time() - began < 50 * types
 
 
 @pytest.mark.parametrize(
