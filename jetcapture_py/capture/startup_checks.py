@@ -14,7 +14,7 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import probe
-from jetcapture_py.capture.stream_watch import recognize_stream
+from jetcapture_py.capture.stream_watch import TIMEOUT, recognize_stream
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
 from jetcapture_py.log import event
@@ -23,8 +23,6 @@ from jetcapture_py.text import without_credentials
 
 log = logging.getLogger("jetcapture.capture")
 
-TIMEOUT = 5.0
-"""Seconds that a start waits for the watermark."""
 ADVICE = 'messages in flight may be stored under two keys or buckets; read them with dedupe="full", or --dedupe full'
 
 

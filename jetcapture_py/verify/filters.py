@@ -103,9 +103,7 @@ class FilterHistory:
     def of(cls, mark: Watermark | None, consumer: ConsumerState) -> FilterHistory:
         """Read the history from the watermark of the stream's incarnation, None without one, and the consumer."""
         subjects = tuple(sorted(filters_of(consumer.config)))
-        now = Filters(
-            after=consumer.delivered, subjects=subjects, consumer=consumer.created, deliveries=consumer.deliveries
-        )
+        now = Filters(after=consumer.delivered, subjects=subjects, consumer=consumer.created)
         entries = [now] if mark is None else [*merge_filters(mark, now, consumer.delivered)]
         ends = [index + 1 for index, entry in enumerate(entries) if entry.until is not None]
         groups = [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
