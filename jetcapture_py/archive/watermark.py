@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -43,6 +43,8 @@ class Filters:
     """When the consumer was created, as the server writes it; "" if unknown. Another one starts over."""
     until: int | None = None
     """The last sequence that they selected, of a consumer that was created again since; else None."""
+    deliveries: int = field(default=0, compare=False)
+    """Deliveries that the consumer had made by then; not in the file."""
     repaired: bool = False
     """A repair has stored messages here, so that archived messages do not tell what the consumer selected."""
 
@@ -241,7 +243,9 @@ def merge_filters(there: Watermark, now: Filters, delivered: int) -> tuple[Filte
     last = there.filters[-1]
     stored = max(there.seq, last.after)
     if last.consumer and now.consumer and last.consumer != now.consumer:
-        return (*there.filters[:-1], replace(last, until=stored), now)[-_MAX_FILTERS:]
+        now = replace(now, consumer=there.consumer_created(now.consumer, now.deliveries))
+        if last.consumer != now.consumer:
+            return (*there.filters[:-1], replace(last, until=stored), now)[-_MAX_FILTERS:]
     if last.subjects != now.subjects:
         positions = sorted({stored, max(stored, delivered)})
         new = tuple(replace(now, after=position, sure=False) for position in positions)

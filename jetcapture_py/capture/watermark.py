@@ -106,12 +106,11 @@ def _joined(
     """Return the filters of both; add a warning if they were changed."""
     if stored is None or (stored.created and current.created and stored.created != current.created):
         stored = replace(current, seq=0, filters=())
-    for seen in current.filters:
-        entry = replace(seen, consumer=stored.consumer_created(seen.consumer, state.deliveries))
+    for entry in current.filters:
         if stored.filters and (before := stored.filters[-1].subjects) != entry.subjects:
             seq = max(stored.seq, stored.filters[-1].after)
             warnings.append(("watermark.filters", {"seq": seq, "before": before, "now": entry.subjects}))
-        delivered = state.delivered if seen is current.filters[-1] else entry.after
+        delivered = state.delivered if entry is current.filters[-1] else entry.after
         stored = replace(stored, filters=merge_filters(stored, entry, delivered))
     return stored.filters
 
@@ -204,4 +203,4 @@ class Observer:
 def _filters(state: ConsumerState) -> Filters:
     """Return the consumer's filters; those before its last delivered message are unknown."""
     subjects = tuple(sorted(filters_of(state.config)))
-    return Filters(after=state.delivered, subjects=subjects, consumer=state.created)
+    return Filters(after=state.delivered, subjects=subjects, consumer=state.created, deliveries=state.deliveries)

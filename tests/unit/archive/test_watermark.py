@@ -233,6 +233,18 @@ def test_a_recreated_streams_filters_start_again() -> None:
     assert update_watermark(there.encode(), new, state(9), timedelta()).content == new
 
 
+@pytest.mark.parametrize(("at_start", "begins_again"), [(0, True), (5, False)], ids=["recreated", "created moved"])
+def test_a_consumer_is_recognized_by_what_it_had_delivered_at_the_start(at_start: int, begins_again: bool) -> None:
+    there = replace(mark(5, filters=(Filters(after=0, subjects=(), consumer="2026-01-02T00:00:00Z"),)), deliveries=5)
+    observer, now = Observer("S", "C"), "2026-01-03T00:00:00Z"
+    observer.began(replace(state(5, delivered=8), created=now, deliveries=at_start))
+    later = replace(state(1000, delivered=1000), created=now, deliveries=992)  # before the first watermark
+    current = observer.watermark(later, Origin(there.created))
+    assert current is not None
+    filters = update_watermark(there.encode(), current, later, timedelta()).content.filters
+    assert [entry.until for entry in filters] == ([5, None] if begins_again else [None])
+
+
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
     written = replace(mark(7, NOON + 3 * MICROSECOND), last_stored=NOON, key_rule="{id}", interval=900)
     filtered = replace(
