@@ -166,7 +166,7 @@ def verify(
         bool, typer.Option("--table", help="Compare the Iceberg tables of `maintain.table` with the archive.")
     ] = False,
 ) -> None:
-    """Prove that the archive has what was acknowledged, once. Exit code 1 if not."""
+    """Prove that every acknowledged message is archived, once. Exit code 1 if not."""
     import asyncio
     import json
     from dataclasses import replace

@@ -54,7 +54,7 @@ def _stores_deliveries(api: Api, config: Mapping[str, Any], stream: str) -> str 
     for subject in config.get("subjects") or ():
         if used := next((pattern for pattern in api.subjects if overlaps(subject, pattern)), None):
             return (
-                f"{stream} takes {subject}, which overlaps {used}, so it would store what is delivered from it, "
+                f"{stream} takes {subject}, which overlaps {used}, so it would store every delivery again, "
                 "without end; give it other subjects"
             )
     return None

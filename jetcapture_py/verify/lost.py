@@ -305,11 +305,10 @@ def _differing(result: Differences) -> Iterator[Finding]:
             severity=Severity.FAILURE,
             count=len(other),
             **_ranges(other),
-            summary=f"{plural(len(other), 'sequence', grouped=True)} of the stream {are(len(other))} those of other "
-            "messages than the archived ones: after a rewind, the server gave them to new messages, which are not "
-            "archived",
+            summary=f"{plural(len(other), 'sequence', grouped=True)} with another message than in the archive: after a "
+            "rewind, the server gave them to new messages, which are not archived",
             action="keep the stream, which has the only copy of them, and run the capture; if the consumer does not "
-            f"get them, with another source.consumer and source.start_sequence: {other[0]}",
+            f"deliver them, use another source.consumer with source.start_sequence: {other[0]}",
         )
     parts = [f"{part} {len(seqs):,}" for part, seqs in result.differing.items() if len(seqs) and part != "timestamp"]
     if parts:

@@ -270,7 +270,7 @@ class _Comparison:
         if result.no_payload:
             reasons.append(f"the payloads of {plural(result.no_payload, 'message')}: the archive does not have them")
         if not result.compared and len(self.scan.sequences):
-            reasons.append("the content of any message: the stream no longer has an archived one")
+            reasons.append("the content of any message: the stream has none of the archived messages any more")
         self.findings += [not_checked(reason, Severity.WARNING) for reason in reasons]
         return result
 

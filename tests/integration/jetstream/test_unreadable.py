@@ -1,4 +1,4 @@
-"""No command reads a stream that would store what is delivered from it, or that is past its last sequence."""
+"""No command reads a stream that would store every delivery again, or that is past its last sequence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.running import CONSUMER, STREAM, config, connection, running,
 
 Start = Callable[..., NatsServer]
 EVERYTHING = {"name": STREAM, "subjects": ["orders.>", "_INBOX.>"]}
-SELF = "so it would store what is delivered from it"
+SELF = "so it would store every delivery again, without end"
 
 
 async def spark(configuration: Config) -> None:

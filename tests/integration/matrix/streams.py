@@ -361,8 +361,8 @@ REFUSED = (
     Cell(
         name="Subjects that overlap `nats.inbox_prefix`, `$JS.ACK.>` or `$JS.API.>`, or a mirror of such a stream",
         stream={"subjects": ["{p}.>", "_INBOX.{p}.>"]},
-        refused="stream {stream} takes _INBOX.{prefix}.>, which overlaps _INBOX.*.>, so it would store what is "
-        "delivered from it, without end; give it other subjects",
+        refused="stream {stream} takes _INBOX.{prefix}.>, which overlaps _INBOX.*.>, so it would store every "
+        "delivery again, without end; give it other subjects",
     ),
     Cell(
         name="Sequence 2^62 - 1 reached, the last one that servers deliver",

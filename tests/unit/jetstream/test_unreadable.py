@@ -36,7 +36,7 @@ def test_a_stream_that_would_store_its_own_deliveries_is_refused(
     subjects: list[str], settings: dict[str, str], overlapped: str
 ) -> None:
     assert problem(*subjects, **settings) == (
-        f"stream S takes {subjects[-1]}, which overlaps {overlapped}, so it would store what is delivered from it, "
+        f"stream S takes {subjects[-1]}, which overlaps {overlapped}, so it would store every delivery again, "
         "without end; give it other subjects"
     )
 
