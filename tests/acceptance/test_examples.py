@@ -448,6 +448,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         found = {"jetcapture_lag_seconds": set[str](), "jetcapture_consumer_unacked_messages": set[str]()}
         found["jetcapture_captures_failed"] = set()  # with several captures
         found["jetcapture_consumer_max_ack_pending"] = set()  # these once the consumer is known
+        found["jetcapture_block_max_age_seconds"] = found["jetcapture_stream_max_age_seconds"] = set()
         found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
         table = TableState(name="nats.orders", snapshot=None, files=0, waiting=0, renamed=0, complete_to=None)
         maintained = MaintenanceMetrics({"orders": MaintenanceState(stream="ORDERS", tables=(table,))})

@@ -188,7 +188,7 @@ def test_an_interrupted_query_ends_quietly_with_130(orders: Archive, tmp_path: P
 
 def test_an_argument_that_cannot_be_read_is_refused_with_what_was_expected(capsys: pytest.CaptureFixture[str]) -> None:
     for module, arguments, expected in (
-        (query, ["--from", "bogus"], "'--from': expected a time such as 2026-05-01T12:00:00Z, a date, today or"),
+        (query, ["--from", "bogus"], "expected a time such as 2026-05-01T12:00:00Z, a date, today, yesterday or -1h"),
         (replay, ["--rate", "fast"], "'--rate': expected a number above 0, got \"fast\""),
         (replay, ["--tasks", "two"], "'--tasks': expected a whole number from 1, got \"two\""),
     ):
