@@ -76,8 +76,8 @@ def run(
     except Exception as error:
         log_failure(error)
         leave(FAILED)
-    if supervisor.code or supervisor.abandoned:
-        leave(supervisor.code)  # threads of such a capture may hang in the store
+    if supervisor.code or supervisor.abandoned or (had_terminal and not has_terminal()):
+        leave(supervisor.code)  # threads may hang in the store; Python cannot flush to a closed terminal
     return supervisor.code
 
 

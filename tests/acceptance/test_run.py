@@ -98,7 +98,8 @@ def on_a_terminal(path: Path, *before: str, log: Path | None = None) -> tuple[su
 
     with contextlib.ExitStack() as stack:
         errors = its if log is None else stack.enter_context(log.open("ab"))
-        process = subprocess.Popen(command, stdin=its, stdout=its, stderr=errors, preexec_fn=take_the_terminal)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # as for most users
+        process = subprocess.Popen(command, stdin=its, stdout=its, stderr=errors, env=env, preexec_fn=take_the_terminal)
     os.close(its)
     return process, ours
 
