@@ -288,9 +288,13 @@ class Erased:
         """Number of messages."""
         return len(self.seqs)
 
+    def count(self, first: int, last: int) -> int:
+        """Return how many erased messages have a sequence from `first` to `last`."""
+        return int(np.searchsorted(self.seqs, last, "right") - np.searchsorted(self.seqs, first))
+
     def near(self, first: int, last: int) -> bool:
         """Whether a message with a sequence from `first` to `last` is erased."""
-        return bool(np.searchsorted(self.seqs, first) < np.searchsorted(self.seqs, last, "right"))
+        return self.count(first, last) > 0
 
     def contains(self, seqs: Any, times: Any) -> Any:
         """Return a mask of the erased ones of messages: sequences, and timestamps in microseconds, int64 arrays."""

@@ -150,7 +150,7 @@ class TablePlan:
         if self.mark is not None:
             self.closed = min(self.closed, self.mark.time.timestamp())
         present, others = self._listed()
-        self._refuse_others(current.files, present.files)
+        self._refuse_others(current, present.files)
         note = None if self.keep is None else self.archive.expired(self.stream)
         waiting: list[_Bucket] = []
         for bucket in sorted({*current.buckets, *present.buckets}):
@@ -217,14 +217,15 @@ class TablePlan:
                 found.add(bucket, path, file.size, file.rows, file.manifest)
         return found
 
-    def _refuse_others(self, current: int, present: int) -> None:
+    def _refuse_others(self, current: Inventory, present: int) -> None:
         """Raise JetcaptureError for a table of another archive, or of one that is not there."""
         name, shown = self.table.identifier, self.archive.shown
-        if (current or self._rest) and not present and not (self.quarantine and self._has_messages()):
+        explained = present or (self.quarantine and self._has_messages())
+        if (current.files or self._rest) and not explained and not self._all_erased(current):
             raise JetcaptureError(
                 f"{shown} has no objects of stream {self.stream}, but table {name} does: it is left as it is"
             )
-        if self._rest and not current and not any(file.place.startswith(self.root) for file in self._rest):
+        if self._rest and not current.files and not any(file.place.startswith(self.root) for file in self._rest):
             other = without_credentials(min(file.place for file in self._rest))
             raise JetcaptureError(
                 f"table {name} is of another archive than {shown}, such as {other}: it is left as it is; use another "
@@ -233,6 +234,12 @@ class TablePlan:
 
     def _has_messages(self) -> bool:
         return any(file.name is not None and file.name.parquet for file in self.archive.below(self.stream))
+
+    def _all_erased(self, current: Inventory) -> bool:
+        """Whether every message of the table's files is erased."""
+        erased = self.archive.erased(self.stream)
+        names = names_of(path for path, _ in current)
+        return bool(names) and all(erased.count(name.first_seq, name.last_seq) >= name.rows for name in names)
 
     def _lasting(self, bucket: int, files: Iterable[str], note: Expired | None) -> list[str]:
         """Return the paths of a bucket without what has expired: any pass with `keep` may be removing it now."""

@@ -50,6 +50,7 @@ from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
 from tests.support.archives import HOUR, put
 from tests.support.documents import blocks
+from tests.support.erasing import bury
 from tests.support.iceberg_engines import DuckdbIceberg
 from tests.support.s3 import CREDENTIALS, names, serve, upload
 
@@ -727,7 +728,7 @@ def test_a_table_that_cannot_be_kept_is_refused_with_the_configuration(tmp_path:
 
 def test_a_table_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.write([1], hour=0)
+    world.write([1, 2], hour=0)
     world.commit()
     other = World(tmp_path)
     (other.root / "ORDERS").rename(other.root / "EVENTS")
@@ -739,6 +740,8 @@ def test_a_table_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     mark(other, HOUR + 900)  # a capture has begun, and its objects are away
     (error,) = other.maintain().errors
     assert "has no objects of stream ORDERS, but table nats.orders does" in error
+    bury(other.root, [{layout.SEQ: 1, layout.TIMESTAMP: datetime.fromtimestamp(HOUR, UTC)}])  # the object had two
+    assert other.maintain().errors == [error]
     (other.root / "EVENTS").rename(other.root / "ORDERS")
     assert by_pyiceberg(world.load()) == truth(world)
 

@@ -741,8 +741,9 @@ def test_a_table_and_its_snapshots_name_no_object_that_was_erased(
     assert compare_tables(config) == []
 
 
+@pytest.mark.parametrize(("seqs", "left"), [("103-160", 22), ("1-160", 0)], ids=["some", "all"])
 def test_maintenance_that_puts_an_object_back_into_a_table_is_undone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seqs: str, left: int
 ) -> None:
     config = tabulated(tmp_path)
     Maintenance(config).run()
@@ -753,10 +754,14 @@ def test_maintenance_that_puts_an_object_back_into_a_table_is_undone(
         return real(*arguments)
 
     monkeypatch.setattr(module, "remove_replaced", remove)
-    code, certificate = answer(config, capsys, seqs="103-160")
+    code, certificate = answer(config, capsys, seqs=seqs)
     assert passes[0].tables["messages"].added
     assert (code, certificate["remains"]) == (0, [])
     assert compare_tables(config) == []
+    assert config.maintain
+    assert config.maintain.table
+    with load_catalog("jetcapture", **config.maintain.table.catalog) as catalog:
+        assert catalog.load_table("nats.orders").scan().count() == left
 
 
 @pytest.mark.exhaustive
