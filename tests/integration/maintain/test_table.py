@@ -197,6 +197,7 @@ def write_every_layout(world: World) -> None:
     world.write([7000], "long", hour=48, interval=2700)
 
 
+@pytest.mark.exhaustive
 def test_every_engine_reads_each_message_once_in_every_layout(tmp_path: Path, duckdb: DuckdbIceberg) -> None:
     world = World(tmp_path)
     write_every_layout(world)

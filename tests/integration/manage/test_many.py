@@ -129,6 +129,7 @@ def test_verify_fails_if_it_has_no_capture_to_prove(nats_server: Start, tmp_path
     assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
 
 
+@pytest.mark.exhaustive
 def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_it(
     captured: tuple[str, Path],
 ) -> None:

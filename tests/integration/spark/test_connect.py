@@ -192,6 +192,7 @@ def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(server: s
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.exhaustive
 def test_the_notebook_of_the_examples_runs(server: str, orders: Archive) -> None:
     now = int(time.time())
     orders.write([9], "recent", bucket=now - now % 3600)

@@ -160,6 +160,7 @@ class TestChoice:
         assert len(summary.changes) == 5
         assert len(names(hours)) == 7
 
+    @pytest.mark.exhaustive
     def test_workers_with_another_working_directory_or_disk_than_the_driver(
         self, spark: SparkSession, hours: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -226,6 +227,7 @@ class TestCommand:
         assert name.digest in found.err
         assert found.err.count("\n") == 1
 
+    @pytest.mark.exhaustive
     def test_an_archive_of_keys_moves_to_bundles_and_reads_the_same(
         self, spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
     ) -> None:

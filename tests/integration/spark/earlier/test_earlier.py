@@ -83,6 +83,7 @@ async def publish(url: str, stream: str, first: int, last: int) -> None:
             await client.jetstream().publish(f"{stream.lower()}.new", payload(stream, seq).encode())
 
 
+@pytest.mark.exhaustive
 def test_an_archive_of_an_earlier_version_is_as_good_as_one_of_today(
     nats_server: Callable[..., NatsServer], spark: SparkSession, tmp_path: Path
 ) -> None:

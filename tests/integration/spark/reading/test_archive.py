@@ -69,6 +69,7 @@ class TestKeys:
         assert {row[0]: row[1] for row in rows} == dict(enumerate(KEYS))
         assert all(row["key"] == row["name"] for row in rows)
 
+    @pytest.mark.exhaustive
     def test_every_key_can_be_asked_for_alone(self, spark: SparkSession, archive: Archive) -> None:
         for number, key in enumerate(KEYS):
             archive.write([number], key)

@@ -195,7 +195,7 @@ class TestLifetimes:
             "c": "v6",
         }
 
-    @pytest.mark.parametrize("per_key", [1, 3])
+    @pytest.mark.parametrize("per_key", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
     def test_any_history_gives_what_the_rules_of_the_server_give(
         self, spark: SparkSession, archive: Archive, per_key: int
     ) -> None:

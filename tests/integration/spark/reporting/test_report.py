@@ -210,6 +210,7 @@ class TestFigures:
         tiles = store.page(spark, dedupe="none").tiles
         assert (tiles["Messages"], tiles["Stored twice"]) == ("5", "not counted")
 
+    @pytest.mark.exhaustive
     def test_messages_in_several_layouts_count_once_and_bundles_are_named(
         self, spark: SparkSession, store: Store
     ) -> None:
@@ -223,6 +224,7 @@ class TestFigures:
         with pytest.raises(JetcaptureError, match="has bundles, whose objects hold many keys"):
             report(spark, f"file://{store.root}", STREAM, keys=["k1"])
 
+    @pytest.mark.exhaustive
     def test_copies_under_another_key_are_found_by_full_deduplication(self, spark: SparkSession, store: Store) -> None:
         store.put([1, 2, 3], "a")
         store.put([1, 2, 3], "b")
@@ -402,6 +404,7 @@ class TestCoverage:
         assert (life.forked, life.present, missing(life)) == (2, 11, [])
         assert "Lost by the server: 2 messages." in store.page(spark).section("coverage").text
 
+    @pytest.mark.exhaustive
     def test_copies_in_one_life_hide_no_hole_of_another(self, spark: SparkSession, store: Store) -> None:
         again = "2026-05-01T12:05:00Z"
         store.put([1, 2, 3, 4])
@@ -412,6 +415,7 @@ class TestCoverage:
         newer, older = store.facts(spark).incarnations
         assert (missing(newer), missing(older)) == ([(3, 3)], [])
 
+    @pytest.mark.exhaustive
     def test_lives_are_told_apart_in_an_object_that_compaction_made_of_both(
         self, spark: SparkSession, store: Store
     ) -> None:
@@ -461,6 +465,7 @@ class TestQuarantine:
         }
         assert page.tiles["In quarantine"] == "4"
 
+    @pytest.mark.exhaustive
     def test_many_reasons_are_summed_up(self, spark: SparkSession, store: Store) -> None:
         reasons = MAX_REASONS + 10
         store.put([1], "a")
@@ -469,6 +474,7 @@ class TestQuarantine:
         assert len(page.table("quarantine", "Numbers are shown")) == MAX_REASONS
         assert "10 more messages for other reasons" in page.section("quarantine").text
 
+    @pytest.mark.exhaustive
     def test_an_archive_of_a_quarantine_alone_has_a_report(self, spark: SparkSession, store: Store) -> None:
         store.put([1, 2], errors=[("decode", "x")] * 2)
         page = store.page(spark)
@@ -477,6 +483,7 @@ class TestQuarantine:
 
 
 class TestLateness:
+    @pytest.mark.exhaustive
     def test_the_wait_is_that_of_an_objects_oldest_message(self, spark: SparkSession, store: Store) -> None:
         store.put(range(1, 51), waited=10)
         store.put(range(51, 98), bucket=HOUR + 900, waited=1000)
@@ -488,6 +495,7 @@ class TestLateness:
         assert first["last object written after the end of its bucket"] == "1 h 45 min"
         assert (second["half of the messages within"], second["95 % within"]) == ("10 s", "16 min 40 s")
 
+    @pytest.mark.exhaustive
     def test_objects_that_compaction_wrote_say_nothing_of_it(self, spark: SparkSession, store: Store) -> None:
         store.put([1, 2], waited=10)
         store.put([3, 4], waited=1_000_000, sealed_by="compact", bucket=HOUR + 900)
@@ -495,11 +503,13 @@ class TestLateness:
         assert page.tiles["95 % stored within"] == "10 s"
         assert "1 object written by compaction" in page.section("lateness").text
 
+    @pytest.mark.exhaustive
     def test_messages_delivered_again_are_counted_once(self, spark: SparkSession, store: Store) -> None:
         store.put(range(1, 11), delivered=[1] * 7 + [2, 5, 1])
         store.put(range(7, 11), delivered=[3, 3, 1, 1], times=[HOUR * 1_000_000 + 1000 * n for n in (6, 7, 8, 9)])
         assert "3 messages (30.0 %) were delivered more than once" in store.page(spark).section("lateness").text
 
+    @pytest.mark.exhaustive
     def test_late_and_early_messages_are_those_outside_of_their_bucket(self, spark: SparkSession, store: Store) -> None:
         start, end = HOUR * 1_000_000, (HOUR + 900) * 1_000_000
         store.put(range(1, 7), times=[start - 1, start, end - 1, end, end + 10_000_000, end + 60_000_000])
