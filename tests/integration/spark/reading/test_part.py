@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 DAY = 86_400
-A_TIME = "a time such as 2026-05-01T12:00:00Z, a date, today or yesterday"
+A_TIME = "a time such as 2026-05-01T12:00:00Z, a date, today, yesterday or -1h"
 A_KEY = "text, or None for messages without a key"
 
 
