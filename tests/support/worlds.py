@@ -341,7 +341,7 @@ class World:
             os.utime(path, (BEGIN, BEGIN))
         for first, last in dict.fromkeys(self.ranges):
             _until(lambda first=first, last=last: _erase(self, first, last) == 0)  # type: ignore[misc]
-        if self.redecoding:
+        if self.redecoding and self.stored():
             _until(lambda: not asyncio.run(redecode(self.later, QuarantineSelection())).waiting)
         maintenance, begun = Maintenance(self.later), bool(self.acked or self.stored())
         for _ in range(3):
