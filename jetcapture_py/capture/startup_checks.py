@@ -38,7 +38,7 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
     _warn_of_changed_rule(mark, encoder)
     state.key_rule = encoder.key_rule
     _warn_of_new_archive(state)
-    await recognize_stream(state)
+    await recognize_stream(state, mark)
     _warn_of_new_consumer(state, mark)
     state.observer.began(state.source.state)
 

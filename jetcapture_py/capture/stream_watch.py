@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from jetcapture_py.archive.stream_config import StreamConfig, decode, is_time, path
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.units import parse_time
 from jetcapture_py.errors import JetcaptureError, StoreError
@@ -100,17 +101,20 @@ def _rewound(state: CaptureState, last: int | None) -> None:
     state.observer.forget()
 
 
-async def recognize_stream(state: CaptureState) -> bool:
+async def recognize_stream(state: CaptureState, mark: Watermark | None = None) -> bool:
     """Compare the stream with the archive's watermark; log and count a stream that was created again.
 
-    The same stream keeps the archive's creation time. False without an answer from the store.
+    The same stream keeps the archive's creation time. `mark` is the watermark if it has been read. False without an
+    answer from the store.
     """
     if state.notes is None or state.stream_end is not None:
         return True
     source = state.source
     try:
         async with asyncio.timeout(TIMEOUT):
-            mark = await state.in_thread(state.store_threads, read_watermark, state.notes, state.config.source.stream)
+            if mark is None:
+                stream = state.config.source.stream
+                mark = await state.in_thread(state.store_threads, read_watermark, state.notes, stream)
     except (StoreError, TimeoutError) as error:
         event(log, logging.WARNING, "watermark.failed", error=str(error) or "the store did not answer")
         return False
