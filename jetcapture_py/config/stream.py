@@ -7,6 +7,7 @@ as they are on the server.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -192,6 +193,11 @@ class ConsumerSection(Section):
     mem_storage: bool | None = setting("Keep its state in memory only.")
     metadata: _Metadata | None = setting("Names and values, as a whole.")
     pause_until: types.ExactTime | None = setting("Deliver nothing until then, RFC 3339.")
+
+
+def origins(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the mirror and the sources in a stream's configuration of the API."""
+    return [origin for origin in (config.get("mirror"), *(config.get("sources") or ())) if origin]
 
 
 def api_values(section: Section) -> dict[str, Any]:

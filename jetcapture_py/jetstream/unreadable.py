@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from jetcapture_py.config.stream import origins
 from jetcapture_py.config.subjects import covers, matches, overlaps
 from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
 
@@ -33,12 +34,11 @@ async def unreadable_with_origins(api: Api, info: Mapping[str, Any]) -> str | No
     """Like `unreadable`, also for the stream's sources and mirrored streams, if the user may look them up."""
     if problem := unreadable(api, info):
         return problem
-    configs, seen = [info["config"]], {""}
+    configs, seen = [info["config"]], set[str]()
     while configs:
-        config = configs.pop()
-        for origin in (config.get("mirror"), *(config.get("sources") or ())):
-            name = "" if not origin or origin.get("external") else origin["name"]
-            if name in seen:
+        for origin in origins(configs.pop()):
+            name = origin["name"]
+            if origin.get("external") or name in seen:
                 continue
             seen.add(name)
             with suppress(ApiError, UnavailableError):

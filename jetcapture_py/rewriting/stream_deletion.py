@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from jetcapture_py.archive.removed import Erased, runs
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.stream import origins
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError
 from jetcapture_py.jetstream.range_reader import FEW_AT_ONCE, nanoseconds, next_at_once, requested
@@ -64,7 +64,7 @@ async def delete_from_stream(config: Config, erased: Erased, *, dry_run: bool, p
         elif left and not dry_run:
             reason = f": {next(iter(errors))}" if errors else ""
             done.remains.append(f"stream {stream} still has {plural(left, 'message')} of them{reason}")
-        if origin := _origins(settings):
+        if origin := [str(each["name"]) for each in origins(settings)]:
             done.remains.append(
                 f"stream {stream} copies from {', '.join(origin)}, which may have them: delete them there"
             )
@@ -128,12 +128,6 @@ async def _count(session: ReadSession, stream: str, erased: Erased) -> int:
     return sum([len(seqs) async for seqs in _present(session, stream, erased)])
 
 
-def _origins(settings: dict[str, Any]) -> list[str]:
-    """Return the names of the streams that a stream copies from."""
-    mirror: Iterable[dict[str, Any]] = [settings["mirror"]] if settings.get("mirror") else []
-    return [str(each["name"]) for each in (*mirror, *(settings.get("sources") or ()))]
-
-
 async def _copies(session: ReadSession, stream: str, erased: Erased) -> AsyncIterator[str]:
     """Yield which streams of the account have, or may have, copies. Raises SourceError, also without permission."""
     async for answer in stream_lists(session):
@@ -142,5 +136,5 @@ async def _copies(session: ReadSession, stream: str, erased: Erased) -> AsyncIte
             if (other.get("mirror") or {}).get("name") == stream:
                 if count := await _count(session, name, erased):
                     yield f"stream {name}, a mirror of {stream}, has {plural(count, 'message')} of them"
-            elif stream in _origins(other):
+            elif any(origin["name"] == stream for origin in origins(other)):
                 yield f"stream {name} sources {stream} and may have copies under other sequences"

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.stream import origins
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import NOT_FOUND, Api, ApiError, UnavailableError
@@ -116,7 +117,7 @@ def stream_of(info: dict[str, Any]) -> Stream:
 def _feeds(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the streams of this account that a stream sources or mirrors, with the subjects that it takes of each."""
     found: dict[str, tuple[str, ...]] = {}
-    for feed in (*(config.get("sources") or ()), *filter(None, [config.get("mirror")])):
+    for feed in origins(config):
         if not feed.get("external"):
             subjects = (feed.get("filter_subject"), *(each.get("src") for each in feed.get("subject_transforms") or ()))
             found[feed["name"]] = found.get(feed["name"], ()) + (tuple(filter(None, subjects)) or (">",))
