@@ -31,7 +31,6 @@ class _Grouped(TyperGroup):
     """Lists its commands in `GROUPS`, with the first sentence of their help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """See the base class."""
         for title, names in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(10), self.commands[name].get_short_help_str(100)) for name in names])

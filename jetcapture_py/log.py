@@ -94,7 +94,6 @@ class TextFormatter(logging.Formatter):
     """One line for people: time, level, event and `key=value` pairs, quoted if needed."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record."""
         head = f"{_time(record)} {record.levelname} {escaped(_event(record))}"
         return " ".join([head, *_pairs(_fields(record))])
 
@@ -103,7 +102,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object: `ts`, `level`, `event` and the fields, which cannot replace these three."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record."""
         line: dict[str, Any] = {"ts": _time(record), "level": record.levelname.lower(), "event": _event(record)}
         for name, value in _fields(record).items():
             line[f"{name}_" if name in _RESERVED else name] = value

@@ -188,7 +188,6 @@ class Supervisor:
 
     @property
     def unacked(self) -> int:
-        """Unacknowledged messages of all captures."""
         return sum(member.capture.state.unacked for member in self._members.values() if member.running)
 
     @property

@@ -71,7 +71,6 @@ class ExpiredMessages:
 
     @property
     def messages(self) -> int:
-        """Number of the messages."""
         firsts, lasts = self.spans
         return int((lasts - firsts + 1).sum())
 
@@ -121,7 +120,6 @@ class Expired:
         return np.any([np.zeros(len(seqs), np.bool_), *(part.contains(seqs) for part in self.incarnations)], axis=0)
 
     def encode(self) -> bytes:
-        """The file's content."""
         fields = {
             "format": 1,
             "stream": self.stream,
@@ -192,7 +190,6 @@ class Tombstone:
 
     @property
     def messages(self) -> int:
-        """Number of messages."""
         return len(self.seqs)
 
     @property
@@ -202,7 +199,6 @@ class Tombstone:
         return f"{erased_directory(self.stream)}/{self.time:%Y%m%dT%H%M%SZ}-{digits}.json"
 
     def encode(self) -> bytes:
-        """The file's content."""
         fields = {
             "format": 1,
             "stream": self.stream,
@@ -285,7 +281,6 @@ class Erased:
 
     @property
     def messages(self) -> int:
-        """Number of messages."""
         return len(self.seqs)
 
     def count(self, first: int, last: int) -> int:

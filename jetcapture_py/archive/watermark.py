@@ -101,7 +101,6 @@ class Watermark:
 
     @property
     def origin(self) -> Origin:
-        """The stream."""
         return Origin(self.created, self.sample)
 
     def consumer_created(self, created: str, deliveries: int) -> str:
@@ -113,7 +112,6 @@ class Watermark:
         return known if known and 0 < self.deliveries <= deliveries else created
 
     def encode(self) -> bytes:
-        """The file's content."""
         fields = {"format": 1, "stream": self.stream} | self._fields()
         if self.parts:
             fields["captures"] = [part._fields() for part in self.parts]

@@ -84,9 +84,7 @@ class FileSink(Protocol):
         """Append bytes."""
         ...
 
-    def tell(self) -> int:
-        """Bytes written."""
-        ...
+    def tell(self) -> int: ...
 
     def flush(self) -> None:
         """Do nothing: `getvalue` sees everything."""

@@ -53,7 +53,6 @@ class _Columns:
         self._last: tuple[pa.Schema, int] = pa.schema([]), 0
 
     def of(self, schema: pa.Schema) -> int:
-        """Return the columns of a schema."""
         if not schema.equals(self._last[0]):
             self._last = schema, self._nested(-1, schema, in_list=False)
         return self._last[1]
@@ -221,7 +220,6 @@ class Blocks:
 
     @property
     def open(self) -> int:
-        """How many blocks are open."""
         return len(self._open)
 
     @property

@@ -119,7 +119,6 @@ class CaptureMemory:
         self._counted = 0.0
 
     def join(self, member: HoldsMemory) -> None:
-        """Add a capture."""
         with self._changing:
             self._members.add(member)
         self.encoding.limit = int(self.limit / ENCODING_SHARE)

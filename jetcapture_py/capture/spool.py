@@ -127,7 +127,6 @@ class Spool:
         raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {TIMEOUT:.0f} s")
 
     def close(self) -> None:
-        """End the thread."""
         self.disk.close()
 
     def _used(self) -> int:
@@ -176,7 +175,6 @@ class SpoolFile:
         return len(rest)
 
     def tell(self) -> int:
-        """Bytes written."""
         return self._size
 
     def flush(self) -> None:
@@ -194,7 +192,6 @@ class SpoolFile:
         return pa.py_buffer(view)
 
     def clear(self) -> None:
-        """Discard what was written."""
         with self._noting_failure():
             self._spool.call(lambda: (self._file.seek(0), self._file.truncate()))
         self._spool.free(self._kind, self._size)
@@ -265,7 +262,6 @@ class Spooling:
             self.failed(error)
 
     def close(self) -> None:
-        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.spool.close()
 

@@ -121,7 +121,6 @@ class CaptureState:
 
     @property
     def unacked(self) -> int:
-        """Messages received and not acknowledged."""
         return self.source.waiting + len(self.preparing) + self.blocks.unacked
 
     def decoding_for(self) -> float:

@@ -49,7 +49,6 @@ class Histogram:
         self._counts = [0] * (len(self.BOUNDS) + 1)
 
     def add(self, seconds: float) -> None:
-        """Count one more."""
         self.total += seconds
         self._counts[bisect_left(self.BOUNDS, seconds)] += 1
 
@@ -73,11 +72,9 @@ class Storing:
         self._failing: dict[object, tuple[str, bool]] = {}  # why, and whether the store is full
 
     def began(self, turn: object, now: float) -> None:
-        """An attempt starts."""
         self._asked[turn] = now
 
     def succeeded(self, seconds: float) -> None:
-        """An object is stored."""
         self.seconds.add(seconds)
         self.last_success = time.time()
 
@@ -296,7 +293,6 @@ class Stats:
         event(log, logging.INFO, "blocks.stored", **counts, sealed_by=reasons, **path)
 
     def fields(self) -> dict[str, Any]:
-        """Return all counters by name."""
         counts: dict[str, Any] = {}
         for name in (attribute.name for attribute in fields(self)):
             value = getattr(self, name)

@@ -114,7 +114,6 @@ class Files:
         return list(self._archive.map(do, items))
 
     def footer(self, source: Source) -> Footer:
-        """Read an object's footer."""
         with self._open(source) as file:
             metadata = file.metadata
             schema = file.schema_arrow

@@ -244,7 +244,6 @@ class _Surveyor:
         return None
 
     def survey(self) -> Survey:
-        """Return the sums."""
         marks, counts, weights, checks = (np.concatenate(column) for column in zip(*self._sums, strict=True))
         return Survey(marks, counts, weights, checks)
 

@@ -53,9 +53,7 @@ class Span:
 class Tally(Protocol):
     """Count and size of a unit's distinct rows with sequences from `first` to `end` (exclusive)."""
 
-    def rows(self, first: int, end: int) -> int:
-        """Return their number."""
-        ...
+    def rows(self, first: int, end: int) -> int: ...
 
     def size(self, first: int, end: int) -> float:
         """Estimate their bytes as one object."""

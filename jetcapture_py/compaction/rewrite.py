@@ -55,7 +55,6 @@ class MessageSet:
 
     @classmethod
     def union(cls, sets: Iterable[MessageSet]) -> MessageSet:
-        """Return the messages of all sets."""
         return cls._of(np.unique(np.concatenate([np.zeros(0, "S16"), *(each._ids for each in sets)])))
 
     def __len__(self) -> int:
@@ -245,7 +244,6 @@ def _encode(
 
 
 def _stored(files: Files, source: Source) -> Iterator[pa.Table]:
-    """Yield an object's rows."""
     for group in files.footer(source).row_groups:
         yield files.rows(source, group.index)
 

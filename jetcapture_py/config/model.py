@@ -390,7 +390,6 @@ class Config(Section):
 
     @property
     def stream_name(self) -> str:
-        """The stream's name."""
         return self.source.stream
 
     @property
@@ -461,7 +460,6 @@ class Managed(Section):
 
     @property
     def stream_name(self) -> str:
-        """The stream's name."""
         return self.source.stream if self.source else str(self.stream and self.stream.name)
 
 

@@ -54,7 +54,6 @@ class CaptureId(NamedTuple):
 
     @property
     def whole(self) -> tuple[CaptureId, CaptureId]:
-        """Its file and its directory."""
         return CaptureId(self.path), CaptureId(self.path.parent)
 
     def __str__(self) -> str:

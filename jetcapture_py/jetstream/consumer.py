@@ -565,7 +565,6 @@ class Consumer:
         return microseconds_of(datetime.fromisoformat(answer["message"]["time"]))
 
     def _report_changes(self, state: ConsumerState) -> None:
-        """Log changed settings."""
         old, new = self.state.config, state.config
         if changed := {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}:
             event(log, logging.WARNING, "consumer.changed", settings=changed)

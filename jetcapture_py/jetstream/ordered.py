@@ -97,7 +97,6 @@ class _Rows:
         return found, index[found]
 
     def mark(self, seqs: Any, times: Any) -> None:
-        """Record that messages are stored."""
         self.stored[self.find(seqs, times)[1]] = True
 
 

@@ -288,7 +288,6 @@ class OrderedSource(PullSource):
         self.ordered.forget()
 
     async def nak(self, replies: pa.BinaryArray) -> None:
-        """Have the messages delivered again."""
         if len(replies) and not self._ended:
             self.ordered.rejected(sequences(self.stream, self.consumer, replies))
             self._wake.set()

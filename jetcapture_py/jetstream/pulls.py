@@ -373,7 +373,6 @@ class Pulls:
 
     @property
     def active(self) -> int:
-        """Open pulls."""
         return sum(slot.active for slot in self.slots)
 
     @property
@@ -444,7 +443,6 @@ class Pulls:
             self._wake.set()
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
-        """Pull if there is credit."""
         standby = self.ordered is not None and not self.ordered.active
         ask = Ask(max_bytes=self.limits.limit // SLOTS, batch=1, limited=False) if standby else self._credit(now)
         self.starved = not ask and not self.active
@@ -527,7 +525,6 @@ class Pulls:
             self._fail(OneAnswerError(self._config.source.stream))
 
     def on_status(self, subject: bytes, block: bytes) -> None:
-        """Handle a status."""
         to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
         for slot in self.slots:
             if slot.subject == to:

@@ -95,7 +95,6 @@ class StreamState:
 
     @property
     def origin(self) -> Origin:
-        """What identifies the stream later."""
         return Origin(self.created, self.ends.sample)
 
     @property
@@ -141,7 +140,6 @@ class ReadSession:
         self.api = Api(self.connection, self._login)
 
     async def close(self) -> None:
-        """Close the connection."""
         with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):  # the server may be gone
             await asyncio.wait_for(self.connection.close(), _CLOSE_TIMEOUT)
 

@@ -259,7 +259,6 @@ class PullSource:
 
     @property
     def active(self) -> bool:
-        """Whether this replica receives."""
         return True
 
     @property
@@ -274,7 +273,6 @@ class PullSource:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is up."""
         return bool(self._client.is_connected)
 
     def fail(self, error: SourceError) -> None:

@@ -236,8 +236,6 @@ def _fields(done: Erasure, tables: _Tables) -> dict[str, object]:
 
 
 def _lines(done: Erasure, tables: _Tables) -> Iterator[str]:
-    """Yield the certificate as text."""
-
     def count(number: int, noun: str, nouns: str | None = None) -> str:
         return plural(number, noun, nouns, grouped=True)
 

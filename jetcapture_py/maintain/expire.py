@@ -62,7 +62,6 @@ class ExpirySummary:
     """Why other objects were not removed; another pass may succeed."""
 
     def line(self, stream: str) -> str:
-        """Return the summary as text."""
         left = (
             plural(self.waiting, "expired object", grouped=True) + " left for queries of the table until a later pass"
         )
@@ -177,7 +176,6 @@ class Expiry:
                 self.removed.append(file)
 
     def summary(self) -> ExpirySummary:
-        """Summarize what was removed."""
         names = [file.name for file in self.removed if file.name is not None]
         end = max((self._ends[file.path] for file in self.removed), default=None)
         return ExpirySummary(

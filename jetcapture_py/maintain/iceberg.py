@@ -185,7 +185,6 @@ class IcebergTable:
 
     @property
     def exists(self) -> bool:
-        """Whether the catalog has it."""
         return self._table is not None
 
     @property

@@ -60,7 +60,6 @@ class Inventory:
         """How many there are, with those that were taken."""
 
     def add(self, bucket: int, path: str, *numbers: int) -> None:
-        """Add a file."""
         found = self._buckets.get(bucket)
         if found is None:
             found = self._buckets[bucket] = BucketFiles(self._width)

@@ -73,7 +73,6 @@ class PassResult:
 
     @property
     def summary(self) -> str:
-        """The result in one line."""
         parts = [
             total(summary) if part == "messages" else f"{part}: {total(summary)}"
             for part, summary in self.compacted.items()

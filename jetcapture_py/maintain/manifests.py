@@ -229,7 +229,6 @@ class SnapshotWriter:
         )
 
     def open(self, spec: int) -> ManifestWriter:
-        """Begin another manifest."""
         path = self._new_path(f"{self._name}-m{len(self._written)}.avro")
         output = self._table.io.new_output(path)
         return write_manifest(FORMAT, self._specs[spec], self._schema, output, self._snapshot, _CODEC)
@@ -257,7 +256,6 @@ class _Parts:
             self._end(spec)
 
     def add(self, spec: int, entry: ManifestEntry) -> None:
-        """Write an entry."""
         writer, count = self._open.get(spec, (None, 0))
         if writer is None:
             writer = self._snapshot.open(spec)

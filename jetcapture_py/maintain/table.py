@@ -96,7 +96,6 @@ class TableResult:
         return {**asdict(self), "complete_to": format_time(self.complete_to) if self.complete_to else None}
 
     def lines(self) -> Iterator[str]:
-        """Yield the result as text."""
         text = f"table {self.name}: {plural(self.files, 'file', grouped=True)}, {self.rows:,} rows"
         text += f" (+{self.added:,} -{self.removed:,})" if self.added or self.removed else ""
         yield text + (f", complete to {format_time(self.complete_to)}" if self.complete_to else "")

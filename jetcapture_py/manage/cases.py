@@ -153,7 +153,6 @@ class CaseMessage(Section):
 
     @property
     def data(self) -> bytes:
-        """The payload."""
         if "as_json" in self.model_fields_set:
             return json.dumps(self.as_json, ensure_ascii=False).encode()
         if self.payload_base64 is not None:

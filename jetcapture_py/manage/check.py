@@ -179,7 +179,6 @@ class Sample:
     """Whether no message has the time of `block.time`, so that all take the fallback."""
 
     def add(self, prepared: Prepared) -> None:
-        """Count what was prepared."""
         for run in prepared.runs:
             self.keys[run.key] += run.length
         self.messages += prepared.messages

@@ -53,7 +53,6 @@ class Findings:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def ok(self, about: str, text: str) -> None:
-        """Add a passed check."""
         self.items.append(CheckFinding(level="ok", about=about, text=text))
 
     def skipped(self, about: str, text: str) -> None:
@@ -61,16 +60,13 @@ class Findings:
         self.items.append(CheckFinding(level="skipped", about=about, text=text))
 
     def warning(self, about: str, text: str) -> None:
-        """Add a warning."""
         self.items.append(CheckFinding(level="warning", about=about, text=text))
 
     def problem(self, about: str, text: str) -> None:
-        """Add a problem."""
         self.items.append(CheckFinding(level="problem", about=about, text=text))
 
     @property
     def problems(self) -> list[CheckFinding]:
-        """The problems."""
         return [finding for finding in self.items if finding.level == "problem"]
 
     def fields(self) -> dict[str, Any]:
@@ -88,7 +84,6 @@ class Findings:
         return "; ".join(parts) or "ok"
 
     def lines(self) -> Iterator[Text]:
-        """Yield one line per finding."""
         for finding in self.items:
             line = Text(finding.level.ljust(8), _STYLES[finding.level])
             line.append(f" {finding.about.ljust(12)} ", "default")

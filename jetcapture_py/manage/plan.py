@@ -88,7 +88,6 @@ class Server:
 
     @property
     def number(self) -> tuple[int, ...]:
-        """The version as numbers."""
         return tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
 
     def refusal(self, setting: str, value: Any) -> str | None:
@@ -208,7 +207,6 @@ class DeletedMessages:
     subjects: list[str] = field(default_factory=list)
 
     def add(self, subject: str, count: int, *, exact: bool) -> None:
-        """Add the messages of a subject."""
         self.count += count
         self.exact = self.exact and exact
         if len(self.subjects) <= MAX_SUBJECTS:

@@ -38,12 +38,10 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether no check fails."""
         return not self.trouble
 
     @property
     def lines(self) -> Sequence[str]:
-        """One line per failing check."""
         return [f"{check}: {text}" for check, text in self.trouble.items()]
 
 

@@ -91,7 +91,6 @@ class Pages:
         self._next: asyncio.Handle = self._loop.call_soon(self._beat)
 
     def stop(self) -> None:
-        """Stop the heartbeat."""
         self._next.cancel()
 
     @property

@@ -71,7 +71,6 @@ class Starting:
         self._since = time.monotonic()
 
     async def answer(self, path: str) -> Answer:
-        """Answer while the program starts."""
         if path == "/livez" and time.monotonic() - self._since < MAX_STARTING:
             return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
         if path == "/":
@@ -172,7 +171,6 @@ class _Client:
         self._task = asyncio.current_task()
 
     def drop(self) -> None:
-        """Close the connection immediately."""
         if self._task is not None:
             self._task.cancel()
 

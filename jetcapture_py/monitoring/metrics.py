@@ -47,7 +47,6 @@ class Metrics(_Metrics):
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
         source = self._state.config.source
         about = {"version": version("jetcapture"), "stream": source.stream, "consumer": source.consumer}
         info = GaugeMetricFamily(
@@ -168,7 +167,6 @@ class JoinedMetrics(_Metrics):
         self._states, self._failed = states, failed
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
         yield _gauge("captures_failed", "Captures of this process that failed or could not start", self._failed)
         families: dict[str, Metric] = {}
         for name, state in sorted(self._states.items()):
@@ -186,7 +184,6 @@ class MaintenanceMetrics(_Metrics):
         self._states = states
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
         families: dict[str, Metric] = {}
         for name, state in self._states.items():
             about = {"capture": name, "stream": state.stream}

@@ -151,13 +151,11 @@ class _Row:
     replica: Mapping[str, Any] | None
 
     def record(self) -> str:
-        """Return it as JSON."""
         fields = {"problems": self.problems} if self.status is None else self.status.fields()
         about = {"capture": self.name, "stream": self.stream}
         return json.dumps({**about, **fields, "replica": self.replica}, default=format_time)
 
     def cells(self) -> Sequence[str]:
-        """Return the columns."""
         status, rate, quarantined = self.status, "", ""
         if self.replica is not None:
             with contextlib.suppress(LookupError, TypeError, ValueError):  # it may be of another version
@@ -352,7 +350,6 @@ class Observed:
         return self._session.api
 
     async def status(self) -> CaptureStatus:
-        """Return the current status."""
         source, problems = self._config.source, []
         try:
             state = await get_consumer(self._api, source.stream, source.consumer)

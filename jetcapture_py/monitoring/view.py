@@ -69,12 +69,10 @@ class Card:
 
     @property
     def used(self) -> float:
-        """The sum of the parts."""
         return sum(value for _, value, _ in self.parts)
 
     @property
     def level(self) -> str:
-        """The class of the meter."""
         if self.limit is None or self.used < HIGH * self.limit:
             return ""
         return " full" if self.used >= self.limit else " high"
@@ -140,7 +138,6 @@ class _Row:
 
     @property
     def link(self) -> str:
-        """The directory of its pages."""
         return quote(self.name, safe="")
 
     @property
@@ -174,7 +171,6 @@ class _Row:
 
     @property
     def trouble(self) -> str:
-        """What is wrong."""
         notices = self.facts.notices if self.facts is not None else ()
         return self.failure or " ".join(notice.text for notice in notices if notice.level != "note")
 

@@ -268,7 +268,6 @@ class Sparkline:
 
     @property
     def text(self) -> str:
-        """A description."""
         if not self.values:
             return f"{self.title}: no samples yet"
         now, peak = self.words(self.values[-1]), self.words(self.peak)

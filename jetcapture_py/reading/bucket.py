@@ -281,7 +281,6 @@ def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
 
 
 def _operations(facts: Mapping[str, pa.Array]) -> pa.Array:
-    """Return each entry's operation."""
     told = facts[_OPERATION]
     unmarked = pc.equal(pc.fill_null(told, ""), "")
     meaning = pc.if_else(unmarked, _meaning(facts[_REASON], REASONS), _meaning(told, OPERATIONS))
@@ -398,7 +397,6 @@ def _sources(good: pa.Schema, bad: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def _described(batch: pa.RecordBatch, limits: BucketLimits, sources: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
-    """Return the columns of entries."""
     facts = dict(zip(_FACTS.names, _facts(batch).columns, strict=True))
     ends = _ends(facts[layout.TIMESTAMP].to_numpy(), facts[_TTL], limits)
     added = {

@@ -460,11 +460,9 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
         return f"{self.protocol}://{path}"
 
     def glob(self, path: str, **_: Any) -> list[str]:
-        """Return the path itself."""
         return [path]
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether the object was listed."""
         return self._strip_protocol(path) in self._known
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
@@ -480,7 +478,6 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
         return datetime.fromtimestamp(self._known[self._strip_protocol(path)].modified or 0, UTC)
 
     def open(self, path: str, *_: Any, **__: Any) -> _RemoteObject:
-        """Open an object for reading."""
         return _RemoteObject(self, self._files, self._known[self._strip_protocol(path)])
 
 

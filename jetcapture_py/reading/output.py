@@ -164,7 +164,6 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Join batches to row groups."""
     waiting: list[pa.RecordBatch] = []
     size = rows = 0
     for batch in batches:

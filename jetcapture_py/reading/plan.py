@@ -127,7 +127,6 @@ class ReadPlan:
 
     @property
     def names(self) -> list[ObjectName]:
-        """All objects that are read."""
         return [*self.whole, *self.parts, *self.shared]
 
     @property

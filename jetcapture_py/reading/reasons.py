@@ -75,7 +75,6 @@ class ReasonSummary:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of text."""
         yield f"{plural(self.messages, 'message', grouped=True)}: {one_line(self.stage)}: {one_line(self.error)}"
         yield f"    {format_time(self.first)} to {format_time(self.last)}"
         shown = [f"{escaped(name)} {count:,}" for name, count in self.subjects.most_common(_MAX_SHOWN)]

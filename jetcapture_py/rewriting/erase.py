@@ -569,7 +569,6 @@ def _name(file: File) -> ObjectName:
 
 
 def _within(messages: MessageSet, erased: Erased) -> MessageSet:
-    """Return the messages that are erased."""
     seqs, times = messages.seqs, messages.times
     mask = erased.contains(seqs, times)
     return MessageSet(seqs[mask], times[mask])

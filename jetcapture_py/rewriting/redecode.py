@@ -332,6 +332,5 @@ class _Reasons:
 
 
 def _messages(batches: Iterable[pa.RecordBatch]) -> MessageSet:
-    """Return the messages of rows."""
     own = [Identities.of(pa.Table.from_batches([batch])) for batch in batches]
     return MessageSet.union(MessageSet(each.seqs, each.times) for each in own)

@@ -106,7 +106,6 @@ class KeySelector:
         return {layout.SUBJECT: pa.string(), **of_header}
 
     def mask(self, rows: pa.Table) -> Any:
-        """Compare the keys."""
         if layout.KEY in rows.schema.names:
             keys = rows[layout.KEY]
         elif layout.SUBJECT in rows.schema.names:
@@ -134,7 +133,6 @@ class SubjectSelector:
         return True
 
     def types(self, _: ObjectName) -> Mapping[str, pa.DataType]:
-        """Only the subject."""
         return {layout.SUBJECT: pa.string()}
 
     def mask(self, rows: pa.Table) -> Any:
@@ -144,7 +142,6 @@ class SubjectSelector:
         return _mask(pc.is_in(rows[layout.SUBJECT], pa.array(chosen, pa.string())))
 
     def undecided(self, _: pa.Table) -> str:
-        """Every message has a subject."""
         return ""
 
 
@@ -156,7 +153,6 @@ class SequenceSelector:
     last: int
 
     def may_match(self, name: ObjectName) -> bool:
-        """Whether the ranges overlap."""
         return name.first_seq <= self.last and name.last_seq >= self.first
 
     def types(self, _: ObjectName) -> Mapping[str, pa.DataType]:
@@ -164,12 +160,10 @@ class SequenceSelector:
         return {}
 
     def mask(self, rows: pa.Table) -> Any:
-        """Compare the sequences."""
         seqs = rows[layout.SEQ].to_numpy()
         return (seqs >= self.first) & (seqs <= self.last)
 
     def undecided(self, _: pa.Table) -> str:
-        """Every message has a sequence."""
         return ""
 
 

@@ -56,7 +56,6 @@ def typed_rows(archive: ArchiveFiles, file: File, suffix: str, types: Mapping[st
 
 
 def _compare(pairs: Iterable[tuple[pa.Array, pa.Array]]) -> None:
-    """Raise TextError if texts differ."""
     if not all(one.equals(other) for one, other in pairs):
         raise TextError(_UNKNOWN)
 

@@ -267,7 +267,6 @@ class LocalStore:
         return sorted(f"{directory}/{name}" for name in names)
 
     def write_note(self, path: str, data: bytes) -> None:
-        """Replace a small file."""
         self._publish(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
 
     def change_note(self, path: str, change: NoteChange) -> None:

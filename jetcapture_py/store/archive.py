@@ -262,7 +262,6 @@ class ArchiveFiles:
             raise StoreError(f"cannot list {directory or '/'}: {one_line(error)}") from error
 
     def _roots(self) -> list[str]:
-        """List the existing roots."""
         roots = [self._base]
         for part in self._template[len(self._base) + 1 :].split("/") if self.divided else ():
             if _KEY not in part:
@@ -382,7 +381,6 @@ class ArchiveFiles:
 
     @cached_property
     def store(self) -> Store:
-        """The store that writes objects."""
         return open_store(self.url, self._options) if self._remote is None else self._remote
 
     def remove(self, file: File) -> None:

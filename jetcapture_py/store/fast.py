@@ -268,7 +268,6 @@ def _all_taken(**sections: Mapping[str, Any]) -> None:
 
 
 def _s3_settings(root: str, given: Mapping[str, Any]) -> _Settings:
-    """Translate options of s3fs."""
     options = dict(given)
     if obeyed := [name for name in _OBEYED if name in os.environ]:
         raise UnsupportedError(f"obstore would obey {obeyed[0]}, which has no effect otherwise")
@@ -418,7 +417,6 @@ def _aws_credentials(session: Any) -> Callable[[], Any]:
 
 
 def _azure_settings(root: str, given: Mapping[str, Any]) -> _Settings:
-    """Translate options of adlfs."""
     options = dict(given)
     if server := root.partition("/")[0].partition("@")[2]:
         named, _, domain = server.partition(".")

@@ -95,15 +95,12 @@ class ObjectParts(io.RawIOBase):
         self.fetched: Sequence[_Part] = ()
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -141,8 +141,7 @@ class RemoteStore(ABC):
         """Return the names of the files directly in a directory. Raises FileNotFoundError."""
 
     @abstractmethod
-    def _remove(self, client: Any, path: str) -> None:
-        """Remove a file."""
+    def _remove(self, client: Any, path: str) -> None: ...
 
     # ------------------------------------------------------------------ the store
 
@@ -183,7 +182,6 @@ class RemoteStore(ABC):
         return sorted(f"{directory}/{name}" for name in names)
 
     def write_note(self, path: str, data: bytes) -> None:
-        """Replace a small file."""
         self._write(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
 
     def change_note(self, path: str, change: NoteChange) -> None:
@@ -263,7 +261,6 @@ class RemoteStore(ABC):
             raise self._refused(path, error) from error
 
     def _found(self, path: str) -> bool:
-        """Whether an object exists."""
         try:
             self.attempt(lambda client: self._info(client, path))
         except FileNotFoundError:

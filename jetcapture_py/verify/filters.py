@@ -113,7 +113,6 @@ class FilterHistory:
 
     @property
     def changed(self) -> bool:
-        """Whether filters were changed."""
         return len({one.subjects for own in self.consumers for part in own for one in part.candidates}) > 1
 
     def lines(self) -> Iterator[str]:

@@ -181,7 +181,6 @@ class Finding:
         return {**values, "severity": self.severity.name.lower(), **listed}
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of text."""
         yield f"{self.kind.replace('_', ' ')}: {escaped(self.summary)}"
         if self.kind is Kind.HOLES:
             yield from _holes(self)
@@ -269,7 +268,6 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """The result in one word."""
         if self.of(Kind.HOLES, Kind.DAMAGED):
             return Verdict.INCOMPLETE
         if not self.proven:

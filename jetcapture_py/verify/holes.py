@@ -75,7 +75,6 @@ class HoleFinder:
             self.close()
 
     def close(self) -> None:
-        """End the current hole."""
         if self._current:
             first, last, messages, first_time, last_time = self._current
             self.ranges += 1

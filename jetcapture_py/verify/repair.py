@@ -276,7 +276,6 @@ class _Repairer(Recapture):
         return received.where(self._absent.contains(seqs) & ~self._taken.contains(seqs) & (seqs <= last))
 
     def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
-        """Return the rows to store."""
         if self._only is None and not self._unread:
             self._taken.add(rows.column(layout.SEQ).to_numpy())
             return rows, runs

@@ -31,7 +31,6 @@ class NatsDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
         return NAME
 
     def schema(self) -> str:

@@ -86,7 +86,6 @@ class Boundary:
 
     @property
     def origin(self) -> Origin:
-        """The stream."""
         return self.state.origin
 
     def first_live(self, first: int, *, watched: bool) -> int:

@@ -133,7 +133,6 @@ class CombinedSource:
         return spark_schema(made.table.schema)
 
     def opened(self, schema: st.StructType) -> None:
-        """Prepare to read these columns."""
         if self.config is None:
             listing = list_objects(self.files, self.stream, Selection(keys=self.selection.keys))
             decode = None if self.options.decode is None else read_yaml(self.options.decode, {})
@@ -242,7 +241,6 @@ class JetcaptureDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
         return "jetcapture"
 
     def schema(self) -> st.StructType:
@@ -267,7 +265,6 @@ class CombinedBatchReader(DataSourceReader):
         self._source = source
 
     def partitions(self) -> list[InputPartition]:
-        """Divide the messages among tasks."""
         source = self._source
         with Session(source.reading, f"jetcapture spark {source.stream}") as session:
             boundary = source.finder.find(session)
@@ -337,7 +334,6 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Divide the batch among tasks."""
         start = end.get("began", start)
         self._check(start)
         self._check(end)
@@ -352,7 +348,6 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._source.read(partition)
 
     def stop(self) -> None:
-        """Close the connections."""
         session, self._session = self._session, None
         live, self._live = self._live, None
         if live is not None:

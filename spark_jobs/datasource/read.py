@@ -172,7 +172,6 @@ class BatchReader(DataSourceReader):
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[StreamPartition]:
-        """Divide the range among tasks."""
         options = self._options
         with Session(options, f"jetcapture spark {options.stream}") as session:
             positions = Positions(session, options)
@@ -250,7 +249,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: Offset, end: Offset) -> list[StreamPartition]:
-        """Divide the batch among tasks."""
         start = end.get("start", start)
         if self._created != end["created"]:
             self._state_of(end)
@@ -264,7 +262,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(self._options, self._schema, cast("StreamPartition", partition))
 
     def stop(self) -> None:
-        """Close the connection."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -261,7 +261,6 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     """For `df.write` and INSERT. Spark creates one per write; all attempts of the tasks share it."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Publish one partition."""
         return self._publish(iterator, self._save)
 
 

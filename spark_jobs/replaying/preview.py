@@ -45,7 +45,6 @@ class Preview:
     removed: Mapping[str, int] = field(default_factory=dict)
 
     def seconds(self, pace: Pace | None) -> float:
-        """Estimate the duration in seconds."""
         if pace is None:
             return self.messages / _FAST
         by_rate = self.messages / (pace.rate or _FAST)

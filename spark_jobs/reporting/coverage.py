@@ -55,7 +55,6 @@ class Hole:
 
     @property
     def missing(self) -> int:
-        """The number of missing sequences."""
         return self.last - self.first + 1
 
 

@@ -278,7 +278,6 @@ def _parts(
 
 
 def _moment(created: str) -> datetime:
-    """Parse a creation time."""
     return datetime.fromisoformat(created)
 
 

@@ -53,7 +53,6 @@ class Maker:
 
     @classmethod
     def on(cls, spark: SparkSession) -> Maker:
-        """Compute on Spark's executors."""
         known = _MAX_JOBS if is_remote() else spark.sparkContext.defaultParallelism
         return cls(min(_MAX_JOBS, known), spark)
 
@@ -73,7 +72,6 @@ class Maker:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def results(self, work: Work[T], specs: Sequence[PartSpec]) -> Iterator[T]:
-        """Yield all results, in order."""
         for future in self.futures(work, specs):
             yield future.result()
 

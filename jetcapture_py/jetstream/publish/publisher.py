@@ -73,7 +73,6 @@ class InFlight:
         return bool(self._held)
 
     def add(self, replies: list[bytes], frames: list[bytes]) -> None:
-        """Append messages."""
         size = sum(map(len, frames))
         self._frames.update(zip(replies, frames, strict=True))
         self._waiting += frames
@@ -184,7 +183,6 @@ class Publisher:
 
     @property
     def published(self) -> int:
-        """Number of acknowledged messages."""
         return self._pending.acknowledged
 
     @property

@@ -106,7 +106,6 @@ class Received:
     def of(
         cls, subjects: Sequence[bytes], replies: Sequence[bytes], headers: Sequence[bytes], payloads: Sequence[bytes]
     ) -> Received:
-        """Build from lists."""
         received, memory = cls(), ReceiveBuffer()
         for message in zip(subjects, replies, headers, payloads, strict=True):
             received.append(memory, *message)
@@ -119,7 +118,6 @@ class Received:
 
     @property
     def replies(self) -> pa.BinaryArray:
-        """The messages' reply subjects."""
         return self.columns(REPLY)[0]
 
     def __len__(self) -> int:

@@ -289,7 +289,6 @@ class _Object:
         return f"f{list(self.fields).index(name)}"
 
     def accepts(self) -> type[msgspec.Struct]:
-        """The msgspec type of the object."""
         return struct_type(
             [
                 (name, inner.accepts if isinstance(inner, Codec) else inner.accepts() | None)

@@ -287,7 +287,6 @@ class FieldShape:
             self.fields.widen(present, depth + 1, rows)
 
     def become(self, kind: str) -> None:
-        """Change the type."""
         self.kind = kind
         self._budget.changed = True
         if kind == "string" and self.item is not None:
