@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
@@ -30,7 +29,7 @@ from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.bucket import NEEDED, check_name, incarnations
-from jetcapture_py.reading.columns import Columns, Reads
+from jetcapture_py.reading.columns import Columns
 from jetcapture_py.reading.plan import Dedupe, ReadPlan, list_objects, outputs
 from jetcapture_py.reading.plan import plan as make_plan
 from jetcapture_py.reading.selection import Keys, Moment, Selection, check_stream
@@ -41,18 +40,11 @@ from spark_jobs.datasource.routed import LivePartition, StreamRows, described, l
 from spark_jobs.datasource.session import Session
 from spark_jobs.publishing.login import login_at
 from spark_jobs.reading import bucket as kv
-from spark_jobs.reading.columns import quoted, read_schema, select, spark_schema
+from spark_jobs.reading.columns import quoted, read_schema, spark_schema
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.reading.scan import Scans
 
 Engine = Literal["spark", "arrow"]
-
-MAX_SCANS = 16
-"""Native reads of objects that have to be read in different ways. Each takes time to plan, and a drift of several
-columns has hundreds of combinations; the objects with the fewest rows are then read with Arrow."""
-_FEW_SCANS = 4
-_ROWS_OF_A_SCAN = 100_000
-"""Rows that a scan needs when there are more than a few: Arrow reads fewer in less time than a scan takes to plan."""
 
 _ROWS_PER_TASK = 250_000
 _MIN_TASKS = 16
@@ -346,7 +338,7 @@ def read_bucket(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Renders a plan in Spark: with its own Parquet reader if `native`, and the rest with Arrow in Python workers."""
+    """Renders a plan: with Spark's own Parquet reader if `native`, and objects whose columns drifted with Arrow."""
 
     spark: SparkSession
     plan: ReadPlan
@@ -387,23 +379,15 @@ class _Reader:
         return reduce(DataFrame.union, frames)
 
     def _alike(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
-        """Objects of one layout: natively, as long as few ways to read them are enough for all."""
-        plan = self.plan
-        alike: dict[int, list[ObjectName]] = defaultdict(list)
+        """Objects of one layout: natively, but for those whose columns drifted."""
+        native: list[ObjectName] = []
+        others: list[ObjectName] = []
+        schema_of = self.plan.schema_of
+        drifts = {schema: self.plan.table.drifts(schema) for schema in {schema_of[name] for name in names}}
         for name in names:
-            alike[plan.schema_of[name]].append(name)
-        schemas = sorted(alike, key=lambda schema: -sum(name.rows for name in alike[schema]))
-        scans, rest = divide(schemas, plan.table.reads, MAX_SCANS if self.native else 0)
-        frames: list[DataFrame] = []
-        for reads, members in scans:
-            objects = [name for schema in members for name in alike[schema]]
-            if len(frames) < _FEW_SCANS or sum(name.rows for name in objects) >= _ROWS_OF_A_SCAN:
-                frames.append(self._natively(reads, objects, parts))
-            else:
-                rest = [*members, *rest]
-        if rest:
-            objects = [name for schema in rest for name in alike[schema]]
-            frames.append(self._with_arrow(objects, parts))
+            (native if self.native and not drifts[schema_of[name]] else others).append(name)
+        frames = [self._natively(native, parts)] if native else []
+        frames += [self._with_arrow(others, parts)] if others else []
         return reduce(DataFrame.union, frames)
 
     def _with_arrow(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
@@ -421,14 +405,10 @@ class _Reader:
         read = partial(_read_objects, PlanReader.of(self.plan, schema.names))
         return self.spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, spark_schema(schema))
 
-    def _natively(
-        self, reads: Reads, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None
-    ) -> DataFrame:
+    def _natively(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
         ranges = None if parts is None else {name: parts[name] for name in names}
-        bundles, table = bool(names[0].bundle), self.plan.table
-        frame = self.scans.frame(names, read_schema(table, reads, bundles=bundles), ranges)
-        columns = select(table, reads, bundles=bundles)
-        return frame.select(*columns) if columns else frame
+        schema = read_schema(self.plan.table, bundles=bool(names[0].bundle))
+        return self.scans.frame(names, schema, ranges).drop(layout.BUNDLE)
 
 
 def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -438,24 +418,3 @@ def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iter
             file = reader.files.at(row["path"])
             if file.name is not None:
                 yield from reader.batches(file, file.name, row["ranges"])
-
-
-def divide(
-    schemas: Iterable[int], reads: Callable[[int], Reads], limit: int
-) -> tuple[list[tuple[Reads, list[int]]], list[int]]:
-    """Divide schemas into at most this many scans, first ones first, and return the rest."""
-    scans: list[tuple[dict[str, pa.DataType], list[int]]] = []
-    rest = []
-    for schema in schemas:
-        types = reads(schema)
-        for known, members in scans:
-            if all(known.get(column, type_) == type_ for column, type_ in types.items()):
-                known.update(types)
-                members.append(schema)
-                break
-        else:
-            if len(scans) < limit:
-                scans.append((dict(types), [schema]))
-            else:
-                rest.append(schema)
-    return list(scans), rest

@@ -18,8 +18,6 @@ Columns = Sequence[str] | Callable[[str], bool]
 """Names of columns, or a function that returns True for names of columns to read."""
 Fold = Callable[[str], str]
 """Maps names that count as equal to the same name."""
-Reads = Mapping[str, pa.DataType]
-"""The types with which drifted columns are read, before conversion. A missing column is null."""
 
 TIME_OF_DAY = pa.time64("us")
 INSTANT = pa.timestamp("us", "UTC")
@@ -131,17 +129,13 @@ class Table:
         """Return the columns of an object by folded name: their names and types, normalized by `as_read`."""
         return self._stored[schema]
 
-    def reads(self, schema: int) -> Reads:
-        """Return how the drifted columns of an object are read.
-
-        Objects can be read together unless they read the same column differently.
-        """
-        stored = self._stored[schema]
-        return {
-            folded: read_as(stored[folded][1], column.type, self.fold)
-            for folded, column in self.columns.items()
-            if column.drifted and folded in stored
-        }
+    def drifts(self, schema: int) -> bool:
+        """Whether an object stores a column in a way that Parquet cannot read as its type in the result."""
+        return any(
+            read_as(type_, self.columns[folded].type, self.fold) != self.columns[folded].type
+            for folded, (_, type_) in self._stored[schema].items()
+            if self.columns[folded].drifted
+        )
 
 
 def listed(columns: object) -> list[str]:

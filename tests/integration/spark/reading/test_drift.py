@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from spark_jobs.archive import Engine, read_archive
 from tests.integration.spark.conftest import Archive
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -121,3 +122,37 @@ def test_fields_of_one_struct_that_differ_in_case_only_need_a_case_sensitive_ses
         assert [tuple(row) for row in frame.collect()] == [([1], [2])]
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
+
+
+def plan_of(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def test_only_objects_that_store_another_type_are_read_in_workers(spark: SparkSession, archive: Archive) -> None:
+    archive.write([1, 2], "a", n=[1, 2], s=["x", "y"])
+    archive.write([3], "a", n=[3])
+    archive.write([4], "a", n=[4], s=[{"z": 1}])
+    frame = read_archive(spark, archive.url, "ORDERS").where("key = 'a' AND n > 1").select("s")
+    plan = plan_of(frame)
+    assert (plan.count("FileScan parquet"), plan.count("MapInArrow")) == (1, 1)
+    assert "PushedFilters: [IsNotNull(n), GreaterThan(n,1)]" in plan
+    assert "ReadSchema: struct<n:bigint,s:string>" in plan
+    assert sorted(str(row["s"]) for row in frame.collect()) == ["None", "y", '{"z":1}']
+
+
+def test_a_column_that_became_wider_is_read_in_one_scan(spark: SparkSession, archive: Archive) -> None:
+    narrow, single = pa.array([-(2**31)], pa.int32()), pa.array([0.1], pa.float32())
+    archive.write([1], a=narrow, b=pa.array([-7], pa.int8()), c=single, d=[["x"]])
+    archive.write([2], a=[2**62], b=[0.5], c=[0.1])
+    archive.write([3], a=pa.nulls(1), b=pa.nulls(1), c=pa.nulls(1))
+    archive.write([4], b=pa.array([65535], pa.uint16()))
+    frame = read_archive(spark, archive.url, "ORDERS", columns=[layout.SEQ, "a", "b", "c"])
+    assert [kind for _, kind in frame.dtypes] == ["bigint", "bigint", "double", "double"]
+    assert (plan_of(frame).count("FileScan parquet"), plan_of(frame).count("MapInArrow")) == (1, 0)
+    (value,) = struct.unpack("f", struct.pack("f", 0.1))
+    assert sorted(tuple(row) for row in frame.collect()) == [
+        (1, -(2**31), -7.0, value),
+        (2, 2**62, 0.5, 0.1),
+        (3, None, None, None),
+        (4, None, 65535.0, None),
+    ]

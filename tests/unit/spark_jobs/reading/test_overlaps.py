@@ -12,7 +12,6 @@ from hypothesis import strategies as some
 from jetcapture_py.archive import overlaps
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Identities, Resolved, resolve
-from spark_jobs.archive import divide
 from spark_jobs.reading.scan import cover, pattern
 
 Message = tuple[int, int]
@@ -131,16 +130,3 @@ def test_a_pattern_matches_the_names_it_was_made_for_and_no_others(planned: set[
 def test_a_pattern_of_thousands_of_names_is_hardly_longer_than_their_digests() -> None:
     digests = [f"{number * 2**50 + 12345:016x}" for number in range(16_000)]
     assert len(pattern(digests)) < 16_000 * 17
-
-
-@given(
-    some.lists(some.dictionaries(some.sampled_from("abc"), some.sampled_from(["text", "long"])), min_size=1),
-    some.integers(0, 5),
-)
-def test_schemas_are_divided_into_scans_that_can_read_each_of_them(reads: list[dict[str, str]], most: int) -> None:
-    scans, rest = divide(range(len(reads)), reads.__getitem__, most)  # type: ignore[arg-type]
-    assert len(scans) <= most
-    assert sorted([*rest, *(schema for _, members in scans for schema in members)]) == list(range(len(reads)))
-    assert not rest or len(scans) == most
-    for known, members in scans:
-        assert all(known[column] == kind for schema in members for column, kind in reads[schema].items())
