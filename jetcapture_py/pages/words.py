@@ -1,4 +1,4 @@
-"""Format figures and foreign text for people: on the status page, in the terminal and in reports."""
+"""Format figures and foreign text for people: on the status page and in reports."""
 
 from __future__ import annotations
 

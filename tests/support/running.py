@@ -24,8 +24,10 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.jetstream import pulls
+from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.monitoring.http import Site
 from jetcapture_py.monitoring.http_server import HttpServer
+from jetcapture_py.monitoring.status import CaptureStatus, examine
 from jetcapture_py.store.archive import ASIDE
 from tests.support.publishing import Headers, Publisher, connect
 
@@ -140,6 +142,12 @@ def publish_and_capture(url: str, archive: str | Path, messages: Iterable[Messag
 
     asyncio.run(both())
     return found
+
+
+async def status_of(configuration: Config) -> CaptureStatus:
+    """What `jetcapture status` knows of a capture."""
+    async with ReadSession(configuration.nats, "test", timeout=5) as session:
+        return await examine(configuration, session)
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 120.0) -> None:

@@ -14,12 +14,11 @@ from jetcapture_py.archive import layout
 from jetcapture_py.capture import side_tasks, stream_watch
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.monitoring.metrics import Metrics
-from jetcapture_py.monitoring.status import Observed
 from jetcapture_py.verify.proof import verify
 from tests.support.losses import Subject, api, plain, remove_last
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import losses_of
-from tests.support.running import capture_all, connection, rows, running, until
+from tests.support.running import capture_all, connection, rows, running, status_of, until
 
 Start = Callable[..., NatsServer]
 
@@ -90,8 +89,7 @@ def test_a_rewind_while_no_capture_ran_is_noticed_at_the_next_start_and_by_statu
         subject = await created(nats_server(), tmp_path)
         assert (await capture_all(subject.settings)).stats.stream_losses.total() == 0
         last = await rewind(subject)
-        async with Observed(subject.settings) as observed:
-            (problem,) = (await observed.status()).problems
+        (problem,) = (await status_of(subject.settings)).problems
         assert problem.startswith(f"stream: it ends at {last}, but the archive's watermark is at 400: ")
         async with running(subject.settings) as state:
             await until(lambda: state.stats.stream_losses["rewind"] == 1, "the rewind is noticed")
@@ -136,9 +134,8 @@ def test_a_stream_that_was_created_again_is_noticed_once(
             await api(client, f"STREAM.DELETE.{subject.name}")
             await subject.create(client)
             await subject.publish(client, 10, mark=b"b")
-        async with Observed(subject.settings) as observed:
-            with pytest.raises(Exception, match="consumer archive does not exist"):
-                await observed.status()
+        with pytest.raises(Exception, match="consumer archive does not exist"):
+            await status_of(subject.settings)
         for count in (1, 0):
             state = await capture_all(subject.settings)
             assert state.stats.stream_losses["recreated"] == count
@@ -178,8 +175,7 @@ def test_a_consumer_that_starts_after_the_streams_end_is_no_loss(nats_server: St
         for _ in range(2):
             state = await capture_all(settings)
             assert state.stats.stream_losses.total() == 0
-        async with Observed(settings) as observed:
-            assert (await observed.status()).problems == ()
+        assert (await status_of(settings)).problems == ()
         assert [loss.kind for loss in losses_of(await verify(settings))] == []
 
     asyncio.run(scenario())

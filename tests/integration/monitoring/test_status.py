@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import select
 import signal
 import subprocess
 import sys
-import termios
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +17,9 @@ import pytest
 import yaml
 
 from jetcapture_py.config import block
-from jetcapture_py.config.model import Config, parse
-from jetcapture_py.monitoring import status as status_command
-from jetcapture_py.monitoring.http_server import Answer, HttpServer
-from jetcapture_py.monitoring.status import ask_replica, curve, lines, styled
+from jetcapture_py.config.model import Config
 from tests.support.nats_server import NatsServer
-from tests.support.running import capture_all, config, publish, publish_and_capture, running, serve, settings, until
+from tests.support.running import capture_all, config, publish, publish_and_capture, running, settings, status_of, until
 
 Start = Callable[..., NatsServer]
 
@@ -73,18 +66,18 @@ def test_it_tells_how_far_the_archive_is_behind(nats_server: Start, tmp_path: Pa
                 return json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))["waiting_pulls"] >= 1
 
             await until(pulling, "a pull waits")  # there is none for a moment when one has ended
-            text = await asyncio.to_thread(status, tmp_path, wanted)
-            lines = text.splitlines()
-            assert lines[0].startswith("ORDERS / archive at 20")
-            assert any(line.split()[:4] == ["unacked", "1", "of", "50,000"] for line in lines)
-            assert any(line.startswith("watermark") and "sequence 40" in line for line in lines)
-            assert any(line.startswith("last stored") for line in lines)
+            titles, values = (await asyncio.to_thread(status, tmp_path, wanted)).splitlines()
+            assert titles.split()[:4] == ["capture", "lag", "pending", "unacked"]
+            assert values.startswith("status")
+            assert values.endswith(" ago")
+            assert "1 of 50,000" in values
+            assert "  40, " in values  # the watermark
 
     asyncio.run(scenario())
 
 
 def test_messages_that_wait_while_nothing_is_stored_are_a_problem(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block, "STORING_TIME", 0.0)
     server, archive = nats_server(), tmp_path / "archive"
@@ -92,18 +85,21 @@ def test_messages_that_wait_while_nothing_is_stored_are_a_problem(
     asyncio.run(publish(server.url, [("orders.a", b"", None)]))
     asyncio.run(capture_all(soon))
     asyncio.run(publish(server.url, [("orders.a", b"", None)] * 3))
-    asyncio.run(until(lambda: asyncio.to_thread(shown, soon, 1), "it is a problem"))
-    problem = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("problem"))
-    assert "storing: 3 messages wait, the oldest for " in problem
+
+    async def problems(wanted: Config) -> tuple[str, ...]:
+        return (await status_of(wanted)).problems
+
+    async def waits() -> bool:
+        return bool(await problems(soon))
+
+    asyncio.run(until(waits, "it is a problem"))
+    (problem,) = asyncio.run(problems(soon))
+    assert problem.startswith("storing: 3 messages wait, the oldest for ")
     assert ", and nothing was stored for " in problem
     assert problem.endswith("; no replica is pulling: start one")
-    assert shown(late, 0)  # a block may still hold them
+    assert asyncio.run(problems(late)) == ()  # a block may still hold them
     asyncio.run(capture_all(soon))
-    assert shown(soon, 0)
-
-
-def shown(wanted: Config, code: int) -> bool:
-    return asyncio.run(status_command.once(wanted)) == code
+    assert asyncio.run(problems(soon)) == ()
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_shown(nats_server: Start, tmp_path: Path) -> None:
@@ -123,9 +119,10 @@ def test_a_consumer_that_is_not_there_and_a_server_that_does_not_answer_are_one_
     server = nats_server()
     asyncio.run(publish(server.url, [("orders.a", b"", None)]))
     wanted = settings(server.url, tmp_path / "archive")
-    assert status(tmp_path, wanted, code=1) == "jetcapture: consumer archive does not exist on stream ORDERS\n"
+    problem = "  problem: consumer archive does not exist on stream ORDERS"
+    assert status(tmp_path, wanted, code=1).splitlines()[1:] == ["status", problem]
     server.stop()
-    assert status(tmp_path, wanted, code=1).startswith("jetcapture: cannot connect to NATS at ")
+    assert status(tmp_path, wanted, code=1).splitlines()[2].startswith("  problem: cannot connect to NATS at ")
     assert not (tmp_path / "archive").exists()
 
 
@@ -161,37 +158,6 @@ def test_watching_goes_on_until_it_is_interrupted_and_survives_the_server(nats_s
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
-def test_watching_shows_all_on_a_narrow_terminal_and_on_one_that_cannot_move_its_cursor(
-    nats_server: Start, tmp_path: Path, terminal: str
-) -> None:
-    server = nats_server()
-    publish_and_capture(server.url, tmp_path / "archive", [("orders.a", b"", None)])
-    ours, its = os.openpty()
-    termios.tcsetwinsize(its, (60, 40))
-    watching = subprocess.Popen(
-        command(tmp_path, settings(server.url, tmp_path / "archive"), "--watch"),
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        env={**os.environ, "TERM": terminal},
-    )
-    os.close(its)
-    try:
-        shown = b""
-        while shown.count(b"ack floor") < 2:
-            assert select.select([ours], [], [], 120)[0], shown
-            shown += os.read(ours, 65536)
-        assert (b"\x1b" in shown) == (terminal == "xterm")
-        assert "deliveredandnotstoredyet" in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\s", "", shown.decode())
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(60) == 0
-    finally:
-        watching.kill()
-        watching.wait()
-        os.close(ours)
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -225,95 +191,3 @@ def test_a_capture_of_other_subjects_that_holds_the_watermark_back_is_a_problem(
     (said,) = found["problems"]
     assert said.startswith("watermark: the capture with consumer late has held it back for ")
     assert found["watermark_seq"] == own["seq"]
-
-
-# ------------------------------------------------------------------ with a replica on this machine
-
-
-def test_a_replica_on_this_machine_adds_what_only_it_knows(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        messages = [(f"orders.{index}", b'{"a": 1}', None) for index in range(20)]
-        await publish(server.url, [*messages, ("orders.\u202ered", b"{", None)])
-        sections: dict[str, Any] = {"decode": {"format": "json"}, "block": {"max_age": "1h"}}
-        async with running(config(server.url, tmp_path / "archive", **sections)) as capture:
-            with serve(capture, "127.0.0.1:0") as port:
-                await until(lambda: capture.stats.received == 21, "all is in blocks")
-                wanted = settings(server.url, tmp_path / "archive", http={"listen": f":{port}"}, **sections)
-                found = json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))
-                assert found["unacked"] == found["replica"]["unacked"] == 21
-                assert found["replica"]["open_blocks"] == 21
-                assert found["replica"]["quarantine"][0]["messages"] == 1
-                text = await asyncio.to_thread(status, tmp_path, wanted)
-                assert re.search(r"^this replica: (Ready|Healthy) for ", text, re.MULTILINE)
-                assert "\nopen blocks  21 of 1,000, 21 rows, " in text
-                assert "\nquarantine   1 message since " in text
-                assert "\u202e" not in text
-                assert "orders.\ufffdred" in text
-                other = {**wanted, "source": {**wanted["source"], "consumer": "other"}}
-                assert await asyncio.to_thread(ask_replica, parse(wanted)) is not None
-                assert await asyncio.to_thread(ask_replica, parse(other)) is None
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"garbage",
-        b"[]",
-        b"{}",
-        b'{"captures": 1}',
-        b'{"captures": [{"stream": 1}]}',
-        b'{"captures": [[]]}',
-        b"[" * 9999,
-    ],
-)
-def test_what_listens_there_and_is_no_replica_is_ignored(answer: bytes) -> None:
-    class Other:
-        async def answer(self, path: str) -> Answer:
-            return Answer(HTTPStatus.OK, "application/json", answer)
-
-    server = HttpServer("127.0.0.1:0", Other())
-    try:
-        assert ask_replica(config("nats://h", "/a", http={"listen": f"127.0.0.1:{server.port}"})) is None
-    finally:
-        server.stop()
-    assert ask_replica(config("nats://h", "/a", http={"listen": f"127.0.0.1:{server.port}"})) is None
-
-
-@pytest.mark.parametrize(
-    ("values", "shape"),
-    [([], ""), ([0, 0], "▁▁"), ([0, 4, 8], "▁▅█"), ([*range(900)], None)],
-)
-def test_a_curve_is_as_high_as_its_values_and_never_too_wide(values: list[float], shape: str | None) -> None:
-    found = curve(values)
-    assert len(found) <= 45
-    assert shape is None or found == shape
-    if shape is None:
-        assert found == "".join(sorted(found))
-
-
-def test_lines_are_broken_below_their_values_and_coloured_by_what_they_mean() -> None:
-    found = [
-        "ORDERS / archive at 12:00 UTC",
-        f"{'pending':<13}{'12,345':<22}not delivered yet",
-        "problem      " + "x " * 30,
-    ]
-    whole = styled(found)
-    assert whole.plain.splitlines() == [line.rstrip() for line in found]
-    narrow = styled(found, 40)
-    lines = narrow.plain.splitlines()
-    assert all(len(line) <= 40 for line in lines)
-    assert narrow.plain.split() == whole.plain.split()
-    assert lines[2] == " " * 13 + "delivered yet"
-    assert [str(span.style) for span in whole.spans if "red" in str(span.style)] == ["bold red"]
-
-
-def test_an_answer_of_another_version_is_one_line() -> None:
-    assert [*lines(None, "no server", {"time": "2026-05-01T00:00:00Z"}, {})] == [
-        "no server",
-        "",
-        "cannot read the replica's answer; it may run another version",
-    ]

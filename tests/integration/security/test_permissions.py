@@ -22,7 +22,6 @@ from jetcapture_py.manage import export, tap
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.check_server import Findings
-from jetcapture_py.monitoring.status import CaptureStatus, Observed
 from jetcapture_py.rewriting.erase import erase
 from jetcapture_py.rewriting.selectors import SequenceSelector
 from spark_jobs.datasource.columns import MessageColumns
@@ -35,7 +34,7 @@ from spark_jobs.replaying.target import Origin, Target
 from tests.integration.security import leaves
 from tests.integration.spark.live import ENVELOPE
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, Command, capture_all, config, rows, running, settings
+from tests.support.running import CONSUMER, STREAM, Command, capture_all, config, rows, running, settings, status_of
 
 EXAMPLE = (Path(__file__).parents[3] / "examples" / "nats-permissions.conf").read_text()
 ADMIN = "      { user: admin, password: admin }\n"
@@ -116,11 +115,8 @@ def test_a_status_needs_little_and_says_what_it_may_not_know(start: Start, tmp_p
     lag = "$JS.API.STREAM.MSG.GET.ORDERS"
     server = start(EXAMPLE if allowed else without(lag, of="VERIFIER"))
 
-    async def asked() -> CaptureStatus:
-        async with Observed(config(server.url, tmp_path / "archive", nats=as_user(server, "verifier"))) as observed:
-            return await observed.status()
-
-    found = asyncio.run(asked())
+    found = asyncio.run(status_of(config(server.url, tmp_path / "archive", nats=as_user(server, "verifier"))))
+    assert found.state is not None
     assert found.state.pending == MESSAGES
     if allowed:
         assert found.problems == ()

@@ -13,7 +13,6 @@ import pytest
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.monitoring.status import Observed
 from jetcapture_py.verify.proof import verify
 from spark_jobs.archive import read_stream
 from tests.integration.spark.live import Live
@@ -22,7 +21,7 @@ from tests.integration.spark.reading.test_combined import Query as CombinedQuery
 from tests.integration.spark.reading.test_read_stream import Captured, sequences
 from tests.support.losses import api
 from tests.support.nats_server import NatsServer, binary, older_servers
-from tests.support.running import CONSUMER, STREAM, connection, running, until
+from tests.support.running import CONSUMER, STREAM, connection, running, status_of, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,8 +81,7 @@ async def check(captured: Captured, state: CaptureState, seq: int) -> None:
     assert state.stats.stream_losses.total() == 0
     report = await verify(captured.config)
     assert (report.exit_code(strict=True), report.stored, report.older) == (0, seq, 0), [*report.findings]
-    async with Observed(captured.config) as observed:
-        assert (await observed.status()).problems == ()
+    assert (await status_of(captured.config)).problems == ()
     assert len([*(captured.root / "_streams" / STREAM).iterdir()]) == 1
 
 
@@ -195,8 +193,7 @@ def test_an_archive_and_checkpoints_that_know_another_creation_time_know_the_str
             assert state.stats.stream_losses.total() == 0
             assert state.source.origin.created == other
             assert (await verify(captured.config)).exit_code() == 0
-            async with Observed(captured.config) as observed:
-                assert (await observed.status()).problems == ()
+            assert (await status_of(captured.config)).problems == ()
 
     asyncio.run(goes_on())
     queries.read(120)
