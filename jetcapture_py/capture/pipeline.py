@@ -85,7 +85,6 @@ class Capture:
         state, loop = self.state, asyncio.get_running_loop()
         while (received := await state.source.receive()) is not None:
             state.preparing = received  # counted as held from here on
-            state.preparing = await state.source.payloads.only_whole(received)
             while state.preparing:
                 await state.memory_freed()
                 prepared = await self.decoding.next()  # decoded and routed

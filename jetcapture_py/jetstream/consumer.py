@@ -22,7 +22,6 @@ from jetcapture_py.jetstream.connection import (
     CONSUMER_NOT_FOUND,
     FORBIDDEN,
     MESSAGE_NOT_FOUND,
-    NOT_FOUND,
     STREAM_NOT_FOUND,
     Api,
     ApiError,
@@ -524,22 +523,6 @@ class Consumer:
         self._report_changes(state)
         self.state = state
         return True
-
-    async def is_empty(self, seq: int) -> bool | None:
-        """Return whether the stored message is empty; None without permission or answer.
-
-        False for a message that is gone: its content is unknown, and it is not delivered again.
-        """
-        if not self._may_get:
-            return None
-        try:
-            answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
-        except UnavailableError:
-            return None
-        except ApiError as error:
-            self._may_get = error.code != FORBIDDEN
-            return False if error.code == NOT_FOUND else None
-        return not answer["message"].get("data")
 
     async def delivered_all(self) -> bool:
         """Whether the stream has nothing for it after what was delivered, whatever the server counts as pending."""

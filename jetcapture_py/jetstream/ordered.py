@@ -210,11 +210,6 @@ class OrderedAcks:
             return None
         return int(self._arrived().seqs[-count - 1])
 
-    def rejected(self, seqs: Any) -> None:
-        """Record that messages that were to be captured are not: they have to come again."""
-        self._interrupt("messages without payload")
-        self._held = self._held.where(~np.isin(self._held.seqs, seqs))
-
     def forget(self) -> None:
         """Record that what earlier runs left here was dropped, but for what is stored: it has to be captured again."""
         self._held = self._held.where(self._held.stored)

@@ -29,7 +29,6 @@ from jetcapture_py.jetstream.acks import (
     TIME,
     AckResult,
     ack_numbers,
-    sequences,
     subjects_like,
     unpacked,
 )
@@ -288,9 +287,7 @@ class OrderedSource(PullSource):
         self.ordered.forget()
 
     async def nak(self, replies: pa.BinaryArray) -> None:
-        if len(replies) and not self._ended:
-            self.ordered.rejected(sequences(self.stream, self.consumer, replies))
-            self._wake.set()
+        """Do nothing: the next run delivers again what is not acknowledged."""
 
     # ------------------------------------------------------------------ handing over
 

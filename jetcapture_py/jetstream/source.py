@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import nats.errors
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive.incarnations import Origin
@@ -17,7 +16,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import MAX_RECEIVED, RECEIVE_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
-from jetcapture_py.jetstream.acks import AckResult, sequences
+from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.connection import Api, connect, reason_of
 from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
 from jetcapture_py.jetstream.deliveries import Deliveries
@@ -25,80 +24,9 @@ from jetcapture_py.jetstream.pulls import PAUSE, Pulls
 from jetcapture_py.jetstream.wire.client import Connection, Denial, denial_in, refusal
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 from jetcapture_py.log import event
-from jetcapture_py.log_limit import LogLimit
 from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.source")
-
-AT_ONCE = 64
-"""Maximum concurrent requests for messages."""
-
-
-class PayloadCheck:
-    """Keeps messages whose payload was not delivered out of the archive.
-
-    If a consumer is switched to `headers_only` under a running capture, it starts to deliver headers alone. Such a
-    delivery looks like an empty message that was published with a `Nats-Msg-Size` header, and the setting may be off
-    again by the time it is checked. So such a message is NAKed once. If it comes again without a payload, it is read
-    from the stream to compare; without permission for that, it is accepted as empty.
-
-    `look_up` gets the consumer's state: its ack floor if `headers_only` is off, None if it cannot be used any more.
-    `nak` NAKs messages by their ack subjects. `is_empty` asks the stream whether the message with a sequence has
-    no payload; None if unknown. With `limited`, the consumer has `max_deliver`: a NAKed message might never come again,
-    so `look_up` alone decides.
-    """
-
-    def __init__(
-        self,
-        stream: str,
-        consumer: str,
-        look_up: Callable[[], Awaitable[int | None]],
-        nak: Callable[[pa.BinaryArray], Awaitable[None]],
-        is_empty: Callable[[int], Awaitable[bool | None]],
-        *,
-        limited: bool = False,
-    ) -> None:
-        self._stream, self._consumer = stream, consumer
-        self._look_up, self._nak, self._is_empty, self._limited = look_up, nak, is_empty, limited
-        self._given_back = np.empty(0, np.int64)
-        self._log_limit = LogLimit()
-
-    async def only_whole(self, received: Received) -> Received:
-        """Return the messages to accept; NAK the others."""
-        lacking = received.lacking_payload()
-        if lacking is None:
-            return received
-        ack_floor = await self._look_up()  # only now: an earlier answer would not cover these messages
-        replies = received.where(lacking).replies
-        if ack_floor is None:
-            await self._nak(replies)
-            return received.where(~lacking)
-        if self._limited:
-            return received
-        seqs = sequences(self._stream, self._consumer, replies)
-        empty = await self._really_empty(seqs, ack_floor)
-        accepted: Any = ~lacking
-        accepted[np.flatnonzero(lacking)[empty]] = True
-        rejected = replies.filter(pa.array(~empty))
-        if messages := self._log_limit.due(asyncio.get_running_loop().time(), len(rejected)):
-            event(log, logging.WARNING, "messages.without_payload", given_back=messages)
-        await self._nak(rejected)
-        return received.where(accepted)
-
-    async def _really_empty(self, seqs: Any, ack_floor: int) -> Any:
-        """Return a mask of the messages that are empty in the stream; remember the others as NAKed.
-
-        Sequences below 0 are not of this consumer; later stages reject them.
-        """
-        empty = np.isin(seqs, self._given_back) | (seqs < 0)
-        again = np.flatnonzero(empty & (seqs >= 0)).tolist()
-        for chunk in (again[start : start + AT_ONCE] for start in range(0, len(again), AT_ONCE)):
-            answers = await asyncio.gather(*(self._is_empty(int(seqs[index])) for index in chunk))
-            empty[chunk] = [answer is not False for answer in answers]
-        known = self._given_back[(self._given_back > ack_floor) & ~np.isin(self._given_back, seqs)]
-        self._given_back = np.unique(np.concatenate([known, seqs[~empty]]))
-        return empty
-
 
 ENOUGH = 4096
 LINGER = 0.05
@@ -193,14 +121,6 @@ class PullSource:
         await self._consumer.attach()
         self.is_other, self.recognize = self._consumer.is_other, self._consumer.recognize
         self.delivered_all = self._consumer.delivered_all
-        self.payloads = PayloadCheck(
-            self.stream,
-            self.consumer,
-            self._floor_again,
-            self.nak,
-            self._consumer.is_empty,
-            limited=self.state.config.get("max_deliver", -1) > 0,
-        )
         self._deliveries = Deliveries(self.stream, self.consumer, self.state)
         await self.pulls.open(self._client, self._api, self._consumer)
         if not self._client.fast:
@@ -345,7 +265,10 @@ class PullSource:
         return self._loop.time() - self.pulls.last_data
 
     async def receive(self) -> Received | None:
-        """Return the next messages; None once stopped and everything received has been returned."""
+        """Return the next messages; None once stopped and everything received has been returned.
+
+        If some may lack their payload, the consumer is looked up first: with `headers_only`, the capture ends.
+        """
         await self._ready.wait()
         if self.waiting < ENOUGH and not self._ended:
             self._enough.clear()
@@ -357,6 +280,8 @@ class PullSource:
             self._deliveries.received(self.fetched - self.waiting, received.last_reply(), self._loop.time())
         if not self._ended and not self.waiting:
             self._ready.clear()
+        if received.lacks_payload() and not await self._found(again=True):
+            return None
         return received if received or not self._ended else None
 
     def flush(self) -> None:
@@ -439,10 +364,6 @@ class PullSource:
         if not self.pulls.active:
             self.pulls.answered = self._loop.time()
         return True
-
-    async def _floor_again(self) -> int | None:
-        """Return the ack floor from a new request; None if the consumer cannot be used any more."""
-        return self.state.ack_floor if await self._found(again=True) else None
 
     def overdue(self) -> float | None:
         """Return until when opened blocks have to be sealed, because acknowledging waits for them; None for no need."""

@@ -39,17 +39,6 @@ class Segment:
         rows = np.concatenate(self.rows) if len(self.rows) > 1 else self.rows[0]
         return rows[np.argsort(rows[:, 0], kind="stable")] if (rows[1:, 0] < rows[:-1, 0]).any() else rows
 
-    def lacking_payload(self) -> Any:
-        """See `Received.lacking_payload`."""
-        rows = self.ordered()
-        where = np.flatnonzero(_bare(rows))
-        lacking = np.zeros(len(rows), bool)
-        if not len(where):
-            return lacking
-        blocks = between(self.memory, rows[where, HEADERS], rows[where, PAYLOAD])
-        lacking[where] = pc.match_substring_regex(blocks, _SIZE_HEADER).to_numpy(zero_copy_only=False)
-        return lacking
-
     def columns(self, which: Sequence[int]) -> list[pa.BinaryArray]:
         """See `Received.columns`; copies."""
         rows = self.ordered()
@@ -162,16 +151,19 @@ class Received:
         rows = np.array([[*ends[:2], *ends[1:3], ends[2], *ends[3:]]], np.int32)
         self.add(memory.segment, rows, len(headers) + len(payload))
 
-    def lacking_payload(self) -> Any:
-        """Return a mask, in the order of `columns`, of messages that may lack their payload; None without any.
+    def lacks_payload(self) -> bool:
+        """Whether a message is empty and has a size header, like deliveries of a consumer with `headers_only`.
 
-        They are empty and have a size header, like deliveries of a consumer with `headers_only`. They may also have
-        been published like that.
+        It may also have been published like that.
         """
-        if not any(_bare(rows).any() for part in self.parts for rows in part.rows):
-            return None
-        lacking = np.concatenate([part.lacking_payload() for part in self.parts])
-        return lacking if lacking.any() else None
+        for part in self.parts:
+            for rows in part.rows:
+                bare = rows[(rows[:, PAYLOAD] == rows[:, -1]) & (rows[:, HEADERS] < rows[:, PAYLOAD])]
+                if len(bare):
+                    blocks = between(part.memory, bare[:, HEADERS], bare[:, PAYLOAD])
+                    if pc.any(pc.match_substring_regex(blocks, _SIZE_HEADER)).as_py():
+                        return True
+        return False
 
     def where(self, mask: Any) -> Received:
         """Select messages by a mask in the order of `columns`."""
@@ -200,11 +192,6 @@ class Received:
             first.numbers = tuple(numbers[:count] for numbers in self.numbers)
             others.numbers = tuple(numbers[count:] for numbers in self.numbers)
         return first, others
-
-
-def _bare(rows: Any) -> Any:
-    """Return a mask of messages with headers but no payload."""
-    return (rows[:, PAYLOAD] == rows[:, -1]) & (rows[:, HEADERS] < rows[:, PAYLOAD])
 
 
 class Inbox:
