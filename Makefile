@@ -62,7 +62,7 @@ test-lowest: $(FOR_DEV)
 	$(RUN) venv --clear $(LOWEST)
 	$(VENV)/bin/python .ci/lowest.py | tee $(LOWEST)/pins.txt
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/pins.txt \
-	  pytest pytest-timeout hypothesis psutil avro cramjam grpcio-tools msgpack polars
+	  pytest pytest-timeout hypothesis psutil avro grpcio-tools msgpack polars
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps .
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider \
 	  -o filterwarnings=default -m 'not exhaustive' $(LOWEST_TESTS)

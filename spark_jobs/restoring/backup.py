@@ -6,23 +6,21 @@
 
 The first entry is `state.json`, then one for each consumer, then the messages by sequence, named by their subjects; the
 end is an entry of zeros. Data in Snappy's framing format can be joined, so parts of a backup can be made independently.
-Each frame is compressed or not, and has a CRC-32C of its content.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cramjam
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.jetstream.restore import CHUNK
 from jetcapture_py.jetstream.wire.inbox import joined
-from jetcapture_py.transform.decode.compression import masked_crc
 
 MAGIC = b"NATSARC1"
 END = bytes(5)
@@ -31,13 +29,6 @@ PADDING = b"\xfe\x01\x00\x00\x00"
 BROKEN = b"\x02\x00\x00\x00"
 """A frame that no reader accepts."""
 
-_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
-_HEADER = struct.Struct("<II")
-_COMPRESSED, _UNCOMPRESSED = 0, 1
-_BLOCK = 60 << 10
-"""Bytes in a frame, at most 64 KiB; eight fit in a chunk."""
-_TRIED = 16
-"""One in how many frames is compressed to see whether it becomes shorter."""
 _DIGIT = 7
 _LARGEST = (1 << 64) - 1
 
@@ -77,31 +68,9 @@ def messages(
 
 
 def framed(data: bytes | memoryview) -> list[bytes]:
-    """Return a piece of a backup in frames, as chunks that are sent, such that pieces can be joined.
-
-    Data that Snappy shortens by less than an eighth stays as it is: compressing it would take the longest, for nothing.
-    """
-    chunks, chunk, size = [], [_IDENTIFIER], len(_IDENTIFIER)
-    for frame in _frames(memoryview(data)):
-        if size + len(frame) > CHUNK:
-            chunks.append(b"".join(chunk))
-            chunk, size = [], 0
-        chunk.append(frame)
-        size += len(frame)
-    return [*chunks, b"".join(chunk)]
-
-
-def _frames(view: memoryview) -> Iterator[bytes]:
-    codec = pa.Codec("snappy")
-    compress = True
-    for number, start in enumerate(range(0, len(view), _BLOCK)):
-        block = bytes(view[start : start + _BLOCK])
-        kind, content = _UNCOMPRESSED, block
-        if compress or number % _TRIED == 0:
-            shorter = codec.compress(block, asbytes=True)
-            if compress := len(shorter) < len(block) - len(block) // 8:
-                kind, content = _COMPRESSED, shorter
-        yield b"".join((_HEADER.pack(kind | len(content) + 4 << 8, masked_crc(block)), content))
+    """Return a piece of a backup in frames, as chunks that are sent, such that pieces can be joined."""
+    frames = memoryview(cramjam.snappy.compress(data))
+    return [bytes(frames[start : start + CHUNK]) for start in range(0, len(frames), CHUNK)]
 
 
 def _named(name: str, content: Mapping[str, Any]) -> bytes:

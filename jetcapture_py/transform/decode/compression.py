@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Any
 
-import google_crc32c
-import pyarrow as pa
+import cramjam
+import numpy as np
 
-from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.units import format_size
 
 Inflate = Callable[[bytes], bytes]
@@ -19,12 +19,12 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _SNAPPY_STREAM = b"\xff\x06\x00\x00sNaPpY"
 _MAX_MEMBERS = 1000
 """Maximum members of a gzip payload: the rest of it is copied for each member."""
-_ZSTD_SIZES = {0: (0, 0), 1: (2, 256), 2: (4, 0), 3: (8, 0)}
-"""Length of the content size in a zstd frame by its flag, and the offset to add (RFC 8878, 3.1.1.1.4)."""
 _CHECKSUM = 4
 """Length of zlib's checksum, which some Avro writers append to their data."""
-_SNAPPY_CHUNK = 65_536
-"""Maximum bytes in a chunk of Snappy's framing format, section 4.2."""
+_USUAL = 32
+"""Times the size of a payload that most have when decompressed; Snappy's are never larger."""
+_FULL = "write whole buffer"
+"""In the error for content that does not fit into its buffer."""
 
 
 def inflater(compression: str, limit: int) -> Inflate:
@@ -81,87 +81,34 @@ def _inflated(data: bytes, room: int, limit: int, wbits: int, name: str) -> tupl
 
 def inflate_zstd(payload: bytes, limit: int) -> bytes:
     """Inflate zstd frames to at most `limit` bytes. Raises ValueError."""
-    size = _zstd_size(payload, limit)
-    try:
-        if size is not None:
-            return bytes(pa.Codec("zstd").decompress(payload, decompressed_size=size, asbytes=True))
-    except OSError:
-        pass  # several frames, or no zstd at all
-    try:
-        content = bytes(pa.CompressedInputStream(pa.BufferReader(payload), "zstd").read(limit + 1))
-    except OSError as error:
-        raise ValueError(f"not zstd: {error}") from None
-    if len(content) > limit:
-        raise _too_large(limit)
-    return content
-
-
-def _zstd_size(payload: bytes, limit: int) -> int | None:
-    """Return the content's size that the first frame declares, None if it does not (RFC 8878, section 3.1.1.1)."""
-    if not payload.startswith(_ZSTD) or len(payload) < 6:
-        raise ValueError("not zstd: a frame starts with 28b52ffd")
-    descriptor = payload[4]
-    single = bool(descriptor & 0x20)
-    if not single:
-        exponent, mantissa = payload[5] >> 3, payload[5] & 7
-        base = 1 << 10 + exponent
-        if base + base // 8 * mantissa > max(limit, 8 << 20):
-            raise _too_large(limit)  # the window alone
-    length, plus = _ZSTD_SIZES[descriptor >> 6]
-    length = length or int(single)
-    start = 5 + (not single) + (0, 1, 2, 4)[descriptor & 3]
-    if not length or len(payload) < start + length:
-        return None
-    size = int.from_bytes(payload[start : start + length], "little") + plus
-    if size > limit:
-        raise _too_large(limit)
-    return size
+    return _decompressed(cramjam.zstd.decompress_into, payload, limit, "zstd")
 
 
 def _snappy(payload: bytes, limit: int) -> bytes:
-    return _snappy_stream(payload, limit) if payload.startswith(_SNAPPY_STREAM) else snappy_block(payload, limit)
+    if not payload.startswith(_SNAPPY_STREAM):
+        return snappy_block(payload, limit)
+    if content := _decompressed(cramjam.snappy.decompress_into, payload, limit, "snappy"):
+        return content
+    raise ValueError("the snappy data is truncated")
 
 
 def snappy_block(payload: bytes, limit: int) -> bytes:
     """Inflate Snappy's block format, which declares its size, to at most `limit` bytes. Raises ValueError."""
     try:
-        size, _ = varint(payload)
-    except ValueError as error:
-        raise ValueError(f"not snappy: {error}") from None
-    if size > limit:
-        raise _too_large(limit)
-    try:
-        return bytes(pa.Codec("snappy").decompress(payload, decompressed_size=size, asbytes=True))
-    except (OSError, ValueError) as error:
+        if cramjam.snappy.decompress_raw_len(payload) > limit:
+            raise _too_large(limit)
+        return bytes(cramjam.snappy.decompress_raw(payload))
+    except cramjam.DecompressionError as error:
         raise ValueError(f"not snappy: {error}") from None
 
 
-def _snappy_stream(payload: bytes, limit: int) -> bytes:
-    """Decompress Snappy's framing format: chunks of a type, a length of three bytes and data."""
-    parts: list[bytes] = []
-    room, at = limit, 0
-    while at < len(payload):
-        kind = payload[at]
-        data = payload[at + 4 : at + 4 + int.from_bytes(payload[at + 1 : at + 4], "little")]
-        if len(payload) < at + 4 or len(data) < int.from_bytes(payload[at + 1 : at + 4], "little"):
-            raise ValueError("the snappy data is truncated")
-        at += 4 + len(data)
-        if kind in (0, 1):
-            part = data[4:] if kind else snappy_block(data[4:], min(room, _SNAPPY_CHUNK))
-            room -= len(part)
-            if room < 0:
-                raise _too_large(limit)
-            if masked_crc(part) != int.from_bytes(data[:4], "little"):
-                raise ValueError("the snappy data is damaged: its checksum differs")
-            parts.append(part)
-        elif kind < 0x80:
-            raise ValueError(f"not snappy: a chunk of type {kind}")
-    if not parts:
-        raise ValueError("the snappy data is truncated")
-    return b"".join(parts)
-
-
-def masked_crc(data: bytes) -> int:
-    """Return the CRC-32C, masked as Snappy's framing format says in section 3."""
-    crc: int = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+def _decompressed(into: Callable[[bytes, Any], int], payload: bytes, limit: int, name: str) -> bytes:
+    """Decompress into a buffer of the usual size, or else of the largest that is allowed."""
+    for size in (min(limit, _USUAL * len(payload)), limit):
+        buffer = np.empty(size, np.uint8)
+        try:
+            return buffer[: into(payload, buffer)].tobytes()
+        except cramjam.DecompressionError as error:
+            if _FULL not in str(error):
+                raise ValueError(f"not {name}: {error}") from None
+    raise _too_large(limit)

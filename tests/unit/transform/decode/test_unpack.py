@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import tracemalloc
 from typing import Any
 
@@ -98,21 +97,10 @@ def test_a_checksum_that_differs_is_damage() -> None:
         inflater("snappy", MAX_SIZE)(bytes(data))
 
 
-@pytest.mark.parametrize("size", [1, 65_536, 200_001])
-def test_checksums_of_framed_snappy_are_those_of_another_library(size: int) -> None:
-    data = random.Random(size).randbytes(size)
-    inflate = inflater("snappy", size)
-    assert inflate(framed(data)) == data
-    damaged = bytearray(framed(data))
-    damaged[-1] ^= 0x80
-    with pytest.raises(ValueError, match=r"checksum|not snappy"):
-        inflate(bytes(damaged))
-
-
 @pytest.mark.parametrize("window", [0xFF, 0xA0])
-def test_a_window_larger_than_the_limit_is_refused(window: int) -> None:
+def test_a_window_of_much_memory_is_refused(window: int) -> None:
     frame = b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + b"\x01\x00\x00"
-    with pytest.raises(ValueError, match="inflates to more than"):
+    with pytest.raises(ValueError, match="too much memory"):
         inflater("zstd", MAX_SIZE)(frame)
 
 
