@@ -211,9 +211,12 @@ def apply(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing; exit code 3 if something would change.")
     ] = False,
+    may_delete: Annotated[
+        bool, typer.Option("--may-delete", help="Also make changes that may delete messages; else left out, code 3.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the JetStream API's values.")] = False,
 ) -> None:
-    """Create or update the stream and the consumer. Show each change as -old +new; delete nothing."""
+    """Create or update the stream and the consumer. Show each change as -old +new; leave out what may delete."""
     from jetcapture_py.config.model import parse_managed
     from jetcapture_py.config.several import CaptureFiles
     from jetcapture_py.jetstream.streams import on_server
@@ -221,7 +224,9 @@ def apply(
     from jetcapture_py.manage.apply import run
 
     files = CaptureFiles(config, parse_managed, on_server, streams or ())
-    raise typer.Exit(many.run(files, lambda managed, _: run(managed, dry_run=dry_run), as_json=as_json))
+    raise typer.Exit(
+        many.run(files, lambda managed, _: run(managed, dry_run=dry_run, may_delete=may_delete), as_json=as_json)
+    )
 
 
 @app.command()

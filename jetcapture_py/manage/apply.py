@@ -1,4 +1,7 @@
-"""The `apply` command: create or update the stream and the consumer as configured. Never delete anything."""
+"""The `apply` command: create or update the stream and the consumer as configured.
+
+Changes that may delete messages are only made if the user says so.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import Difference, differences, differing
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.manage.export import lines, shown
+from jetcapture_py.manage.export import NEEDS, lines, shown
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.plan import Plan, plans
 from jetcapture_py.text import plural
 
-DONE, REFUSED, WOULD_CHANGE = 0, 1, 3
+DONE, REFUSED, LEFT = 0, 1, 3
 TIMEOUT = 10.0
 
 
@@ -37,16 +40,20 @@ class Applied:
     @property
     def summary(self) -> str:
         """What is done or would be, in a few words."""
-        plan, settings = self.plan, plural(len(self.plan.changes), "setting")
+        plan = self.plan
         if not plan.possible:
             reasons = [plan.refusal, *(f"{change.name}: {change.refusal}" for change in plan.changes if change.refusal)]
             return f"{plan.kind} refused: {next(filter(None, reasons), '')}"
         if plan.action == "none":
             return f"{plan.kind} as configured"
-        ignored = f", {len(self.ignored)} ignored" if self.ignored else ""
+        left = f"{plural(len(plan.left), 'setting')} left ({NEEDS})" if plan.left else ""
+        if not plan.requests:
+            return f"{plan.kind}: {left}"
         would = "" if self.answer is not None else "would be "
-        about = f" ({settings}{ignored})" if plan.action == "update" else ""
-        return f"{plan.kind} {would}{plan.action}d{about}"
+        parts = [plural(len(plan.changes) - len(plan.left), "setting")] if plan.action == "update" else []
+        parts += [f"{len(self.ignored)} ignored"] if self.ignored else []
+        about = f" ({', '.join(parts)})" if parts else ""
+        return f"{plan.kind} {would}{plan.action}d{about}{', ' if left else ''}{left}"
 
     def lines(self) -> Iterator[Text]:
         """Yield the changes, and what the server ignored."""
@@ -63,7 +70,14 @@ class Applied:
             "name": plan.name,
             "action": plan.action,
             "changes": [
-                {"setting": change.name, "old": change.old, "new": change.new, "refusal": change.refusal}
+                {
+                    "setting": change.name,
+                    "old": change.old,
+                    "new": change.new,
+                    "refusal": change.refusal,
+                    "may_delete": change.may_delete,
+                    "left": change.name in plan.left,
+                }
                 for change in plan.changes
             ],
             "refusal": plan.refusal,
@@ -73,10 +87,12 @@ class Applied:
         }
 
 
-def run(managed: Managed, *, dry_run: bool) -> CommandResult:
+def run(managed: Managed, *, dry_run: bool, may_delete: bool = False) -> CommandResult:
     """Apply, and return what has changed. Raises SourceError."""
-    applied = asyncio.run(apply(managed, dry_run=dry_run))
-    code = WOULD_CHANGE if dry_run and any(result.plan.action != "none" for result in applied) else DONE
+    applied = asyncio.run(apply(managed, dry_run=dry_run, may_delete=may_delete))
+    code = DONE
+    if any(result.plan.left or (dry_run and result.plan.action != "none") for result in applied):
+        code = LEFT
     if any(not result.plan.possible or result.ignored for result in applied):
         code = REFUSED
     return CommandResult(
@@ -88,19 +104,17 @@ def run(managed: Managed, *, dry_run: bool) -> CommandResult:
     )
 
 
-async def apply(managed: Managed, *, dry_run: bool) -> list[Applied]:
+async def apply(managed: Managed, *, dry_run: bool, may_delete: bool = False) -> list[Applied]:
     """Create or update the stream and the consumer; change nothing if anything is refused. Raises SourceError."""
     async with ReadSession(managed.nats, f"jetcapture apply {managed.stream_name}", timeout=TIMEOUT) as session:
-        planned = await plans(session, managed)
+        planned = await plans(session, managed, may_delete=may_delete)
         if dry_run or not all(plan.possible for plan in planned):
             return [Applied(plan=plan) for plan in planned]
-        return [await _made(session, managed, plan) for plan in planned]
+        return [await _made(session, managed, plan) if plan.requests else Applied(plan=plan) for plan in planned]
 
 
 async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
     stream = managed.stream_name
-    if plan.action == "none":
-        return Applied(plan=plan)
     if plan.kind == "stream":
         subject, body = f"STREAM.{plan.action.upper()}.{stream}", plan.request
     else:
@@ -117,4 +131,4 @@ async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
         answer = (await session.request(f"CONSUMER.INFO.{stream}.{plan.name}"))["config"]
     consumer = managed.source if plan.kind == "consumer" else None
     left = differing(plan.configured, answer) if consumer is None else differences(consumer, answer)
-    return Applied(plan=plan, answer=answer, ignored=left)
+    return Applied(plan=plan, answer=answer, ignored=[found for found in left if found.name not in plan.left])

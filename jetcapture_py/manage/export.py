@@ -46,8 +46,9 @@ _WORDS = frozenset(
     {"ack_policy", "compression", "deliver_policy", "discard", "persist_mode", "replay_policy", "retention", "storage"}
 )
 _NOTHING: tuple[Any, ...] = (None, "", (), [], {}, False)
-_NOUNS = {"create": "will be created", "update": "will be changed", "none": "is as configured"}
-_DONE = {"create": "created", "update": "changed", "none": "is as configured"}
+_NOUNS = {"create": "will be created", "update": "will be changed"}
+_DONE = {"create": "created", "update": "changed"}
+NEEDS = "needs --may-delete"
 
 
 def run(nats: NatsConfig, stream: str, consumer: str | None) -> int:
@@ -148,24 +149,32 @@ def human(name: str, value: Any) -> Any:
 
 def lines(plan: Plan, *, done: bool) -> Iterator[Text]:
     """Describe a plan: one line for the stream or consumer, and one for each change."""
-    words = (_DONE if done else _NOUNS)[plan.action] if plan.possible else "cannot be configured like this"
-    head = Text(f"{plan.kind} {plan.name}: {words}")
-    yield head
+    if not plan.possible:
+        words = "cannot be configured like this"
+    elif plan.action == "none":
+        words = "is as configured"
+    elif not plan.requests:
+        words = "left as it is"
+    else:
+        words = (_DONE if done else _NOUNS)[plan.action]
+    yield Text(f"{plan.kind} {plan.name}: {words}")
     if plan.refusal:
         yield Text(f"  {plan.refusal}", "yellow")
     width = max((len(change.name) for change in plan.changes), default=0)
     for change in plan.changes:
-        yield _line(change, width, created=plan.action == "create")
+        yield _line(plan, change, width)
 
 
-def _line(change: SettingChange, width: int, *, created: bool) -> Text:
+def _line(plan: Plan, change: SettingChange, width: int) -> Text:
     line = Text(f"  {escaped(change.name).ljust(width)} ")
-    before = () if created else (("-", change.old, "red"),)
+    before = () if plan.action == "create" else (("-", change.old, "red"),)
     for sign, value, style in (*before, ("+", change.new, "green")):
         if value not in _NOTHING or change.name in LIMITS | SIZES | {"max_age"}:
             line.append(f" {sign}{shown(change.name, value)}", style)
     if change.refusal:
         line.append(f"  cannot be changed: {change.refusal}", "yellow")
+    elif change.may_delete is not None:
+        line.append(f"  {f'{NEEDS}: ' if change.name in plan.left else ''}{change.may_delete}", "yellow")
     return line
 
 
