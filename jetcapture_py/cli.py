@@ -100,7 +100,7 @@ def run(
     """Capture until SIGTERM or SIGINT, then drain. A second signal exits immediately; SIGHUP reloads the files."""
     from jetcapture_py import startup
 
-    server, had_terminal = None, startup.hold_hangups()
+    server = None
     try:
         with startup.imports():
             from jetcapture_py.monitoring import http_server
@@ -114,10 +114,7 @@ def run(
             from jetcapture_py.jetstream.streams import on_server
 
             files = ConfigFiles(config, http, find=on_server)
-        code = supervisor.run(
-            files, until_caught_up=until_caught_up, keep_going=keep_going, server=server, had_terminal=had_terminal
-        )
-        raise typer.Exit(code)
+        raise typer.Exit(supervisor.run(files, until_caught_up=until_caught_up, keep_going=keep_going, server=server))
     finally:
         if server is not None:
             server.stop()

@@ -1,39 +1,15 @@
-"""The start: hold SIGHUP, import no more than most captures need, and exempt it from garbage collection."""
+"""The start: import no more than most captures need, and exempt it from garbage collection."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterator
 
 LATE = ("aiohttp", "pandas")
 """Libraries that are imported only where they are used."""
-
-
-def hold_hangups() -> bool:
-    """Hold SIGHUP, which would end the process, until `release_hangups`; return whether there is a terminal.
-
-    Threads that are started meanwhile leave it to the main thread.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    return has_terminal()
-
-
-def release_hangups() -> None:
-    """Deliver SIGHUP to its handler, also one that was held."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-
-def has_terminal() -> bool:
-    """Whether the process has a controlling terminal: the system takes it away when it closes, and sends SIGHUP."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
 
 
 class _Late:

@@ -33,7 +33,6 @@ from jetcapture_py.jetstream.unreadable import Notifier
 from jetcapture_py.log import about, event, setup
 from jetcapture_py.monitoring.http_server import HttpServer, Starting
 from jetcapture_py.plugins import is_reference
-from jetcapture_py.startup import has_terminal, release_hangups
 from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
@@ -49,8 +48,6 @@ CANCEL_AGAIN = 1.0
 """Seconds after which a capture that was canceled before it was open is canceled again; nats-py may swallow that."""
 LOOK = 60.0
 """Seconds between two searches for the streams of a file for many, and before its failed captures start again."""
-TERMINAL_CLOSES = 1.0
-"""Seconds after SIGHUP in which the terminal may turn out to have closed."""
 
 
 def run(
@@ -59,34 +56,34 @@ def run(
     until_caught_up: bool = False,
     keep_going: bool = False,
     server: HttpServer | None = None,
-    had_terminal: bool = False,
 ) -> int:
     """Capture until SIGTERM or SIGINT, until the terminal closes, or until caught up; return the exit code.
 
-    SIGHUP reads the files again; one that was held is delivered. `server` already answers probes, and `had_terminal`
-    says whether the process began with a terminal. A second SIGTERM or SIGINT exits immediately. Raises
-    ConfigError for problems found at startup, such as an object that cannot be imported, or a missing extra.
+    SIGHUP reads the files again; a blocked one is delivered. If standard input is a terminal, SIGHUP says that it has
+    closed. `server` already answers probes. A second SIGTERM or SIGINT exits immediately. Raises ConfigError for
+    problems found at startup, such as an object that cannot be imported, or a missing extra.
     """
+    on_terminal = os.isatty(0)
     try:
         selected = files.select()
         supervisor = Supervisor(files, server, until_caught_up=until_caught_up, keep_going=keep_going)
-        asyncio.run(_run(supervisor, selected, had_terminal=had_terminal))
+        asyncio.run(_run(supervisor, selected, on_terminal=on_terminal))
     except ConfigError:
         raise
     except Exception as error:
         log_failure(error)
         leave(FAILED)
-    if supervisor.code or supervisor.abandoned or (had_terminal and not has_terminal()):
+    if supervisor.code or supervisor.abandoned or on_terminal:
         leave(supervisor.code)  # threads may hang in the store; Python cannot flush to a closed terminal
     return supervisor.code
 
 
-async def _run(supervisor: Supervisor, selected: SelectedConfigs, *, had_terminal: bool) -> None:
-    _handle_signals(supervisor, had_terminal=had_terminal)
+async def _run(supervisor: Supervisor, selected: SelectedConfigs, *, on_terminal: bool) -> None:
+    _handle_signals(supervisor, on_terminal=on_terminal)
     await supervisor.run(selected)
 
 
-def _handle_signals(supervisor: Supervisor, *, had_terminal: bool) -> None:
+def _handle_signals(supervisor: Supervisor, *, on_terminal: bool) -> None:
     loop = asyncio.get_running_loop()
 
     def drain(number: signal.Signals) -> None:
@@ -101,21 +98,17 @@ def _handle_signals(supervisor: Supervisor, *, had_terminal: bool) -> None:
             leave(FAILED)
         drain(number)
 
-    def drain_without_terminal() -> None:
-        if had_terminal and not supervisor.stopping and not has_terminal():
-            drain(signal.SIGHUP)
-
     def hang_up() -> None:
-        drain_without_terminal()
-        if not supervisor.stopping:  # a closing terminal sends it more than once
+        if not on_terminal:
             supervisor.changed.set()
-            loop.call_later(TERMINAL_CLOSES, drain_without_terminal)
+        elif not supervisor.stopping:  # a closing terminal sends it more than once
+            drain(signal.SIGHUP)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the process outlives its terminal
         loop.add_signal_handler(signal.SIGHUP, hang_up)
-    release_hangups()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def leave(code: int) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.acceptance.test_run import awaited, on_a_terminal, three
+from tests.acceptance.test_run import awaited, three
 from tests.acceptance.test_several import MESSAGES, STREAMS, all_held, counts, files, filled, held, sequences
 from tests.integration.monitoring.test_http import get
 from tests.support.nats_server import NatsServer
@@ -212,32 +211,10 @@ def change_under_load(url: str, tmp_path: Path, times: int) -> tuple[int, int]:
     return sum(each["redelivered"] for each in running.events("capture.stopped")), published * len(STREAMS)
 
 
-def test_a_terminal_that_stays_open_does_not_keep_a_process_from_reading_its_file_again(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, three()))
-    running = Command(tmp_path, settings(server.url, tmp_path / "archive"))
-    process, terminal = on_a_terminal(running.path, log=tmp_path / "replica.log")
-    try:
-        awaited(lambda: held(server.url, "ORDERS") == 1000, "all are delivered")
-        write(tmp_path, "replica", settings(server.url, tmp_path / "archive", key="changed"))
-        process.send_signal(signal.SIGHUP)
-        awaited(lambda: list(running.events("config.reloaded")), "it is read again")
-        asyncio.run(publish(server.url, three(10)))
-        awaited(lambda: held(server.url, "ORDERS") == 10, "it goes on")
-        os.close(terminal)
-        assert process.wait(300) == 0, running.log
-    finally:
-        process.kill()
-        process.wait()
-    assert len(rows(tmp_path / "archive")) == 1010
-
-
 def test_sighup_during_the_start_is_held_until_the_process_can_read_its_file_again(
     nats_server: Start, tmp_path: Path
 ) -> None:
-    """Before, the process has imported nothing: probes are answered first. With its terminal gone, it ends instead."""
+    """Before, the process has imported nothing: probes are answered first."""
     server, port = nats_server(), free_port()
     asyncio.run(publish(server.url, three()))
     configuration = settings(server.url, tmp_path / "archive", http={"listen": f"127.0.0.1:{port}"})
@@ -248,15 +225,6 @@ def test_sighup_during_the_start_is_held_until_the_process_can_read_its_file_aga
         awaited(lambda: list(running.events("config.reloaded")) or running.process.poll() is not None, "it is read")
         assert not list(running.events("capture.draining")), running.log
         running.drain()
-        process, terminal = on_a_terminal(running.path, log=tmp_path / "replica.log")
-        try:
-            awaited(lambda: accepts(port), "probes are answered")
-            os.close(terminal)
-            assert process.wait(300) == 0, running.log
-        finally:
-            process.kill()
-            process.wait()
-    assert [each["signal"] for each in running.events("capture.draining")] == ["SIGTERM", "SIGHUP"]
 
 
 def accepts(port: int) -> bool:
