@@ -237,12 +237,8 @@ def check(
         str | None,
         typer.Option("--outage", metavar="DURATION", help="Longest time that the capture may be down; default: 1d."),
     ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option("--put-price", metavar="DOLLARS", min=0, help="Price of 1,000 writes; default: the list price."),
-    ] = None,
 ) -> None:
-    """Predict whether a configuration will work. Checks server, permissions, store, length of blocks and costs."""
+    """Predict whether a configuration will work. Checks server, permissions, store and size of objects."""
     from jetcapture_py import startup
     from jetcapture_py.config.units import parse_duration
 
@@ -257,7 +253,7 @@ def check(
     raise typer.Exit(
         many.run(
             files,
-            lambda each, _: command.run(each, [*files.configs.values()], outage=seconds, price=price),
+            lambda each, _: command.run(each, [*files.configs.values()], outage=seconds),
             as_json=as_json,
             at_once=True,
             tell_left_out=True,

@@ -6,30 +6,23 @@ Nothing is stored but a probe, which is removed, and nothing is acknowledged.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_numbers
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
 from jetcapture_py.capture.parts import preparer
-from jetcapture_py.capture.side_tasks import MARK
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.model import Config, SourceConfig
-from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SHARE, SEALED_UNACKED_SHARE
+from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SHARE
 from jetcapture_py.config.template import parse_template, part_name
 from jetcapture_py.config.units import format_duration, format_time
-from jetcapture_py.config.values import DAY
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError, StoreError
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import consumer_state, unusable
@@ -49,100 +42,29 @@ from jetcapture_py.text import plural
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
-PUT_PRICES = {"s3": 0.005, "gs": 0.005, "abfs": 0.0055, "az": 0.0055}
-"""US dollars per 1,000 requests that write, by the scheme of `store.url`: the public list prices of Amazon S3 Standard
-(us-east-1: PUT, COPY, POST, LIST), Google Cloud Storage Standard (class A operations, single region) and Azure Blob
-Storage (hot, locally redundant, East US: write operations, there per 10,000). `check --put-price` replaces them."""
-_FEW = 3
-"""Number of blocks up to which they are sealed one at a time under pressure."""
 
+def messages_per_object(
+    config: Config, rate: float, keys: int, message_bytes: float, unacked: int
+) -> tuple[float, str]:
+    """Return how many messages an object will hold with evenly used keys, and the setting that decides it.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Arriving messages."""
-
-    rate: float
-    """Messages per second."""
-    message_bytes: float
-    """Mean bytes of memory of a message."""
-    shares: Sequence[float]
-    """Share of every key or bundle."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """Predicted blocks."""
-
-    block_seconds: float
-    """Mean length of a block."""
-    configured_seconds: float
-    """Configured length."""
-    limit: str | None
-    """Setting that seals blocks early; None if they reach the configured length."""
-    objects: float
-    """Objects per day."""
-    requests: float
-    """Writes per day."""
-
-
-def forecast(config: Config, traffic: Traffic, unacked_limit: int) -> Forecast:
-    """Predict the blocks of one capture; `unacked_limit` is the consumer's `max_ack_pending`."""
-    block, memory, spool = config.block, config.limits.memory, config.limits.spool
-    configured = min(block.interval, block.max_age)
-    rates = sorted((traffic.rate * share for share in traffic.shares), reverse=True)
-    size = max(traffic.message_bytes, 1.0)
-    own = {
+    Of n open blocks that fill evenly, those sealed under pressure have 2 / (n + 1) of what all may hold. A spool is
+    taken to be large enough.
+    """
+    block, memory, size = config.block, config.limits.memory, max(message_bytes, 1.0)
+    of_all = 2 / (keys + 1)
+    limits = {
+        "block.interval" if block.interval <= block.max_age else "block.max_age": rate
+        * min(block.interval, block.max_age)
+        / keys,
         "block.max_messages": float(block.max_messages),
         "block.max_bytes": block.max_bytes / size,
+        "source.max_ack_pending": unacked / OPEN_UNACKED_SHARE * of_all,
     }
-    if spool is None or is_reference(block.format):
-        own["limits.memory"] = memory / BLOCK_SHARE / size
-    resident = memory / OPEN_SHARE
-    spooled = max(0.0, (spool.size - resident) / 2) if spool else 0.0  # the other half is kept for the objects
-    together = {
-        "source.max_ack_pending": unacked_limit / OPEN_UNACKED_SHARE,
-        "limits.spool.size" if spool else "limits.memory": (resident + spooled) / size,
-    }
-    first = min(own, key=lambda name: own[name])
-    pressing = min(together, key=lambda name: together[name])
-    sizes = [min(rate * configured, own[first]) for rate in rates]
-    largest = _largest_under_pressure(sizes, together[pressing], unacked_limit)
-    lengths = [min(configured, min(own[first], largest) / rate) for rate in rates]
-    blocks = [max(1, math.ceil(block.interval / length - 1e-6)) for length in lengths]
-    per_day = DAY / block.interval
-    objects = sum(min(per_day * count, DAY * rate) for count, rate in zip(blocks, rates, strict=True))
-    limit = None if lengths[0] >= configured else pressing if largest < own[first] else first
-    return Forecast(
-        block_seconds=len(blocks) * block.interval / sum(blocks),
-        configured_seconds=configured,
-        limit=limit,
-        objects=objects,
-        requests=objects + DAY / MARK,
-    )
-
-
-def _largest_under_pressure(sizes: Sequence[float], budget: float, unacked_limit: int) -> float:
-    """Return the rows at which blocks are sealed so that all open ones stay within the budget; inf without pressure.
-
-    `sizes` are the rows that blocks would have otherwise, largest first. Of n busy keys, open blocks have 1/n, 2/n, …
-    of the size at which they are sealed; the others are half full on average.
-    """
-    if sum(sizes) <= budget:
-        return math.inf
-    rest = sum(sizes) / 2
-    for count, size in enumerate(sizes, 1):
-        rest -= size / 2
-        slack = unacked_limit / SEALED_UNACKED_SHARE / 2 if count > _FEW else 0.0
-        largest = max(budget - slack - rest, 1.0) / ((count + 1) / 2)
-        following = sizes[count] if count < len(sizes) else 0.0
-        if largest >= following:
-            return largest
-    return 1.0
-
-
-def put_price(url: str, given: float | None) -> float:
-    """Return US dollars per 1,000 writes; 0 if they cost nothing."""
-    return PUT_PRICES.get(url.partition("://")[0], 0.0) if given is None else given
+    if config.limits.spool is None:
+        limits["limits.memory"] = memory / size * min(1 / BLOCK_SHARE, of_all / OPEN_SHARE)
+    setting = min(limits, key=lambda name: limits[name])
+    return max(limits[setting], 1.0), setting
 
 
 SAMPLE = 2_000
@@ -157,8 +79,8 @@ _DIGITS = re.compile(r"\d+")
 class Sample:
     """The decoded sample."""
 
-    keys: Counter[str | None] = field(default_factory=Counter)
-    """Rows by key."""
+    keys: set[str | None] = field(default_factory=set)
+    """Keys that have rows; None is no key."""
     messages: int = 0
     """How many messages were decoded."""
     rows: int = 0
@@ -179,8 +101,7 @@ class Sample:
     """Whether no message has the time of `block.time`, so that all take the fallback."""
 
     def add(self, prepared: Prepared) -> None:
-        for run in prepared.runs:
-            self.keys[run.key] += run.length
+        self.keys |= {run.key for run in prepared.runs}
         self.messages += prepared.messages
         self.rows += prepared.rows.num_rows
         self.size += prepared.rows.nbytes + prepared.quarantine.nbytes
@@ -205,17 +126,7 @@ class Sample:
     @property
     def keyless(self) -> bool:
         """Whether no row has a key."""
-        return set(self.keys) == {None}
-
-    def traffic(self, rate: float, bundles: int) -> Traffic:
-        """Return traffic with the sample's keys, or their bundles, and sizes at `rate`."""
-        total = max(sum(self.keys.values()), 1)
-        counts = list(self.keys.values())
-        if bundles:
-            numbers = bundle_numbers(pa.array(list(self.keys), pa.string()), bundles)
-            counts = [count for count in np.bincount(numbers, counts, bundles).tolist() if count]
-        shares = [count / total for count in counts] or [1.0]
-        return Traffic(rate=rate, message_bytes=self.size / max(self.messages, 1), shares=shares)
+        return self.keys == {None}
 
 
 async def sample(session: ReadSession, config: Config) -> Sample:
@@ -283,26 +194,19 @@ TIMEOUT = 5.0
 OUTAGE = 86_400.0
 """Default of --outage: seconds that a capture may be down without losing messages."""
 _SHORT_RETENTION = 3_600.0
-_SMALL_PART = 0.8
-"""Report blocks shorter than this share of the configured length."""
-_MONTH = 30
 _MAX_REASONS, _MAX_NAMES = 10, 20
 """Reasons of quarantine, and columns, that are named."""
 
 
-def run(
-    config: Config, others: Iterable[Config] = (), *, outage: float | None = None, price: float | None = None
-) -> CommandResult:
+def run(config: Config, others: Iterable[Config] = (), *, outage: float | None = None) -> CommandResult:
     """Check the configuration, beside `others`: one line per finding. Raises ConfigError."""
-    findings = asyncio.run(check(config, others, outage=outage, price=price))
+    findings = asyncio.run(check(config, others, outage=outage))
     code = FAILS if findings.problems else WORKS
     return CommandResult(summary=findings.summary(), lines=findings.lines(), records=[findings.fields()], code=code)
 
 
-async def check(
-    config: Config, others: Iterable[Config] = (), *, outage: float | None = None, price: float | None = None
-) -> Findings:
-    """Check the configuration, beside `others`; `outage` is in seconds, `price` in US dollars per 1,000 writes.
+async def check(config: Config, others: Iterable[Config] = (), *, outage: float | None = None) -> Findings:
+    """Check the configuration, beside `others`; `outage` is in seconds.
 
     Raises ConfigError for problems that also end a capture at its start, such as a missing extra.
     """
@@ -315,7 +219,7 @@ async def check(
     consumer = None
     try:
         async with ReadSession(config.nats, f"jetcapture check {config.source.stream}", timeout=TIMEOUT) as session:
-            consumer = await _server(session, config, findings, outage, put_price(config.store.url, price))
+            consumer = await _server(session, config, findings, outage)
             await check_server.check_notifications(session, config, others, findings)
     except SourceError as error:
         findings.problem("connection", str(error))
@@ -358,7 +262,7 @@ def _protection(config: Config, findings: Findings) -> None:
 
 
 async def _server(
-    session: ReadSession, config: Config, findings: Findings, outage: float | None, price: float
+    session: ReadSession, config: Config, findings: Findings, outage: float | None
 ) -> Mapping[str, Any] | None:
     """Check everything that needs the server; return the consumer, None if it does not exist or is unknown."""
     source = config.source
@@ -393,7 +297,7 @@ async def _server(
         await check_server.check_work_queue(session, config, findings, stream)
     await check_server.check_filters(session, config, findings, stream)
     try:
-        await _traffic(session, config, findings, stream, consumer, outage, price)
+        await _traffic(session, config, findings, stream, consumer, outage)
     except OneAnswerError as error:
         findings.problem("permission", str(error))
     except SourceError as error:
@@ -445,9 +349,8 @@ async def _traffic(
     stream: dict[str, Any],
     consumer: Mapping[str, Any] | None,
     outage: float | None,
-    price: float,
 ) -> None:
-    """Sample the newest messages, measure the rate, and predict blocks and costs."""
+    """Sample the newest messages, measure the rate, and say how large objects will be."""
     newest = await sample(session, config)
     source = config.source
     rate, whole = await rates(session, source.stream, source.filter_subjects, stream, newest)
@@ -455,14 +358,11 @@ async def _traffic(
     _report_decoded(findings, config, newest)
     _retention(findings, stream, whole, config, outage)
     if not rate:
-        findings.skipped("traffic", "no recent messages; blocks and costs cannot be predicted")
+        findings.skipped("traffic", "no recent messages: how large objects will be cannot be told")
         return
     unacked = source.max_ack_pending if consumer is None else consumer_state(dict(consumer)).max_ack_pending
-    predicted = forecast(config, newest.traffic(rate, config.block.bundles), unacked)
-    findings.figures |= {**asdict(predicted), "keys": len(newest.keys)}
     check_server.check_pays(findings, source, stream, rate)
-    _blocks(findings, config, predicted, rate, len(newest.keys))
-    _cost(findings, predicted, price)
+    _objects(findings, config, rate, newest, unacked)
 
 
 def _report_decoded(findings: Findings, config: Config, newest: Sample) -> None:
@@ -507,16 +407,19 @@ def _columns(newest: Sample) -> str:
     return f"columns with values are {shown}" if names else "no column has a value"
 
 
-def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float, keys: int) -> None:
-    length, configured = predicted.block_seconds, predicted.configured_seconds
-    shown, asked = _short(length), format_duration(configured)
-    text = f"at {rate:,.1f} messages/s and {plural(keys, 'key', grouped=True)}, blocks will be {shown} long"
-    if predicted.limit is None or length >= configured * _SMALL_PART:
-        findings.ok("blocks", f"{text}, as configured ({asked})")
-    else:
-        remedy = f"raise {predicted.limit}, shorten block.interval, or let compaction merge them"
-        findings.warning("blocks", f"{text}, not {asked}: {remedy}")
-    if config.block.bundles:
+def _objects(findings: Findings, config: Config, rate: float, newest: Sample, unacked: int) -> None:
+    keys, bundles = max(len(newest.keys), 1), config.block.bundles
+    blocks = min(keys, bundles) if bundles else keys
+    size = newest.size / max(newest.messages, 1)
+    messages, setting = messages_per_object(config, rate, blocks, size, unacked)
+    findings.figures |= {"messages_per_object": messages, "limit": setting, "keys": keys}
+    where = plural(keys, "key", grouped=True) + (f" in {plural(bundles, 'bundle')}" if bundles else "")
+    findings.ok(
+        "objects",
+        f"at {rate:,.1f} messages/s and {where}, objects will have about {messages:,.0f} messages ({setting}); "
+        "`jetcapture maintain` merges them",
+    )
+    if bundles:
         return
     if keys > config.limits.open_blocks:
         findings.warning(
@@ -524,13 +427,6 @@ def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float
         )
     if keys > MANY_KEYS:
         findings.warning("keys", f"{keys:,} keys, each with objects of its own: block.bundles stores them together")
-
-
-def _cost(findings: Findings, predicted: Forecast, price: float) -> None:
-    daily = predicted.requests / 1000 * price
-    findings.figures |= {"put_price": price, "dollars_a_day": daily}
-    cost = f", about ${daily:,.2f} a day or ${daily * _MONTH:,.2f} a month" if price else ""
-    findings.ok("cost", f"{predicted.objects:,.0f} objects and {predicted.requests:,.0f} writes a day{cost}")
 
 
 def _retention(

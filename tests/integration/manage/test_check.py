@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,14 +18,13 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.manage.check import Traffic, check, forecast, run
+from jetcapture_py.manage.check import check, messages_per_object, run
 from jetcapture_py.manage.check_server import CheckFinding, skips_messages
 from jetcapture_py.manage.many import show_one
 from tests.chaos.clock import Clock
 from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer
-from tests.support.publishing import Publisher
-from tests.support.running import CONSUMER, STREAM, config, connection, objects, publish, running, settings, until
+from tests.support.running import CONSUMER, STREAM, config, publish, settings
 
 Start = Callable[..., NatsServer]
 SECOND = 10**9
@@ -55,7 +53,7 @@ def test_a_set_up_that_works_has_no_problem_and_exit_code_0(
     assert problems(configuration) == []
     assert show_one(run(configuration)) == 0
     text = capsys.readouterr().out
-    for part in ("JetStream", "clock", "consumer", "permission", "decode", "blocks", "cost", "retention", "store"):
+    for part in ("JetStream", "clock", "consumer", "permission", "decode", "objects", "retention", "store"):
         assert f"ok       {part}" in text
     assert asyncio.run(ask(server.url, f"STREAM.INFO.{STREAM}"))["state"]["consumer_count"] == 0
     assert f"ok       store        {tmp_path}/archive is empty or missing: a new archive\n" in text
@@ -231,15 +229,18 @@ def test_keys_columns_and_times_that_no_message_has_are_found_and_every_reason_o
     assert "no message of the newest 100 messages has block.time (header.Time), so all take the stream's time" in time
 
 
-def test_a_rate_that_is_too_high_for_the_interval_is_found_and_still_works(
+def test_one_line_says_how_large_objects_will_be_and_that_they_are_merged(
     nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, [("orders.a", b"x", None) for _ in range(5_000)]))
     configuration = config(server.url, tmp_path, source={"max_ack_pending": 1_000})
     assert show_one(run(configuration)) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning  blocks")]
-    assert "not 15m: raise source.max_ack_pending" in line
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ok       objects")]
+    assert line.endswith(
+        "messages/s and 1 key, objects will have about 333 messages (source.max_ack_pending); "
+        "`jetcapture maintain` merges them"
+    )
 
 
 def test_a_retention_that_is_too_short_is_found(nats_server: Start, tmp_path: Path) -> None:
@@ -284,13 +285,13 @@ def test_json_has_the_findings_and_the_figures(
 ) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
-    assert show_one(run(config(server.url, tmp_path), outage=None, price=10.0), as_json=True) == 0
+    assert show_one(run(config(server.url, tmp_path), outage=None), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
     assert {"about", "level", "text"} == set(found["findings"][0])
     figures = found["figures"]
     assert figures["keys"] == 3
-    assert figures["dollars_a_day"] == pytest.approx(figures["requests"] / 100)
+    assert figures["messages_per_object"] >= 1
 
 
 @pytest.mark.parametrize(
@@ -316,81 +317,21 @@ def test_servers_whose_consumers_skip_messages_are_known_by_their_versions() -> 
     assert [version for version in versions if skips_messages(version)] == ["2.10.26", "2.14.7", "2.15.0"]
 
 
-def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_limit_with_it() -> None:
-    configuration = config("nats://127.0.0.1:4222", "/archive", source={"max_ack_pending": 30_000})
-    calm = forecast(configuration, Traffic(rate=10, message_bytes=100, shares=[1.0]), 30_000)
-    assert (calm.block_seconds, calm.limit, calm.objects) == (900.0, None, 96)
-    busy = forecast(configuration, Traffic(rate=1_000, message_bytes=100, shares=[1.0]), 30_000)
-    assert busy.limit == "source.max_ack_pending"
-    assert busy.block_seconds == pytest.approx(10, rel=0.02)
-    large = forecast(configuration, Traffic(rate=1_000, message_bytes=1 << 20, shares=[1.0]), 30_000)
-    assert large.limit == "block.max_bytes"
-    assert large.block_seconds == pytest.approx(0.128, rel=0.02)
-
-
-def test_blocks_are_predicted_to_use_the_spool() -> None:
-    traffic = Traffic(rate=100, message_bytes=100_000, shares=[1.0])
-    block = {"max_bytes": "4GiB", "interval": "15m"}
-    sections: dict[str, Any] = {"source": {"max_ack_pending": 300_000}, "block": block}
-    limits: dict[str, Any] = {"memory": "256MiB"}
-    small = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
-    assert small.limit == "limits.memory"
-    limits["spool"] = {"path": "/var/spool/jetcapture", "size": "20GiB"}
-    whole = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
-    assert (whole.limit, whole.block_seconds) == ("block.max_bytes", 300)  # three of at most 429 s
-    limits["spool"] = {"path": "/var/spool/jetcapture", "size": "2GiB"}
-    used_up = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
-    assert used_up.limit == "limits.spool.size"
-    assert used_up.block_seconds == pytest.approx(((2048 - 128) / 2 + 128) * 2**20 / 1e7, rel=0.02)
-    sections["block"] |= {"format": "package.module:Writer"}  # which gets each block in memory
-    own = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
-    assert own.limit == "limits.memory"
-
-
 @pytest.mark.parametrize(
-    ("rate", "keys"),
-    [(1_000, 5), *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in ((300, 1), (3_000, 20)))],
+    ("rate", "keys", "message_bytes", "sections", "expected"),
+    [
+        (10, 1, 100, {}, (9_000, "block.max_age")),
+        (10, 4, 100, {}, (2_250, "block.max_age")),
+        (10, 1, 100, {"block": {"interval": "1m"}}, (600, "block.interval")),
+        (1_000, 1, 100, {}, (10_000, "source.max_ack_pending")),
+        (1_000, 4, 100, {}, (4_000, "source.max_ack_pending")),
+        (1_000, 1, 1 << 20, {}, (128, "block.max_bytes")),
+        (1_000, 1, 1 << 20, {"limits": {"memory": "256MiB"}}, (64, "limits.memory")),
+        (1_000, 1, 100, {"block": {"max_messages": 50}}, (50, "block.max_messages")),
+    ],
 )
-@pytest.mark.exhaustive
-def test_predicted_blocks_are_as_long_as_those_of_a_capture(
-    nats_server: Start, tmp_path: Path, rate: int, keys: int
+def test_messages_in_an_object_follow_from_the_first_limit(
+    rate: float, keys: int, message_bytes: float, sections: dict[str, Any], expected: tuple[float, str]
 ) -> None:
-    server = nats_server()
-    configuration = config(
-        server.url,
-        tmp_path / "archive",
-        source={"max_ack_pending": rate * 6},
-        block={"interval": "1h"},
-        key="{subject[1]}",
-    )
-
-    async def messages(stop: asyncio.Event, sent: list[int]) -> None:
-        loop = asyncio.get_running_loop()
-        async with connection(server.url) as client, Publisher(client) as publisher:
-            start, number = loop.time(), 0
-            while not stop.is_set():
-                while number < (loop.time() - start) * rate:
-                    await publisher.publish(f"orders.{number % keys}", b"x" * 50, None)
-                    number += 1
-                await publisher.flush()
-                await asyncio.sleep(0.02)
-            sent += [number, int((loop.time() - start) * 1e6)]
-
-    async def measure() -> tuple[float, float]:
-        stop, sent = asyncio.Event(), list[int]()
-        async with connection(server.url) as client:
-            await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"])
-        publishing = asyncio.create_task(messages(stop, sent))
-        async with running(configuration) as state:
-            enough = max(6 * keys, 12)
-            await until(lambda: state.stats.stored_blocks >= enough, "blocks are stored")
-            findings = await check(configuration)
-        stop.set()
-        await publishing
-        sizes = sorted((name.first_seq, name.rows) for name in objects(tmp_path / "archive"))
-        steady = [rows for _, rows in sizes[2 * keys : len(sizes) - keys]]  # without the start and the drain
-        seconds = statistics.mean(steady) / (sent[0] / (sent[1] / 1e6) / keys)
-        return findings.figures["block_seconds"], seconds
-
-    predicted, measured = asyncio.run(measure())
-    assert predicted == pytest.approx(measured, rel=0.2)
+    configuration = config("nats://127.0.0.1:4222", "/archive", **sections)
+    assert messages_per_object(configuration, rate, keys, message_bytes, 30_000) == expected
