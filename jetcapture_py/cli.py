@@ -352,7 +352,7 @@ def compact(
         str | None, typer.Option(metavar="DURATION", help="Instead of maintain.compact.after; default: 10m.")
     ] = None,
     grace: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Instead of maintain.compact.grace; default: 5m.")
+        str | None, typer.Option(metavar="DURATION", help="Instead of maintain.compact.grace; default: 1h.")
     ] = None,
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")

@@ -6,7 +6,7 @@
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
     ├── ConflictError       another process changed a table first: plan the change again
     └── StoreError          an object could not be stored: retry, hold the data
-        ├── VanishedError         an object that was listed is gone: compacted or removed since; list again
+        ├── VanishedError         an object that was listed is gone: removed by maintenance; list again
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): report it immediately
 
 A message that cannot be decoded is not an exception: it is a `Failure` row (see `transform.batch`), in quarantine.

@@ -1,6 +1,6 @@
 """Merge the small and overlapping objects of an archive's closed buckets into sorted ones of a target size.
 
-    python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 5m] [--dry-run]
+    python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 1h] [--dry-run]
 
 `jetcapture_py.maintain.compact` has what it guarantees, and does the same on one machine without Spark.
 """
@@ -38,7 +38,7 @@ from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
 
 OLDER_THAN = 3600.0
-GRACE = 300.0
+GRACE = 3600.0
 
 _TASKS = 1000
 
@@ -129,7 +129,7 @@ class CompactCommand(PartArguments):
     ] = OLDER_THAN
     grace: Annotated[
         float,
-        Option(metavar="DURATION", help="How long to keep replaced objects for running readers. [default: 5m]"),
+        Option(metavar="DURATION", help="How long to keep replaced objects for running readers. [default: 1h]"),
         Parsed(parse_duration),
     ] = GRACE
     incomplete: Annotated[

@@ -28,7 +28,7 @@ import jetcapture_py
 from jetcapture_py import errors
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.store.archive import IF_DAMAGED, SHARE
+from jetcapture_py.store.archive import AGAIN, IF_DAMAGED, SHARE
 from jetcapture_py.text import MAX_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
@@ -244,7 +244,7 @@ def spark_error(error: BaseException) -> str:
         url = gone.group(1)
         if url.startswith("file:") and Path(unquote(urlsplit(url).path)).exists():
             return one_line(f"{url} exists here, but not on a worker of Spark: {SHARE}", MAX_LOGGED)
-        return one_line(f"{url} is gone: compacted or removed meanwhile; read it again", MAX_LOGGED)
+        return one_line(f"{url} is gone, removed by maintenance: {AGAIN}", MAX_LOGGED)
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:

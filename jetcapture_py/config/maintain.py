@@ -18,7 +18,7 @@ class CompactConfig(Section):
         "How long ago a bucket must have ended. With a watermark, it must also be complete.", default="10m"
     )
     grace: types.DurationFromZero = setting(
-        "How long replaced objects stay for readers that are about to open them.", default="5m"
+        "How long replaced objects stay, and so how long a read may take.", default="1h"
     )
 
 

@@ -27,7 +27,7 @@ from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_vie
 from jetcapture_py.reading.output import Format, discard, write
 from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.reading.selection import Selection, complete_end
-from jetcapture_py.store.archive import open_archive
+from jetcapture_py.store.archive import AGAIN, open_archive
 from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class _Session:
                     raise self._explained(failure) from error
                 if self._writing or attempt == _ATTEMPTS:
                     raise JetcaptureError(
-                        "objects were compacted or removed while the statement ran: run it again"
+                        f"objects are gone, removed by maintenance while the statement ran: {AGAIN}"
                     ) from error
 
     def _create(self, query: str, *, again: bool) -> None:

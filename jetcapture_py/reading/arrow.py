@@ -1,24 +1,18 @@
 """Read an archive with Arrow: each message once, in bounded memory, with the next row groups read ahead.
 
-Objects that a compaction removes while they are read are no error. The archive is planned again, and of objects that
-were not in the plan before, rows are left out that were returned already:
-
-- rows below the sequence below which all objects have been read;
-- rows within the sequences of an object that was read completely, of the same keys and bucket, if no other object of
-  the plan overlapped it: all messages there were in it;
-- rows that are equal to one that was returned of objects that overlap others, or can vanish while they are open. Their
-  identities are kept until no object that is left begins before them.
+An archive whose objects vanish before the first row was returned is planned again; after it, the read ends.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import blake2b
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -26,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
@@ -35,7 +28,7 @@ from jetcapture_py.reading.columns import INSTANT, Columns, Table, listed
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, Dedupe, Keep, ReadPlan, plan
 from jetcapture_py.reading.selection import Keys, Moment, Selection
-from jetcapture_py.store.archive import SMALL, ArchiveFiles, File, open_archive
+from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.store.object_file import belongs
 
 _BATCH_BYTES = 8 << 20
@@ -45,7 +38,7 @@ _PIECE_BYTES = 8 << 20
 _REMOTE_OBJECTS = 8
 """Remote objects that are read at the same time; of local ones, one more than there are cores."""
 _ATTEMPTS = 3
-"""How often an object may be gone and still be listed."""
+"""How often an archive is planned whose objects vanish before the first row."""
 
 Batches = Generator[pa.RecordBatch]
 
@@ -95,16 +88,16 @@ def read_archive(
             case_sensitive=case_sensitive,
         )
 
-    reading = _Reading(planned, dedupe)
+    reading = _Reading(planned)
     return pa.RecordBatchReader.from_batches(reading.schema, reading.batches())
 
 
 def read_planned(planned: Callable[[], ReadPlan]) -> Batches:
-    """Yield the rows of a plan with its outputs, each message once; `planned` is called again after a compaction.
+    """Yield the rows of a plan with its outputs, each message once.
 
-    Raises JetcaptureError.
+    `planned` is called again if objects vanish before the first row. Raises JetcaptureError.
     """
-    yield from _Reading(planned, "auto").batches()
+    yield from _Reading(planned).batches()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,161 +289,87 @@ class _Object:
 
     name: ObjectName
     batches: Batches
-    bundles: int
-    """The number of bundles that it is one of, 0 if it is not in bundles."""
-    ranges: Sequence[Range] | None = None
-    """The sequences to read; None for all."""
-    tracked: bool = False
-    """Whether identities of its rows are kept."""
-    compared: bool = False
-    """Whether rows that were returned already are left out."""
-    exclusions: Sequence[tuple[ObjectName, int]] = ()
-    """Objects that were read, with their numbers of bundles: all messages of their keys and sequences were returned."""
+    compared: bool
+    """Whether it may have copies of other objects' rows."""
     step: Future[tuple[list[pa.RecordBatch], bool]] = field(default_factory=Future)
 
 
 class _Reading:
-    """Reads what `planned` plans, now and again when objects have vanished, with several objects at a time.
+    """Reads what `planned` plans, with several objects at a time. Rows are in the same order for the same objects."""
 
-    Rows are in the same order whenever the same objects are read.
-    """
-
-    def __init__(self, planned: Callable[[], ReadPlan], dedupe: Dedupe) -> None:
+    def __init__(self, planned: Callable[[], ReadPlan]) -> None:
         """Plan. Raises JetcaptureError."""
-        self._planned, self._dedupe = planned, dedupe
+        self._planned = planned
         plan = self._plan = planned()
         self._sources = sources = [source for _, source in plan.outputs]
         types = plan.table.schema
         self.schema = pa.schema([(name, types.field(source).type) for name, source in plan.outputs])
-        """The schema of `batches`, whatever columns later plans have."""
+        """The schema of `batches`, whatever columns a later plan has."""
         self._reader = PlanReader.of(plan, sources)
         extra = [layout.ROW] if plan.table.several_rows else []
         self._identity = [layout.SEQ, *(name for name in (*plan.identity, *extra) if name != layout.SEQ)]
-        keyed = [layout.KEY] if layout.KEY in plan.table.partitions else []
-        self._tracking = PlanReader.of(plan, [*sources, *self._identity, *keyed])
-        self._returned = _Identities()
-        self._floor = 0
-        """All rows with lower sequences have been read."""
-        self._known: set[ObjectName] = set()
-        """Objects of which other objects' rows were told apart by a plan before any row was returned."""
-        self._complete: set[ObjectName] = set()
-        """Objects of which all rows were returned, by themselves or as copies."""
-        self._overlapping: set[ObjectName] = set()
-        """Objects that overlapped others in any plan."""
-        self._alone: defaultdict[tuple[bool, int], list[tuple[ObjectName, int]]] = defaultdict(list)
-        """Objects that were read completely and overlapped no other, by bucket, with their numbers of bundles."""
-        self._attempts: defaultdict[ObjectName, int] = defaultdict(int)
-        self._window: deque[_Object] = deque()
-        self._pending = self._divided(plan, compare=False)
+        self._comparing = PlanReader.of(plan, [*sources, *self._identity])
 
     def batches(self) -> Batches:
-        """Yield all rows. Raises JetcaptureError."""
-        local = self._plan.files.local
+        """Yield all rows, of a new plan if objects vanish before the first one. Raises JetcaptureError."""
+        begun = False
+        for attempt in count(1):
+            try:
+                for batch in self._rows(self._plan):
+                    begun = True
+                    yield batch
+                return
+            except VanishedError:
+                if begun or attempt == _ATTEMPTS:
+                    raise
+            self._plan = self._planned()
+
+    def _rows(self, plan: ReadPlan) -> Batches:
+        local = plan.files.local
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         objects = cores + 1 if local else _REMOTE_OBJECTS
+        pending, returned = self._objects(plan), _Identities()
+        window: deque[_Object] = deque()
         pool = ThreadPoolExecutor(cores if local else objects, "read")
         try:
-            while self._pending or self._window:
-                while self._pending and len(self._window) < objects:
-                    item = self._pending.popleft()
+            while pending or window:
+                while pending and len(window) < objects:
+                    item = pending.popleft()
                     item.step = pool.submit(_step, item.batches)
-                    self._window.append(item)
-                current = self._window.popleft()
-                try:
-                    pieces, more = current.step.result()
-                except VanishedError as error:
-                    self._plan_again(current, error)
-                    continue
+                    window.append(item)
+                current = window.popleft()
+                pieces, more = current.step.result()
                 if more:
                     current.step = pool.submit(_step, current.batches)
-                    self._window.append(current)
+                    window.append(current)
                 for batch in pieces:
-                    if (rows := self._new(current, batch)).num_rows:
-                        yield rows
-                if not more:
-                    self._finished(current)
+                    rows = batch
+                    if current.compared:
+                        rows = batch.filter(pa.array(returned.add_new(identities(batch, self._identity))))
+                    if rows.num_rows:
+                        arrays = [rows.column(source) for source in self._sources]
+                        yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+                if current.compared and not more:
+                    begins = [item.name.first_seq for item in (*window, *islice(pending, 1))]
+                    returned.forget(min(begins, default=0))
         finally:
             pool.shutdown(cancel_futures=True)
-            for item in self._window:
+            for item in window:
                 item.batches.close()
 
-    def _new(self, item: _Object, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that were not returned before, with the columns of the result."""
-        if item.compared:
-            seqs = batch.column(layout.SEQ)
-            masks = [pc.greater_equal(seqs, self._floor)]
-            masks += [pc.invert(_covered(batch, item.name, *each)) for each in item.exclusions]
-            batch = batch.filter(reduce(pc.and_, masks))
-        if item.tracked and batch.num_rows:
-            rows = identities(batch, self._identity)
-            if item.compared:
-                new = self._returned.add_new(rows)
-                batch = batch if new.all() else batch.filter(pa.array(new))
-            else:
-                self._returned.add(rows)
-        arrays = [batch.column(source) for source in self._sources]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _finished(self, item: _Object) -> None:
-        name = item.name
-        if item.ranges is None:
-            self._complete.add(name)
-            if not item.tracked:
-                self._alone[name.quarantine, name.bucket].append((name, item.bundles))
-        begins = [self._pending[0].name.first_seq] if self._pending else []
-        begins += [other.name.first_seq for other in self._window]
-        self._floor = max(self._floor, min(begins, default=0))
-        self._returned.forget(self._floor)
-
-    def _plan_again(self, gone: _Object, error: VanishedError) -> None:
-        """Plan what is left, after an object has vanished before its next rows were read."""
-        wait([item.step for item in self._window])
-        vanished = {gone.name}
-        vanished |= {item.name for item in self._window if isinstance(item.step.exception(), VanishedError)}
-        self._window = deque(item for item in self._window if item.name not in vanished)
-        self._plan = self._planned()
-        for name in vanished.intersection(self._plan.listing.files):
-            self._attempts[name] += 1
-            if self._attempts[name] == _ATTEMPTS:
-                raise error
-        for item in self._window:
-            item.compared |= item.tracked and self._dedupe != "none"
-        self._pending = self._divided(self._plan, compare=True)
-
-    def _divided(self, plan: ReadPlan, *, compare: bool) -> deque[_Object]:
-        """Return what is to be read of a plan's objects, in order. With `compare`, rows may have been returned."""
-        self._overlapping.update(plan.shared)
-        for cluster in layout.clusters(plan.names, plan.bundles):
-            self._overlapping.update(cluster if len(cluster) > 1 else ())
-        # of the objects that are open, none can vanish but those that are tracked
-        reading = {item.name: item for item in self._window if item.ranges is None}
-        alone = {place: list(names) for place, names in self._alone.items()}
-        for name, item in reading.items():
-            if not item.tracked:
-                alone.setdefault((name.quarantine, name.bucket), []).append((name, item.bundles))
-        objects = []
-        for name in plan.names:
-            if name in self._complete or name in reading:
-                continue
-            file, new = plan.listing.files[name], compare and name not in self._known
-            tracked = new or name in self._overlapping or not (plan.files.local or file.size <= SMALL)
-            compared = name in plan.shared or new or (compare and tracked and self._dedupe != "none")
-            others = alone.get((name.quarantine, name.bucket), ()) if new else ()
-            reader = self._tracking if tracked else self._reader
-            objects.append(
-                _Object(
-                    name=name,
-                    batches=reader.batches(file, name, plan.parts.get(name)),
-                    bundles=plan.bundles.get(name, 0),
-                    ranges=plan.parts.get(name),
-                    tracked=tracked,
-                    compared=compared,
-                    exclusions=[other for other in others if layout.overlap(name, other[0])],
-                )
+    def _objects(self, plan: ReadPlan) -> deque[_Object]:
+        """Return what is to be read, in the order in which objects begin."""
+        shared = set(plan.shared)
+        return deque(
+            _Object(
+                name=name,
+                batches=(self._comparing if name in shared else self._reader).batches(
+                    plan.listing.files[name], name, plan.parts.get(name)
+                ),
+                compared=name in shared,
             )
-        if not compare:
-            self._known.update(plan.names)
-        return deque(sorted(objects, key=lambda item: (item.name.first_seq, item.name.path)))
+            for name in sorted(plan.names, key=lambda name: (name.first_seq, name.path))
+        )
 
 
 def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:
@@ -464,42 +383,15 @@ def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:
     return pieces, False
 
 
-def _covered(batch: pa.RecordBatch, name: ObjectName, other: ObjectName, bundles: int) -> pa.Array:
-    """Return which rows of an object are messages of another one, by their keys and sequences.
-
-    `bundles` is the number of bundles that the other object is one of.
-    """
-    within = _within(batch.column(layout.SEQ), [(other.first_seq, other.last_seq)])
-    if name.quarantine or name.group == other.group:
-        return within
-    keys = pc.unique(batch.column(layout.KEY))
-    covered = [key for key in keys.to_pylist() if _holds(other, bundles, key)]
-    return pc.and_(within, pc.is_in(batch.column(layout.KEY), pa.array(covered, pa.string())))
-
-
-def _holds(name: ObjectName, bundles: int, key: str | None) -> bool:
-    """Whether messages of a key belong in this object's directory."""
-    if not name.bundle:
-        return (key or None) == (name.key or None)
-    return bundles > 0 and bundle_of(key, bundles) == name.bundle
-
-
 class _Identities:
     """A set of rows' identities: byte strings of one length, the sequence first, most significant byte first."""
 
     def __init__(self) -> None:
         self._sorted: list[Any] = []
         """Sorted arrays, each at least twice as long as the next."""
-        self._added: list[Any] = []
-
-    def add(self, identities: Any) -> None:
-        """Add identities that are not in the set."""
-        self._added.append(identities)
 
     def add_new(self, identities: Any) -> Any:
         """Add identities, and return which of them were not in the set yet; of equal ones, the first."""
-        while self._added:
-            self._insert(np.sort(self._added.pop()))
         distinct, first = np.unique(identities, return_index=True)
         new = np.ones(len(distinct), bool)
         for known in self._sorted:
@@ -524,8 +416,6 @@ class _Identities:
         bound = np.bytes_(seq.to_bytes(8, "big"))
         rest = (known[np.searchsorted(known, bound) :] for known in self._sorted)
         self._sorted = [known.copy() for known in rest if len(known)]
-        kept = (known[known >= bound] for known in self._added)
-        self._added = [known for known in kept if len(known)]
 
 
 def identities(rows: pa.RecordBatch | Mapping[str, pa.Array], columns: Sequence[str]) -> Any:

@@ -57,6 +57,8 @@ _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 ASIDE = ".damaged"
 """End of the hidden name of a damaged object that was moved aside."""
+AGAIN = "read it again; maintain.compact.grace is how long a read may take"
+"""What to do when an object is gone."""
 IF_DAMAGED = "if it is damaged, jetcapture verify CONFIG --deep --repair stores its messages again or moves it aside"
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -553,7 +555,7 @@ class ArchiveFiles:
         top = path.partition("/")[0]
         if self.local and not os.path.exists(f"{self._base}/{top}"):  # noqa: PTH110
             return VanishedError(f"{self.shown}/{top} does not exist on {socket.gethostname()}: {SHARE}")
-        return VanishedError(f"{self.shown}/{path} is gone: compacted or removed meanwhile; read it again")
+        return VanishedError(f"{self.shown}/{path} is gone, removed by maintenance: {AGAIN}")
 
 
 def _modified(entry: Mapping[str, Any]) -> float | None:

@@ -1,7 +1,7 @@
 """Read ranges of sequences of an archive as a streaming query does: in order from batch to batch, each message once.
 
 A batch is read from the objects whose names reach into its range. Copies are told apart within each task, which has a
-part of the range. A task whose objects were compacted meanwhile plans the rest of its part again.
+part of the range. A task whose objects vanish plans its part again, or fails once it has rows; the next attempt plans.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Annotated, Any, cast
 
 import pyarrow as pa
 from pydantic import BeforeValidator
+from pyspark import TaskContext
 from pyspark.sql import types as st
 from pyspark.sql.datasource import (
     DataSource,
@@ -171,7 +172,9 @@ class CombinedSource:
         """Yield the rows of a part. Raises JetcaptureError."""
         if isinstance(part, ArchivedPartition):
             first, last = part.plan.selection.seqs or (1, 0)
-            rows = self.archived.read(first, last, part.plan.keep, part.plan)
+            task = TaskContext.get()
+            failed = task is not None and task.attemptNumber() > 0  # perhaps because objects of its plan are gone
+            rows = self.archived.read(first, last, part.plan.keep, None if failed else part.plan)
         else:
             rows = self._live(cast("LivePartition", part))
         for batch in rows:

@@ -38,6 +38,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.reading.plan import ReadPlan
+from jetcapture_py.store.archive import AGAIN
 from spark_jobs.reading.location import ArchiveLocation
 
 TRUSTED = timedelta(seconds=10)
@@ -111,7 +112,7 @@ class Scans:
         changed = sf.concat(
             sf.lit(f"{url} has changed: this was planned from {len(paths)} objects, of which it finds "),
             present.cast("string"),
-            sf.lit("; the others were compacted or removed since: read it again"),
+            sf.lit(f"; maintenance removed the others: {AGAIN}"),
         )
         complete = sf.col("date") >= found.select(sf.when(unchanged, "").otherwise(sf.raise_error(changed))).scalar()
         if listed is not None:

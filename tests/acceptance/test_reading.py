@@ -27,7 +27,8 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import units
 from jetcapture_py.compaction.unit import CompactionSpec, compact_unit
-from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.errors import VanishedError
+from jetcapture_py.store.archive import ArchiveFiles, retried
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, settings
 
@@ -55,6 +56,8 @@ def queried(root: str, output: Path) -> pa.Table:
     sql = f"SELECT {layout.SEQ} FROM archive"
     words = [sys.executable, "-m", "jetcapture_py", "query", root, STREAM, sql]
     done = subprocess.run([*words, "--format", "parquet", "--output", str(output)], capture_output=True, text=True)
+    if "read it again" in done.stderr:
+        raise VanishedError(done.stderr)
     assert done.returncode == 0, done.stderr
     return pq.read_table(output)
 
@@ -125,9 +128,9 @@ def test_every_read_has_each_message_once_while_the_archive_is_captured_compacte
                 next_kill = now + KILLS
             stored = traffic.acknowledged
             if reads % COMMANDS:
-                table = read_archive(str(root), STREAM, columns=[layout.SEQ]).read_all()
+                table = retried(lambda: read_archive(str(root), STREAM, columns=[layout.SEQ]).read_all())
             else:
-                table = queried(str(root), tmp_path / "read.parquet")
+                table = retried(lambda: queried(str(root), tmp_path / "read.parquet"))
             seqs = np.sort(table.column(layout.SEQ).to_numpy())
             assert len(np.unique(seqs)) == len(seqs)
             assert np.array_equal(seqs[:stored], np.arange(1, stored + 1))

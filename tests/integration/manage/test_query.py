@@ -354,7 +354,8 @@ def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
     assert query(orders, SEQS) == 1
     assert (
         capsys.readouterr().err
-        == "jetcapture: objects were compacted or removed while the statement ran: run it again\n"
+        == "jetcapture: objects are gone, removed by maintenance while the statement ran: read it again; "
+        "maintain.compact.grace is how long a read may take\n"
     )
 
 

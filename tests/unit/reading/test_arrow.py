@@ -1,16 +1,12 @@
-"""`read_archive` without Spark: each message once, whatever a compaction does while it reads."""
+"""`read_archive` without Spark: its arguments, what it fetches, and objects that vanish."""
 
 from __future__ import annotations
 
 import io
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import duckdb
 import fsspec
@@ -20,136 +16,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.reading import arrow
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Bound
 from jetcapture_py.store import archive as store
 from jetcapture_py.store.archive import ArchiveFiles, File
-from tests.support import archives as support
-from tests.support.archives import Identity
+from tests.support.archives import Archive, merge
 
-BUCKETS = (1_777_636_800, 1_777_637_700)
-KEYS = ("a", "b", None)
-Messages = Mapping[Identity, str | None]
+AGAIN = "read it again; maintain.compact.grace is how long a read may take"
 
 
-@dataclass
-class Archive:
-    """An archive on disk, of objects with row groups of three messages."""
-
-    root: Path
-    random: Random
-    messages: dict[Identity, str | None] = field(default_factory=dict)
-    """All messages with their keys."""
-    replaced: list[Path] = field(default_factory=list)
-    """Objects of which others have all messages."""
-    later: Mapping[str, Any] = field(default_factory=dict)
-    """Columns, and their values, of objects that are stored from now on."""
-
-    def store(self, messages: Messages, bucket: int, bundles: int = 0) -> None:
-        """Store messages as a capture does: an object for each key or bundle."""
-        self.messages.update(messages)
-        places: dict[tuple[str | None, str], list[Identity]] = {}
-        for identity, key in messages.items():
-            place = (None, bundle_of(key, bundles)) if bundles else (key, "")
-            places.setdefault(place, []).append(identity)
-        for (key, bundle), identities in places.items():
-            seqs, times = map(list, zip(*sorted(identities), strict=True))
-            table = pa.table(
-                {
-                    layout.STREAM: ["ORDERS"] * len(seqs),
-                    layout.SEQ: pa.array(seqs, pa.int64()),
-                    layout.TIMESTAMP: pa.array(times, pa.timestamp("us", "UTC")),
-                    layout.PAYLOAD: [b"%d" % seq for seq in seqs],
-                    layout.KEY: pa.array([messages[each] for each in sorted(identities)], pa.string()),
-                    **{column: [value] * len(seqs) for column, value in self.later.items()},
-                }
-            )
-            name = ObjectName(
-                stream="ORDERS",
-                key=key,
-                bucket=bucket,
-                bundle=bundle,
-                first_seq=min(seqs),
-                last_seq=max(seqs),
-                rows=len(seqs),
-                digest=layout.digest(*(table.column(n).chunk(0).buffers()[1].to_pybytes() for n in (1, 2))),
-            )
-            path = self.root / name.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            table = table.replace_schema_metadata({"jetcapture.bundles": str(bundles)} if bundles else {})
-            partial = path.with_name(f".{path.name}")
-            pq.write_table(table, partial, row_group_size=3)
-            partial.replace(path)
-
-    def objects(self) -> list[tuple[Path, ObjectName]]:
-        paths = sorted(self.root.rglob("[0-9]*.parquet"))
-        return [(path, name) for path in paths if (name := layout.parse_path(str(path.relative_to(self.root))))]
-
-    def read(self, paths: Iterable[Path]) -> dict[Identity, str | None]:
-        columns = (layout.SEQ, layout.TIMESTAMP, layout.KEY)
-        messages = {}
-        for path in paths:
-            table = pq.ParquetFile(path).read()
-            seqs, times, keys = (table[name].to_pylist() for name in columns)
-            micros = table[layout.TIMESTAMP].cast(pa.int64()).to_pylist()
-            messages |= {(seq, time): key for seq, time, key in zip(seqs, micros, keys, strict=True)}
-            del times
-        return messages
-
-    def compact(self) -> None:
-        """Take one step: merge some objects, or move them to bundles, or remove those that were merged."""
-        for path in self.replaced:
-            path.unlink(missing_ok=True)
-        self.replaced.clear()
-        objects = self.objects()
-        _, chosen = self.random.choice(objects)
-        bundles = 2 if self.random.random() < 0.3 else len(chosen.bundle) and 2
-        group = [
-            path
-            for path, name in objects
-            if name.bucket == chosen.bucket
-            and (name.bundle in ("", chosen.bundle) if bundles else name.group == chosen.group)
-            and self.random.random() < 0.7
-        ]
-        if not group:
-            return
-        self.store(self.read(group), chosen.bucket, bundles)
-        new = {path for path, _ in self.objects()} - {path for path, _ in objects}
-        if new:
-            covered = self.read(new)
-            self.replaced += [path for path in group if path not in new and self.read([path]).keys() <= covered.keys()]
-        if self.random.random() < 0.6:
-            for path in self.replaced:
-                path.unlink(missing_ok=True)
-            self.replaced.clear()
-
-    def capture(self) -> None:
-        """Store some new messages."""
-        first = max(self.messages)[0] + 1
-        bucket = self.random.choice(BUCKETS)
-        seqs = range(first, first + self.random.randint(1, 9))
-        self.store({(seq, bucket * 1_000_000 + seq): self.random.choice(KEYS) for seq in seqs}, bucket)
-
-
-def filled(root: Path, random: Random) -> Archive:
-    """An archive with copies, and overlaps without copies, under keys and in bundles."""
-    archive = Archive(root, random)
-    seq = 1
-    for bucket in BUCKETS:
-        for _ in range(random.randint(2, 6)):
-            seqs = range(seq, seq + random.randint(1, 20))
-            seq = seqs.stop
-            messages = {(seq, bucket * 1_000_000 + seq): random.choice(KEYS) for seq in seqs}
-            archive.store(messages, bucket, random.choice((0, 0, 2)))
-            some = {each: key for each, key in archive.messages.items() if random.random() < 0.2}
-            some = {each: key for each, key in some.items() if each[1] // 1_000_000 - bucket in range(900)}
-            archive.store(some, bucket, random.choice((0, 0, 2)))
-    return archive
+def several(root: Path) -> tuple[Archive, list[ObjectName]]:
+    """An archive of more objects than are read at the same time; the last two are of one key."""
+    archive = Archive(root)
+    stored: dict[str, Any] = {"metadata": {"stream_created": "2026-05-01T00:00:00Z"}}
+    return archive, [archive.write([seq], f"key {min(seq, 39):02}", amount=[seq], **stored) for seq in range(1, 41)]
 
 
 def test_what_drifts_reads_from_polars_duckdb_and_pandas(tmp_path: Path) -> None:
@@ -164,7 +47,7 @@ def test_what_drifts_reads_from_polars_duckdb_and_pandas(tmp_path: Path) -> None
         name = ObjectName(
             stream="ORDERS",
             key="eu",
-            bucket=BUCKETS[0],
+            bucket=1_777_636_800,
             first_seq=number + 1,
             last_seq=number + 1,
             rows=1,
@@ -191,7 +74,7 @@ def test_what_drifts_reads_from_polars_duckdb_and_pandas(tmp_path: Path) -> None
 
 
 def test_arguments_may_be_a_path_and_any_collection_of_columns_and_are_checked(tmp_path: Path) -> None:
-    support.Archive(tmp_path).write([1, 2], "eu", columns={"amount": [5, 6]})
+    Archive(tmp_path).write([1, 2], "eu", columns={"amount": [5, 6]})
     for columns in ("amount", iter(["amount"]), {"amount"}):
         assert read_archive(tmp_path, "ORDERS", columns=cast("Any", columns)).read_all().to_pydict() == {
             "amount": [5, 6]
@@ -208,7 +91,7 @@ def test_arguments_may_be_a_path_and_any_collection_of_columns_and_are_checked(t
 
 
 def test_no_batch_is_larger_than_a_row_group_however_small_its_texts_are_when_encoded(tmp_path: Path) -> None:
-    name = support.Archive(tmp_path).write([1], "eu")
+    name = Archive(tmp_path).write([1], "eu")
     rows = 2000
     table = pa.table(
         {
@@ -237,61 +120,31 @@ def test_objects_may_vanish_one_after_the_other_while_an_archive_is_planned_but_
         store.retried(planned)
 
 
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read a few rows at a time."""
-    monkeypatch.setattr(arrow, "_PIECE_BYTES", 1)
-    monkeypatch.setattr(arrow, "_MAX_ROWS", 2)
+def test_objects_that_vanish_before_the_first_batch_are_read_where_their_messages_are_then(tmp_path: Path) -> None:
+    archive, names = several(tmp_path)
+    reader = read_archive(tmp_path, "ORDERS", columns=[layout.SEQ])
+    (tmp_path / names[0].path).unlink()
+    archive.write([1, 41], "key 01")
+    merge(archive.root, names[-2:])
+    assert sorted(reader.read_all().column(0).to_pylist()) == list(range(1, 42))
 
 
-def identities(batches: Iterable[pa.RecordBatch]) -> Iterator[Identity]:
-    for batch in batches:
-        times = batch.column(layout.TIMESTAMP).cast(pa.int64()).to_pylist()
-        yield from zip(batch.column(layout.SEQ).to_pylist(), times, strict=True)
-
-
-@pytest.mark.usefixtures("small_steps")
-@pytest.mark.parametrize(
-    "seeds", [range(1), pytest.param(range(1, 10), marks=pytest.mark.exhaustive)], ids=["few", "many"]
-)
-@pytest.mark.parametrize("dedupe", ["auto", "full"])
-@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
-def test_each_message_is_read_once_while_objects_are_compacted_and_removed_after_every_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedupe: Literal["auto", "full"], local: bool, seeds: range
-) -> None:
-    if not local:  # read as a store without files does: an object that is open can vanish too
-        monkeypatch.setattr(ArchiveFiles, "local", False)
-        monkeypatch.setattr(store, "SMALL", 0)
-        monkeypatch.setattr(arrow, "SMALL", 0)
-    for seed in seeds:
-        random = Random(seed)
-        archive = filled(tmp_path / str(seed), random)
-        before = set(archive.messages)
-        reader = read_archive(str(archive.root), "ORDERS", dedupe=dedupe)
-        archive.later = {"later": seed}
-        read: Counter[Identity] = Counter()
-        for batch in reader:
-            read.update(identities([batch]))
-            archive.compact()
-            if random.random() < 0.2:
-                archive.capture()
-        assert max(read.values()) == 1, seed
-        assert before <= read.keys() <= archive.messages.keys(), seed
-        again = Counter(identities(read_archive(str(archive.root), "ORDERS", dedupe=dedupe)))
-        assert again == Counter(archive.messages.keys()), seed
-
-
-def test_a_column_that_changes_its_type_while_an_archive_is_read_is_an_error_that_names_it(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, Random(0), later={"amount": 1})
-    for seq in range(1, 40):
-        archive.store({(seq, BUCKETS[0] * 1_000_000 + seq): f"key {seq}"}, BUCKETS[0])
-    reader = read_archive(str(tmp_path), "ORDERS")
+def test_a_read_whose_objects_vanish_after_the_first_batch_ends_and_says_how_long_it_may_take(tmp_path: Path) -> None:
+    archive, names = several(tmp_path)
+    reader = read_archive(tmp_path, "ORDERS")
     reader.read_next_batch()
-    archive.later = {"amount": "one"}
-    path, _ = max(archive.objects(), key=lambda item: item[1].first_seq)
-    messages = {**archive.read([path]), (50, BUCKETS[0] * 1_000_000 + 50): "key 39"}
-    path.unlink()
-    archive.store(messages, BUCKETS[0])
+    merge(archive.root, names[-2:])
+    gone = rf"^file://{tmp_path}/ORDERS/key=key 39/.* is gone, removed by maintenance: {AGAIN}$"
+    with pytest.raises(VanishedError, match=gone):
+        reader.read_all()
+    assert len(read_archive(tmp_path, "ORDERS").read_all()) == 40
+
+
+def test_a_column_that_changes_its_type_before_the_first_batch_is_an_error_that_names_it(tmp_path: Path) -> None:
+    archive, names = several(tmp_path)
+    reader = read_archive(tmp_path, "ORDERS")
+    (tmp_path / names[0].path).unlink()
+    archive.write([1], "key 01", timestamps=[5], amount=["one"])
     with pytest.raises(JetcaptureError, match=r"column amount is string in .* was int64 when the read began: read it"):
         reader.read_all()
 

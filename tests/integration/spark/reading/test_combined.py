@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,3 +241,16 @@ def test_spark_reads_the_source_in_sql_and_in_a_streaming_query(
         captured.live.send([message(number) for number in range(40, 45)])
     rows = spark.read.parquet(f"{tmp_path}/files").orderBy(layout.SEQ).collect()
     assert [(row[0], row[1]) for row in rows] == [(seq, seq - 1) for seq in range(1, 46)]
+
+
+@pytest.mark.spark
+def test_a_task_whose_objects_vanish_after_its_first_rows_fails_and_its_next_attempt_plans_again(
+    captured: Captured,
+) -> None:
+    captured.sections = {"block": {"max_messages": 10}}
+    captured.live.fill(400)
+    captured.capture()
+    words = [sys.executable, "-m", "tests.integration.spark.read_beside_maintenance"]
+    done = subprocess.run([*words, captured.root, captured.live.server.url], capture_output=True, text=True)
+    assert done.stdout == "1 400 400\n", done.stderr
+    assert "is gone, removed by maintenance: read it again; maintain.compact.grace is how long" in done.stderr

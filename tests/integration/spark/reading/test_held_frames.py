@@ -89,7 +89,7 @@ def test_a_frame_whose_objects_were_replaced_fails_and_says_read_it_again(
     line = capsys.readouterr().err
     assert line == (
         f"query: {archive.url} has changed: this was planned from 6 objects, of which it finds 4; "
-        "the others were compacted or removed since: read it again\n"
+        "maintenance removed the others: read it again; maintain.compact.grace is how long a read may take\n"
     )
     assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 5, 6, 7, 10, 10]
 

@@ -294,7 +294,7 @@ def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
         restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(streams(server.url)) == []
     last.unlink()
-    with pytest.raises(JetcaptureError, match="is gone: compacted or removed meanwhile; read it again"):
+    with pytest.raises(JetcaptureError, match="is gone, removed by maintenance: read it again"):
         restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(streams(server.url)) == []
 
