@@ -10,7 +10,6 @@ from __future__ import annotations
 import http.client
 import io
 import json
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -26,16 +25,15 @@ from jetcapture_py.backoff import delays
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.avro_schema import (
-    NESTED,
-    Costs,
     Header,
     changed,
     check_size,
+    check_types,
     shape_of,
     with_strict_enum,
     without_logical,
 )
-from jetcapture_py.transform.decode.bounds import MAX_VALUES, RECORD, TOO_MANY, max_values, width
+from jetcapture_py.transform.decode.bounds import check_values, width
 from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, json_texts, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS, of_messages, rows_error
@@ -156,56 +154,18 @@ def _read(path: Path) -> Any:
 
 try:
     import fastavro
-    import fastavro._read_py as slow_reader
     from fastavro.schema import fingerprint, to_parsing_canonical_form
 except ImportError:
     fastavro = None  # type: ignore[assignment]
 
 _SINGLE_OBJECT = b"\xc3\x01"
 _CONFLUENT = b"\x00"
-_SAFE_LEVELS = 500
-"""A recursive value of fewer levels cannot exhaust the stack of the library's compiled reader."""
-_MAX_EMPTY = 100
-"""Values without bytes, such as nulls outside of unions, that one value may hold by a schema that comes with it."""
-_EMPTY_IN_ALL = 1_000_000
-"""Values without bytes in the rows of one container."""
-_NAMES_IN_ALL = 50_000_000
-"""Named types times rows of one container: the library goes through the types for each row."""
 _MAX_SCHEMA = 1 << 20
 """Maximum bytes of a schema in a container."""
 _MAX_SCHEMAS = 256
 """Maximum schemas of containers in the cache, including those that cannot be used."""
 _MAX_SCHEMA_BYTES = 8 << 20
 """Maximum bytes of all schemas in the cache; parsed, they take about six times as much."""
-
-
-class _Budget(threading.local):
-    """The values that the calling thread may still read."""
-
-    left = 0.0
-
-
-_budget = _Budget()
-
-
-def _count(data: Any, *_: object) -> Any:
-    """Take a record, array or map, which the library has just read, from the budget: its records are dictionaries."""
-    _budget.left -= RECORD + len(data) * (3 if isinstance(data, dict) else 1)
-    if _budget.left < 0:
-        raise BatchTooWideError(TOO_MANY)
-    return data
-
-
-_COUNTED = "jetcapture-counted"
-"""Logical type of records, arrays and maps: the library calls `_count` when it has read one."""
-
-
-def _counted(type_: dict[str, Any]) -> dict[str, Any]:
-    return type_ | {"logicalType": _COUNTED} if type_.get("type") in NESTED else type_
-
-
-if fastavro is not None:
-    fastavro.read.LOGICAL_READERS.update((f"{type_}-{_COUNTED}", _count) for type_ in NESTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,44 +175,21 @@ class _Writer:
     schema: Any
     reader: Any
     """The schema to resolve it to; None if they are the same."""
-    costs: Costs
-    leaves: int
-    """Values of a datum in either schema, or in columns, without those in arrays and maps."""
 
-    @property
-    def most_rows(self) -> int:
-        """Rows of one container that can be read in bounded time."""
-        return min(MAX_ROWS, _EMPTY_IN_ALL // max(self.costs.empty, 1), _NAMES_IN_ALL // max(self.costs.named, 1))
-
-    def within_budget(self, rows: int, size: int) -> Any:
-        """Return the schema to read `rows` datums of `size` bytes with: one that is counted if they may be too many."""
-        left = _budget.left - rows * self.leaves - size * self.costs.dense
-        if left < 0:
-            return changed(self.schema, _counted)
-        _budget.left = left
-        return self.schema
-
-    def read(self, stream: io.BytesIO, size: int, schema: Any) -> Any:
-        """Read one datum of at most `size` bytes. Raises ValueError; BatchTooWideError beyond the budget."""
-        deep = self.costs.recursive and size * self.costs.nested > _SAFE_LEVELS
-        read = slow_reader.schemaless_reader if deep else fastavro.schemaless_reader
-        start, left = (0, 0) if self.reader is None else (stream.tell(), _budget.left)
+    def read(self, stream: io.BytesIO) -> Any:
+        """Read one datum. Raises ValueError."""
+        start = stream.tell()
         try:
-            value: Any = read(stream, schema, None)
-            if self.reader is not None:  # then it skips fields without looking whether they are there
+            value: Any = fastavro.schemaless_reader(stream, self.schema, None)
+            if self.reader is not None:  # to it, the library skips fields without looking whether they are there
                 end = stream.tell()
                 stream.seek(start)
-                _budget.left = left
-                value = read(stream, schema, self.reader)
+                value = fastavro.schemaless_reader(stream, self.schema, self.reader)
                 stream.seek(end)
-        except BatchTooWideError:
-            raise
         except (EOFError, IndexError):
             raise ValueError("not a datum of its schema: truncated, or an index out of range") from None
         except Exception as error:  # of many types, for damaged data
             raise ValueError(f"not a datum of its schema: {one_line(error)}") from None
-        if schema is not self.schema:
-            _budget.left += RECORD + 2 * len(value)  # a row takes only its columns
         return value
 
 
@@ -290,7 +227,6 @@ class AvroDecoder:
         payloads, failures = payloads_of(batch), dict[int, Failure]()
         if self._container:
             return self._containers(payloads, failures)
-        _budget.left = max_values(sum(map(len, payloads)))
         hint = ": set decode.registry" if self._registry is None else None
         datums = decode_each(self._datum, payloads, failures, hint)
         messages = [index for index in range(len(payloads)) if index not in failures]
@@ -299,16 +235,15 @@ class AvroDecoder:
 
     def _containers(self, payloads: list[bytes], failures: dict[int, Failure]) -> Decoded:
         read = inflated = 0
-        _budget.left = MAX_VALUES
 
         def rows_of(payload: bytes) -> list[Any]:
             nonlocal read, inflated
             writer, blocks = self._blocks(payload)
-            size = inflated + sum(len(data) for _, data in blocks)
-            _budget.left += max_values(size) - max_values(inflated)
-            read, inflated = read + sum(count for count, _ in blocks), size
+            read += sum(count for count, _ in blocks)
+            inflated += sum(len(data) for _, data in blocks)
             if len(payloads) > 1 and (read > MAX_ROWS or inflated > BYTES_AT_ONCE):
                 raise BatchTooWideError
+            check_values(read * self._width, inflated)  # a reader's schema has defaults
             return _rows(writer, blocks)
 
         messages = [rows or () for rows in decode_each(rows_of, payloads, failures)]
@@ -321,7 +256,7 @@ class AvroDecoder:
         writer, start = self._framing(payload)
         stream = io.BytesIO(payload)
         stream.seek(start)
-        value = writer.read(stream, len(payload), writer.within_budget(1, len(payload)))
+        value = writer.read(stream)
         if stream.tell() != len(payload):
             raise ValueError(f"{len(payload) - stream.tell()} bytes follow the datum")
         return value
@@ -357,20 +292,13 @@ class AvroDecoder:
         return known
 
     def _writer(self, schema: Any) -> _Writer:
-        named: dict[str, Any] = {}
-        plain = _parsed(changed(schema, without_logical), named)
-        same = plain == self._reader
-        costs = Costs(plain, named, 0 if same else self._own.costs.heaviest)
-        leaves = max(self._width, costs.leaves, 0 if same else self._own.costs.leaves)
-        return _Writer(changed(plain, with_strict_enum), None if same else self._reader, costs, leaves)
+        plain = _parsed(changed(schema, without_logical), {})
+        return _Writer(changed(plain, with_strict_enum), None if plain == self._reader else self._reader)
 
     def _foreign(self, schema: Any) -> _Writer:
-        """The writer's schema that came with messages. Raises ValueError when reading with it could take too much."""
+        """The writer's schema that came with messages. Raises ValueError."""
         check_size(schema)
-        writer = self._writer(schema)
-        if writer.reader is not None and writer.costs.empty > _MAX_EMPTY:
-            raise ValueError(f"the schema has values of more than {_MAX_EMPTY} parts without bytes")
-        return writer
+        return self._writer(schema)
 
     def _blocks(self, payload: bytes) -> tuple[_Writer, list[tuple[int, bytes]]]:
         """Return the schema of an object container file, and the number and data of each block's rows.
@@ -385,8 +313,8 @@ class AvroDecoder:
         announced = 0
         for count, data in header.blocks(self._max_inflated):
             announced += count
-            if announced > writer.most_rows:
-                raise ValueError(f"more than {writer.most_rows} rows")
+            if announced > MAX_ROWS:
+                break
             blocks.append((count, data))
         if (wrong := rows_error(announced)) is not None:
             raise ValueError(wrong)
@@ -428,12 +356,11 @@ def make(config: DecodeConfig) -> AvroDecoder:
 
 
 def _rows(writer: _Writer, blocks: list[tuple[int, bytes]]) -> list[Any]:
-    """Read all rows in the blocks of a container. Raises ValueError; BatchTooWideError beyond the budget."""
+    """Read all rows in the blocks of a container. Raises ValueError."""
     rows: list[Any] = []
-    schema = writer.within_budget(sum(count for count, _ in blocks), sum(len(data) for _, data in blocks))
     for count, data in blocks:
         stream = io.BytesIO(data)
-        rows.extend(writer.read(stream, len(data), schema) for _ in range(count))
+        rows.extend(writer.read(stream) for _ in range(count))
         if stream.tell() != len(data):
             raise ValueError("a block has more data than rows")
     return rows
@@ -442,9 +369,11 @@ def _rows(writer: _Writer, blocks: list[tuple[int, bytes]]) -> list[Any]:
 def _parsed(schema: Any, named: dict[str, Any]) -> Any:
     """Return the schema with full names; add its named types to `named`. Raises ValueError."""
     try:
-        return fastavro.parse_schema(schema, named_schemas=named)
+        parsed = fastavro.parse_schema(schema, named_schemas=named)
     except Exception as error:  # of several types
         raise ValueError(f"the schema is not valid: {one_line(error)}") from None
+    check_types(parsed, named)
+    return parsed
 
 
 def _fingerprint(schema: Any) -> bytes:

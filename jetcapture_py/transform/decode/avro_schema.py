@@ -1,4 +1,4 @@
-"""Avro schemas (specification 1.12): checks, columns of their types, the cost of reading, and container files.
+"""Avro schemas (specification 1.12): checks, columns of their types, and container files.
 
 Logical types are taken off a schema before the library reads with it, and put on again as Arrow types: integers stay
 integers on the way, so that no value is out of a Python type's range. The library does not read container files,
@@ -12,14 +12,12 @@ import struct
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.column_types import MAX_DEPTH
-from jetcapture_py.transform.decode.bounds import RECORD
 from jetcapture_py.transform.decode.common import MisfitError, Read, json_texts, show
 from jetcapture_py.transform.decode.compression import inflate_raw, inflate_zstd, snappy_block
 from jetcapture_py.transform.decode.json_declared import YEAR_1, YEAR_10000
@@ -43,7 +41,6 @@ PRIMITIVES = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-NESTED = ("record", "error", "array", "map")
 _LOGICAL = ("logicalType", "precision", "scale")
 _NAMED = "__named_schemas"
 """Where a parsed schema has its named types."""
@@ -76,7 +73,7 @@ def with_strict_enum(type_: dict[str, Any]) -> dict[str, Any]:
 
 def shape_of(schema: Any, named: Named) -> Shape:
     """The shape of values of a parsed schema with logical types. Raises ValueError when it cannot be stored."""
-    return _Shapes(named).of(schema, ())
+    return _Shapes(named).of(schema)
 
 
 _JSON = Shape(type=pa.string(), build=json_texts)
@@ -90,21 +87,19 @@ class _Shapes:
     def __init__(self, named: Named) -> None:
         self._named = named
 
-    def of(self, schema: Any, path: tuple[str, ...], depth: int = 0) -> Shape:
-        """The shape of a type below the records of `path`."""
+    def of(self, schema: Any) -> Shape:
+        """The shape of a type."""
         if isinstance(schema, list):
-            return self._union(schema, path, depth)
+            return self._union(schema)
         if isinstance(schema, str):
             if schema == "null":
                 return _JSON
             if schema in PRIMITIVES:
                 return scalar(PRIMITIVES[schema])
-            return _JSON if schema in path else self.of(self._named[schema], path, depth)
+            return self.of(self._named[schema])
         kind = schema["type"]
         if isinstance(kind, list | dict):
-            return self.of(kind, path, depth)
-        if depth >= MAX_DEPTH and kind in ("record", "error", "array", "map"):
-            return _JSON
+            return self.of(kind)
         if (shape := _logical(schema)) is not None:
             return shape
         if kind in PRIMITIVES:
@@ -115,25 +110,25 @@ class _Shapes:
             return _JSON
         if kind == "fixed":
             return scalar(pa.binary())
-        return self._nested(schema, path, depth + 1)
+        return self._nested(schema)
 
-    def _nested(self, schema: dict[str, Any], path: tuple[str, ...], depth: int) -> Shape:
+    def _nested(self, schema: dict[str, Any]) -> Shape:
         if schema["type"] == "array":
-            return list_shape(self.of(schema["items"], path, depth))
+            return list_shape(self.of(schema["items"]))
         if schema["type"] == "map":
-            return map_shape(scalar(pa.string()), self.of(schema["values"], path, depth))
+            return map_shape(scalar(pa.string()), self.of(schema["values"]))
         fields = {
-            field["name"]: (_item(field["name"]), self.of(field["type"], (*path, schema["name"]), depth))
+            field["name"]: (_item(field["name"]), self.of(field["type"]))
             for field in schema["fields"]
             if field["type"] not in ("null", {"type": "null"})
         }
         return struct_shape(fields) if fields else _JSON
 
-    def _union(self, branches: list[Any], path: tuple[str, ...], depth: int) -> Shape:
+    def _union(self, branches: list[Any]) -> Shape:
         """The shape of the one branch beside null, or of the wider one of two numbers; else JSON text."""
         kinds = [branch for branch in branches if branch not in ("null", {"type": "null"})]
         if len(kinds) == 1:
-            return self.of(kinds[0], path, depth)
+            return self.of(kinds[0])
         for pair in ({"int", "long"}, {"float", "double"}):
             if all(isinstance(kind, str) and kind in pair for kind in kinds):
                 return scalar(PRIMITIVES["long" if "long" in pair else "double"])
@@ -215,13 +210,13 @@ _SHAPES: Mapping[tuple[str, str], Shape] = {
 }
 
 
-# ------------------------------------------------------------------ costs
+# ------------------------------------------------------------------ limits
 
 
-MAX_PARTS = 20_000
+_MAX_PARTS = 20_000
 """Maximum JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
-_MAX_LEVELS = 300
-"""Of records, arrays and maps: the library's compiled reader has one call on the stack for each."""
+_MAX_EMPTY = 10
+"""Values without bytes, such as nulls outside of unions, that one value may hold."""
 
 
 def check_size(schema: Any) -> None:
@@ -234,128 +229,56 @@ def check_size(schema: Any) -> None:
             left.extend(of.values())
         elif isinstance(of, list):
             left.extend(of)
-        if count > MAX_PARTS:
-            raise ValueError(f"the schema has more than {MAX_PARTS} names, types and other values")
+        if count > _MAX_PARTS:
+            raise ValueError(f"the schema has more than {_MAX_PARTS} names, types and other values")
 
 
-class _TypeCost(NamedTuple):
-    """The cost of values of a type."""
+def check_types(schema: Any, named: Named) -> None:
+    """Raise ValueError for a parsed schema of which a few bytes can exhaust the stack, or be endless."""
+    extent = _extent(schema, named, {})
+    if extent.levels > MAX_DEPTH:  # the library's compiled reader has one call on the stack for each
+        raise ValueError(f"the schema nests deeper than {MAX_DEPTH} levels")
+    if extent.empty > _MAX_EMPTY:
+        raise ValueError(f"the schema has values of more than {_MAX_EMPTY} parts without bytes")
 
-    least: int
-    """Bytes of the shortest one; numbers count as one."""
-    depth: int
-    """Levels of records, arrays and maps."""
+
+class _Extent(NamedTuple):
+    levels: int
+    """Of records, arrays and maps."""
     empty: int
-    """Maximum values without bytes in one."""
-    leaves: int
-    """Values in one, without those in arrays and maps."""
-    nested: bool
-    """Whether it takes more than its leaves."""
+    """Values without bytes in one value, itself included."""
+    bare: bool
+    """Whether it has no bytes itself."""
 
 
-class Costs:
-    """What reading values of a parsed schema can cost, with `extra` values for each item of an array or map.
-
-    Raises ValueError for a schema of which a value without bytes can be endless: hostile data would take all memory.
-    """
-
-    def __init__(self, schema: Any, named: Named, extra: int = 0) -> None:
-        self._types, self._extra = named, extra
-        self._known: dict[str, _TypeCost | None] = {}
-        """Every type is visited once: they can refer to each other in exponentially many ways."""
-        self.recursive = set[str]()
-        """Records that can nest without bound."""
-        self.nested = 0
-        """Records, arrays and maps in the schema."""
-        self.named = len(named)
-        """Its named types."""
-        self.dense = 1.0
-        """Maximum values in arrays and maps for each byte."""
-        self.heaviest = 0
-        """Maximum values that an item of an array or map takes."""
-        _refuse_endless(named)
-        cost = self._type(schema)
-        if cost.depth > _MAX_LEVELS:
-            raise ValueError(f"the schema nests deeper than {_MAX_LEVELS} levels")
-        self.empty = cost.empty
-        """Maximum values without bytes that one value holds, or a part of it that has bytes."""
-        self.leaves = cost.leaves
-        """Values in one datum, without those in arrays and maps."""
-
-    def _type(self, of: Any) -> _TypeCost:
-        """The cost of a type's values."""
-        if isinstance(of, list):
-            branches = [self._type(branch) for branch in of]
-            return _TypeCost(
-                least=1 + min((branch.least for branch in branches), default=0),
-                depth=max((branch.depth for branch in branches), default=0),
-                empty=max((branch.empty - (not branch.least) for branch in branches), default=0),  # it has a byte
-                leaves=max((branch.leaves for branch in branches), default=1),
-                nested=any(branch.nested for branch in branches),
-            )
-        if isinstance(of, str) and of not in PRIMITIVES and of != "null":
-            if of not in self._known:
-                return self._type(self._types[of])
-            if (known := self._known[of]) is None:  # it is being visited
-                self.recursive.add(of)
-                return _TypeCost(least=1, depth=0, empty=0, leaves=1, nested=True)
-            return known
-        kind = of["type"] if isinstance(of, dict) else of
-        if isinstance(kind, list | dict):
-            return self._type(kind)
-        if kind in ("record", "error"):
-            return self._record(of)
-        if kind in ("array", "map"):
-            return self._items(of)
-        bare = kind == "null" or (kind == "fixed" and not of["size"])
-        return _TypeCost(least=1 - bare, depth=0, empty=int(bare), leaves=1, nested=False)
-
-    def _items(self, of: dict[str, Any]) -> _TypeCost:
-        self.nested += 1
-        item = self._type(of["items" if of["type"] == "array" else "values"])
-        if not item.least and of["type"] == "array":
-            raise ValueError("an array of items without bytes")
-        self._weigh(item, item.least + (of["type"] == "map"))  # a map's value has the bytes of its name
-        return _TypeCost(least=1, depth=item.depth + 1, empty=item.empty - (not item.least), leaves=1, nested=True)
-
-    def _record(self, of: dict[str, Any]) -> _TypeCost:
+def _extent(of: Any, named: Named, known: dict[str, _Extent | None]) -> _Extent:
+    """Return the extent of a type's values; `known` has the records that were visited, None those that are."""
+    if isinstance(of, list):
+        branches = [_extent(branch, named, known) for branch in of]
+        levels = max((branch.levels for branch in branches), default=0)
+        return _Extent(levels, max((branch.empty - branch.bare for branch in branches), default=0), bare=False)
+    of = named.get(of, of) if isinstance(of, str) else of
+    kind = of["type"] if isinstance(of, dict) else of
+    if isinstance(kind, list | dict):
+        return _extent(kind, named, known)
+    if kind in ("record", "error"):
         name = of["name"]
-        self._known[name] = None
-        self.nested += 1
-        fields = [self._type(field["type"]) for field in of["fields"]]
-        least = sum(field.least for field in fields)
-        cost = self._known[name] = _TypeCost(
-            least=least,
-            depth=1 + max((field.depth for field in fields), default=0),
-            empty=sum(field.empty for field in fields) + (not least),
-            leaves=sum(field.leaves for field in fields) or 1,
-            nested=True,
-        )
-        if name in self.recursive:
-            self._weigh(cost, least)
-        return cost
-
-    def _weigh(self, item: _TypeCost, least: int) -> None:
-        weight = RECORD + 3 * item.leaves + self._extra if item.nested else 1  # the library's records are dictionaries
-        self.heaviest = max(self.heaviest, weight)
-        self.dense = max(self.dense, weight / least)
-
-
-def _refuse_endless(named: Named) -> None:
-    """Raise ValueError if a record contains itself with nothing in between that can end it."""
-    records = {name: type_["fields"] for name, type_ in named.items() if type_["type"] in ("record", "error")}
-    graph = {name: {_name(field["type"]) for field in fields} & records.keys() for name, fields in records.items()}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        raise ValueError(f"the record {show(error.args[1][0])} always contains itself") from None
-
-
-def _name(type_: Any) -> str:
-    """Return the name of a named type; "" for others."""
-    while isinstance(type_, dict) and isinstance(type_["type"], dict):
-        type_ = type_["type"]
-    return str(type_.get("name", "")) if isinstance(type_, dict) else type_ if isinstance(type_, str) else ""
+        if name not in known:
+            known[name] = None
+            fields = [_extent(field["type"], named, known) for field in of["fields"]]
+            bare = all(field.bare for field in fields)
+            levels = 1 + max((field.levels for field in fields), default=0)
+            known[name] = _Extent(levels, sum(field.empty for field in fields) + bare, bare)
+        if (extent := known[name]) is None:
+            raise ValueError(f"the record {show(name)} contains itself: decode.format avro does not read such records")
+        return extent
+    if kind in ("array", "map"):
+        item = _extent(of["items" if kind == "array" else "values"], named, known)
+        if item.bare and kind == "array":
+            raise ValueError("an array of items without bytes")
+        return _Extent(item.levels + 1, item.empty - item.bare, bare=False)
+    bare = kind == "null" or (kind == "fixed" and not of["size"])
+    return _Extent(0, int(bare), bare)
 
 
 # ------------------------------------------------------------------ container files

@@ -8,9 +8,8 @@ above the bound are decoded in smaller batches; a single one is quarantined.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
@@ -39,27 +38,6 @@ def check_values(count: int, size: int) -> None:
         raise BatchTooWideError(TOO_MANY)
 
 
-def check_bytes(
-    batch: MessageBatch,
-    limit: int,
-    at_most: Callable[[Any], int],
-    of_payload: Callable[[bytes], Iterable[int]],
-    reason: str = TOO_MANY,
-) -> None:
-    """Raise BatchTooWideError if payloads may have more than `limit` values.
-
-    `at_most` returns an upper bound from an array of bytes, whatever they are. `of_payload` counts more closely, part
-    by part: it decides about a single message, which cannot be split.
-    """
-    if at_most(joined(batch.column(layout.PAYLOAD))) <= limit:
-        return
-    owners = owners_of(batch)
-    several = len(batch) > 1 if owners is None else owners[0] != owners[-1]
-    counts = accumulate(chain.from_iterable(map(of_payload, payloads_of(batch))), initial=0)
-    if several or any(count > limit for count in counts):
-        raise BatchTooWideError(reason)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFormat:
     """JSON or MessagePack."""
@@ -74,16 +52,22 @@ class ObjectFormat:
     """Returns a payload without what its containers are not counted in."""
 
     def check(self, batch: MessageBatch, limit: int, *, objects: int, lists: int, reason: str = TOO_MANY) -> None:
-        """Raise BatchTooWideError if payloads may have more than `limit` values, with so many in a container."""
+        """Raise BatchTooWideError if payloads may have more than `limit` values, with so many in a container.
+
+        Containers are counted more closely in a single message, which cannot be split.
+        """
 
         def at_most(data: Any) -> int:
             counts = self.containers(data)
             return objects * counts[0] + lists * counts[1]
 
-        def of_payload(payload: bytes) -> list[int]:
-            return [at_most(np.frombuffer(self.skeleton(payload), np.uint8))]
-
-        check_bytes(batch, limit, at_most, of_payload, reason)
+        if at_most(joined(batch.column(layout.PAYLOAD))) <= limit:
+            return
+        owners = owners_of(batch)
+        several = len(batch) > 1 if owners is None else owners[0] != owners[-1]
+        skeletons = (np.frombuffer(self.skeleton(payload), np.uint8) for payload in payloads_of(batch))
+        if several or sum(map(at_most, skeletons)) > limit:
+            raise BatchTooWideError(reason)
 
 
 def json_containers(data: Any) -> tuple[int, int]:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode import bounds
+from jetcapture_py.transform.decode.bounds import check_values, width
 from jetcapture_py.transform.decode.common import Read, assemble, decode_each, json_text, owners_of, payloads_of
 from jetcapture_py.transform.decode.json_declared import YEAR_1, YEAR_10000, reader
 from jetcapture_py.transform.decode.shapes import (
@@ -76,16 +74,12 @@ class ProtobufDecoder:
         self._columns = columns_of(shape, columns, shapes.texts)
         self._parse = message_factory.GetMessageClass(descriptor).FromString
         self._check = _check(descriptor)
+        self._width = sum(width(column.type) for column in self._columns)
         self._required = any(field.is_required for type_ in _types(descriptor) for field in type_.fields)
-        self._width = sum(bounds.width(column.type) for column in self._columns)
-        self._nested = _Nested(descriptor)
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`. BatchTooWideError when that would take too much memory."""
-        size = batch.column(layout.PAYLOAD).nbytes
-        limit = bounds.max_values(size) - self._width * len(batch)
-        if self._nested.heaviest * size // 2 > limit:  # a nested message has two bytes
-            bounds.check_bytes(batch, limit, self._nested.at_most, self._nested.of_payload)
+        """Decode every message of `batch`. BatchTooWideError when there are too many rows of so many columns."""
+        check_values(self._width * len(batch), batch.column(layout.PAYLOAD).nbytes)
         payloads, failures = payloads_of(batch), dict[int, Failure]()
         parsed = decode_each(self._message, payloads, failures)
         messages = [index for index in range(len(payloads)) if index not in failures]
@@ -196,78 +190,6 @@ def _types(descriptor: Any) -> Iterator[Any]:
             if field.message_type is not None and field.message_type.full_name not in seen:
                 seen.add(field.message_type.full_name)
                 left.append(field.message_type)
-
-
-class _Nested:
-    """Bounds what messages within those of a type take, in values: each has room for all its fields.
-
-    `heaviest` is the most that one takes; 0 if there are none.
-    """
-
-    def __init__(self, descriptor: Any) -> None:
-        self._root = descriptor
-        self._firsts: dict[int, int] = {}
-        for field in (field for type_ in _types(descriptor) for field in type_.fields):
-            if field.message_type is not None:
-                wire = 3 if field.type == Field.TYPE_GROUP else 2
-                first = (field.number << 3 | wire) & 0x7F | 0x80 * (field.number > 15)
-                self._firsts[first] = max(self._firsts.get(first, 0), _weight(field.message_type))
-        self.heaviest = max(self._firsts.values(), default=0)
-
-    def at_most(self, data: Any) -> int:
-        """Bound by an array of bytes: a nested message begins with the first byte of its field's tag."""
-        return sum(weight * int(np.count_nonzero(data == first)) for first, weight in self._firsts.items())
-
-    def of_payload(self, payload: bytes) -> Iterator[int]:
-        """Yield what each message in a payload takes. Raises ValueError for a damaged one."""
-        left = [(_fields(payload, 0, len(payload)), self._root)]
-        while left:
-            fields, type_ = left[-1]
-            number, wire, start, stop = next(fields, _END)
-            if wire == _END_GROUP:
-                left.pop()
-                continue
-            known = None if type_ is None else type_.fields_by_number.get(number)
-            inner = None if known is None else known.message_type
-            if wire == _GROUP:
-                left.append((fields, inner))
-            elif wire == _BYTES and inner is not None:
-                left.append((_fields(payload, start, stop), inner))
-            else:
-                continue
-            if len(left) > _MAX_LEVELS:
-                raise ValueError(f"messages nest deeper than {_MAX_LEVELS} levels")
-            if inner is not None:
-                yield _weight(inner)
-
-
-_MAX_LEVELS = 100
-"""Levels of messages that the library reads."""
-_BYTES, _GROUP, _END_GROUP = 2, 3, 4
-"""Wire types."""
-_FIXED = {1: 8, 5: 4, _GROUP: 0, _END_GROUP: 0}
-_END = (0, _END_GROUP, 0, 0)
-
-
-def _weight(descriptor: Any) -> int:
-    return bounds.RECORD + 2 * len(descriptor.fields)
-
-
-def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, start and end of each field in a part of a payload. Raises ValueError for damage."""
-    while offset < end:
-        tag, offset = varint(data, offset)
-        wire, start = tag & 7, offset
-        if wire == _BYTES:
-            size, start = varint(data, offset)
-            offset = start + size
-        elif wire == 0:
-            _, offset = varint(data, offset)
-        else:
-            offset += _FIXED.get(wire, len(data))
-        if offset > end:
-            raise ValueError("a message in the payload is damaged or truncated")
-        yield tag >> 3, wire, start, offset
 
 
 # ------------------------------------------------------------------ columns

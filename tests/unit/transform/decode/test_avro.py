@@ -162,25 +162,19 @@ def test_a_value_out_of_range_fails_alone(of: Any, data: bytes) -> None:
     assert decode(decoder, zigzag(1) + data) == [None]
 
 
-def test_a_recursive_value_is_json_text_and_one_that_nests_too_deep_fails() -> None:
-    schema = record(field("v", "int"), field("next", ["null", "R"]))
-    decoder = AvroDecoder(schema, {})
-    good = datum(schema, {"v": 1, "next": {"v": 2, "next": None}})
-    deep = b"\x02\x02" * 200_000 + b"\x02\x00"
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(decode(decoder, good, deep, good)))
-    thread.start()  # with the small stack of a thread
-    thread.join()
-    assert found == [{"v": 1, "next": '{"v":2,"next":null}'}, None, {"v": 1, "next": '{"v":2,"next":null}'}]
-
-
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
         ("long", "not a record"),
         (record(), "not a record with fields"),
         (record(field("x", "no such type")), "not valid"),
-        (record(field("x", "R")), "always contains itself"),
+        (record(field("x", "int"), field("next", ["null", "R"])), "record 'R' contains itself"),
+        (
+            record(
+                field("x", {"type": "array", "items": record(field("y", {"type": "map", "values": "R"}), name="S")})
+            ),
+            "itself",
+        ),
         (record(field("x", {"type": "array", "items": "null"})), "array of items without bytes"),
         (record(field("x", {"type": "array", "items": record(name="E")})), "array of items without bytes"),
         (record(field("x", logical("bytes", "decimal", precision=50))), "up to 38"),
@@ -414,7 +408,7 @@ def reasons(decoder: AvroDecoder, *payloads: bytes) -> list[str]:
 
 def test_a_containers_schema_of_records_within_records_costs_no_more_than_its_size() -> None:
     decoder = AvroDecoder(READER, {}, container=True)
-    (reason,) = reasons(decoder, file_of(tower(80, "int"), (1, b"\2")))
+    (reason,) = reasons(decoder, file_of(tower(30, "int"), (1, b"\2")))
     assert reason.startswith("not a datum of its schema")
 
 
@@ -425,33 +419,28 @@ def test_a_containers_schema_is_bounded() -> None:
         field("f", record(field("x", "int"), name="D0")),
         *(field(f"f{level}", record(field("x", f"D{level}"), name=f"D{level + 1}")) for level in range(400)),
     )
-    many = record(field("id", "long"), *(field(f"f{number}", record(name=f"E{number}")) for number in range(101)))
-    found = reasons(decoder, *(file_of(of, (1, b"\2")) for of in (wide, deep, tower(40, "null"), many)))
+    many = record(field("id", "long"), *(field(f"f{number}", record(name=f"E{number}")) for number in range(11)))
+    found = reasons(decoder, *(file_of(of, (1, b"\2")) for of in (wide, deep, tower(30, "null"), many)))
     assert ["more than 20000" in found[0], "deep" in found[1]] == [True, True]
-    assert [error.endswith("more than 100 parts without bytes") for error in found[2:]] == [True, True]
+    assert [error.endswith("more than 10 parts without bytes") for error in found[2:]] == [True, True]
 
 
-def test_rows_without_bytes_are_bounded_by_their_values() -> None:
+def test_rows_without_bytes_are_bounded_by_their_number() -> None:
     decoder = AvroDecoder(record(field("id", "long", default=7)), {}, container=True)
-    nulls = record(*(field(f"n{number}", "null") for number in range(99)))
-    beside = record(field("id", "long"), *(field(f"n{number}", "null") for number in range(20)))
-    assert reasons(decoder, file_of(nulls, (250_000, b""))) == ["more than 10000 rows"]
-    assert reasons(decoder, file_of(nulls, (9_000, b""), (9_000, b""))) == ["more than 10000 rows"]
-    assert reasons(decoder, file_of(beside, (50_001, b"\2" * 50_001))) == ["more than 50000 rows"]
+    beside = record(field("id", "long"), *(field(f"n{number}", "null") for number in range(10)))
+    assert reasons(decoder, file_of(record(), (200_000, b""), (200_000, b""))) == ["more than 250000 rows"]
     assert len(rows_of(decoder, file_of(beside, (5_000, b"\2" * 5_000)))) == 5_000
     assert len(rows_of(decoder, file_of(record(), (250, b"")))) == 250
 
 
-def test_a_recursive_value_cannot_exhaust_the_stack_by_records_within_it() -> None:
-    of: Any = ["null", "R"]
-    for level in range(100):
-        of = record(field("x", of), name=f"L{level}")
-    decoder = AvroDecoder(record(field("id", "long"), field("x", of)), {})
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(decode(decoder, b"\2" * 998 + b"\0")))
-    thread.start()
-    thread.join()
-    assert found == [None]
+@pytest.mark.parametrize("item", ["float", "double", "boolean", {"type": "fixed", "name": "F", "size": 5}])
+def test_items_that_are_announced_and_not_there_are_not_skipped_for_hours(tmp_path: Path, item: Any) -> None:
+    """The library alone would look for the end of 2 ** 40 items in a field that only the writer's schema has."""
+    older = record(field("id", "long"), field("gone", {"type": "array", "items": item}))
+    (tmp_path / "1.avsc").write_text(json.dumps(older))
+    decoder = AvroDecoder(record(field("id", "long")), {}, registry=Registry(str(tmp_path)))
+    sent = confluent(1, b"\2" + zigzag(2**40)), confluent(1, b"\2\0")
+    assert decode(decoder, *sent) == [None, {"id": 1}]
 
 
 def test_a_bomb_in_a_container_takes_no_memory_beyond_the_limit() -> None:

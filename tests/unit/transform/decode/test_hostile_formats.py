@@ -204,23 +204,9 @@ def test_messages_of_several_rows_give_all_of_them_or_none(known: dict[str, Form
 
 FIFTY = ", ".join(f"f{number}: int64" for number in range(50))
 WIDE = {f"f{number}": "int64" for number in range(50)}
-ITEM = {"type": "record", "name": "I", "fields": [{"name": "x", "type": "int"}]}
-ITEMS = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": ITEM}}]}
-NULLS = [{"name": f"n{number}", "type": "null"} for number in range(99)]
-FOREIGN = {
-    **ITEMS,
-    "fields": [{"name": "a", "type": {"type": "array", "items": {**ITEM, "fields": [ITEM["fields"][0], *NULLS]}}}],
-}  # type: ignore[index]
 DEFAULTS = [{"name": f"d{number}", "type": "long", "default": number} for number in range(50)]
-DEFAULTED = {
-    **ITEMS,
-    "fields": [{"name": "a", "type": {"type": "array", "items": {**ITEM, "fields": [*ITEM["fields"], *DEFAULTS]}}}],
-}  # type: ignore[misc]
-CHAIN = {"type": "record", "name": "C", "fields": [{"name": "a", "type": ["null", "C"]}]}
 FIELDS_OF_PROTOBUF = " ".join(f"int64 f{number} = {number};" for number in range(1, 51))
-WIDE_PROTO = (
-    f'syntax = "proto3"; message I {{ {FIELDS_OF_PROTOBUF} }} message M {{ repeated I a = 1; map<string, I> b = 2; }}'
-)
+WIDE_PROTO = f'syntax = "proto3"; message I {{ {FIELDS_OF_PROTOBUF} }}'
 BOMBS: dict[str, tuple[dict[str, Any], bytes]] = {
     "objects in a list": (
         {"format": "json", "columns": {"a": f"list<struct<{FIFTY}>>"}},
@@ -240,28 +226,9 @@ BOMBS: dict[str, tuple[dict[str, Any], bytes]] = {
         {"format": "csv", "rows": "lines", "header": True, "columns": WIDE},
         b"f0\n" + b"1\n" * 240_000,
     ),
-    "records in an array": ({"format": "avro", "schema": ITEMS}, zigzag(1_000_000) + b"\0" * 1_000_001),
-    "records that contain themselves": ({"format": "avro", "schema": CHAIN}, b"\2" * 1_000_000 + b"\0"),
-    "records of nulls by a schema of the message": (
-        {"format": "avro", "schema": ITEMS, "rows": "container"},
-        container(FOREIGN, 1, zigzag(100_000) + b"\0" * 100_001),
-    ),
-    "records of defaults": (
-        {"format": "avro", "schema": DEFAULTED, "rows": "container"},
-        container(ITEMS, 1, zigzag(60_000) + b"\0" * 60_001),
-    ),
-    "many rows of records in arrays": (
-        {"format": "avro", "schema": ITEMS, "rows": "container"},
-        container(ITEMS, 10_000, (zigzag(100) + b"\0" * 101) * 10_000),
-    ),
-    "messages in a message": ({"format": "protobuf", "schema": WIDE_PROTO, "message": "M"}, b"\x0a\0" * 150_000),
-    "messages of some bytes in a message": (
-        {"format": "protobuf", "schema": WIDE_PROTO, "message": "M"},
-        b"\x0a\4\x08\x80\x80\1" * 120_000,
-    ),
-    "messages in a map": (
-        {"format": "protobuf", "schema": WIDE_PROTO, "message": "M"},
-        b"".join(b"\x12\7\x0a\3%03x\x12\0" % (number % 4096) for number in range(120_000)),
+    "rows of defaults": (
+        {"format": "avro", "schema": {"type": "record", "name": "R", "fields": DEFAULTS}, "rows": "container"},
+        container({"type": "record", "name": "R", "fields": []}, 240_000, b""),
     ),
     "rows without fields": (
         {"format": "protobuf", "schema": WIDE_PROTO, "message": "I", "rows": "delimited"},
@@ -284,33 +251,23 @@ def test_a_few_bytes_that_become_many_values_are_refused_before_they_take_memory
     decoded = decode_checked(decoder, batch_of([payload]))
     peak = peak_resident() - before
     (failure,) = decoded.failures
-    assert any(text in failure.error for text in ("expands to more than 8,388,608 values", "recursion depth"))
+    assert "expands to more than 8,388,608 values" in failure.error
     assert peak < 96 << 20
 
 
-@pytest.mark.parametrize(
-    "name", ["objects in a list", "maps in a list", "messages in a message", "records in an array"]
-)
-def test_what_is_too_much_for_one_batch_is_asked_for_in_smaller_ones(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["objects in a list", "maps in a list"])
+def test_what_is_too_much_for_one_batch_is_asked_for_in_smaller_ones(name: str) -> None:
     settings, _ = BOMBS[name]
     good, many = {
         "json": (b'{"a":[%b]}', lambda count: b",".join([b'{"f0":1}'] * count)),
         "msgpack": (b"\x81\xa1a\xdd%b", lambda count: count.to_bytes(4, "big") + b"\x81\xa2f0\x01" * count),
-        "avro": (b"%b", lambda count: zigzag(count) + b"\2" * count + b"\0"),
-        "protobuf": (b"%b", lambda count: b"\x0a\2\x08\1" * count),
     }[settings["format"]]
-    if settings["format"] == "avro":
-        (tmp_path / "schema.avsc").write_text(json.dumps(settings["schema"]))
-        settings = {**settings, "schema": str(tmp_path / "schema.avsc")}
-    elif settings["format"] == "protobuf":
-        settings = {**settings, "schema": str(descriptor_set(tmp_path, settings["schema"]))}
     decoder = make_decoder(DecodeConfig.model_validate(settings))
     large = good % many(60_000)
     with pytest.raises(BatchTooWideError):
         decoder.decode(batch_of([large] * 8))
-    first = "x" if settings["format"] == "avro" else "f1" if settings["format"] == "protobuf" else "f0"
     (row,) = decode_checked(decoder, batch_of([large])).fields.slice(0, 1).to_pylist()
-    assert [len(row["a"]), row["a"][0][first], row["a"][-1][first]] == [60_000, 1, 1]
+    assert [len(row["a"]), row["a"][0]["f0"], row["a"][-1]["f0"]] == [60_000, 1, 1]
 
 
 def test_large_messages_of_many_values_are_decoded() -> None:

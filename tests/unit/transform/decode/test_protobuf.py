@@ -199,11 +199,6 @@ def test_a_message_of_another_type_or_damaged_fails_alone(path: Path, order: Any
     assert found[0] == found[2] is not None
 
 
-@pytest.mark.parametrize("items", [b"\x9a\x01\x00", b"\x9a\x01\x02\x10\x01", b"\x8a\x02\x04\x12\x02\x08\x01"])
-def test_messages_cannot_take_memory_by_empty_messages_in_them(path: Path, items: bytes) -> None:
-    assert decode(path, items * 600_000) == [None]
-
-
 def test_declared_columns_are_found_by_path(path: Path, order: Any) -> None:
     columns = {
         "sku": Declared("string", path="item.sku"),
