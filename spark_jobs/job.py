@@ -56,7 +56,9 @@ _NOISE = re.compile(
 _OURS = re.compile(r"jetcapture_py\.errors\.\w+: (.*)")
 """An error of ours as the data sources raise it: without a traceback."""
 _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
-_FILE_IS_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? ")
+_FILE_IS_GONE = re.compile(
+    r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? |\[PATH_NOT_FOUND\] Path does not exist: (\S+\.parquet)"
+)
 
 
 def session(app_name: str, *urls: str | None) -> SparkSession:
@@ -241,7 +243,7 @@ def spark_error(error: BaseException) -> str:
         return one_line(failed.group(1), MAX_LOGGED)
     gone = _FILE_IS_GONE.search(text)
     if gone is not None:
-        url = gone.group(1)
+        url = gone.group(1) or gone.group(2)
         if url.startswith("file:") and Path(unquote(urlsplit(url).path)).exists():
             return one_line(f"{url} exists here, but not on a worker of Spark: {SHARE}", MAX_LOGGED)
         return one_line(f"{url} is gone, removed by maintenance: {AGAIN}", MAX_LOGGED)

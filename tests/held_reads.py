@@ -8,7 +8,7 @@ planned, kept, read, refreshed, and their caches evicted at random. What is read
 when it was planned, each once, and the same at every later read; or the read has to fail.
 
 `--connect` does it over Spark Connect, with a server of its own or a given one, which forgets plans after some other
-queries. An object that goes while a query reads it ends the query with Spark's own error, which is counted apart.
+queries. An object that is gone ends most queries with Spark's own error, which is counted apart.
 Exit code 1 when a read was wrong, or failed with an error that doesn't say what to do.
 """
 
@@ -44,7 +44,7 @@ KEYS = ("eu", "us", "apac")
 BUCKETS = tuple(range(1_700_000_100, 1_700_000_100 + 3 * 900, 900))
 OTHER_QUERIES = 40
 """More than the plans of a session that a Spark Connect server keeps."""
-RIGHT, AGAIN, GONE = "right", "read it again", "an object went during the query"
+RIGHT, AGAIN, GONE = "right", "read it again", "an object is gone"
 
 
 class Capture:
@@ -168,7 +168,7 @@ def _said(error: Exception) -> str:
     if "read it again" in text:
         return AGAIN
     # a local file that goes after Spark opened it, and before it is opened once more for reading, is not called missing
-    return GONE if "FILE_NOT_EXIST" in text or "NoSuchFileException" in text else text
+    return GONE if any(name in text for name in ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "NoSuchFileException")) else text
 
 
 def held_reads(spark: SparkSession, root: Path, count: int, seed: int) -> Counter[str]:

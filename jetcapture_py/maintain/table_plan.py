@@ -281,7 +281,7 @@ class TablePlan:
         names = [name for bucket in buckets for name in bucket.names]
         numbers = {path: each for bucket in buckets for path, each in bucket.files.items()}
         files = {name: self.archive.at(name.path, numbers[name.path][0]) for name in names}
-        listing = Listing(objects=names, others=[], files=files, directories=(), tops=())
+        listing = Listing(objects=names, others=[], files=files)
         broken: dict[ObjectName, str] = {}
         untimed: set[ObjectName] = set()
         if len(self._reader.schemas) > _MAX_SCHEMAS:

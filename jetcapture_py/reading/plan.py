@@ -8,7 +8,7 @@ table (see `columns`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from math import floor
 from typing import Any, Literal, NamedTuple
@@ -64,10 +64,6 @@ class Listing:
     others: list[ObjectName]
     """Objects in other formats than Parquet."""
     files: Mapping[ObjectName, File]
-    directories: Collection[str]
-    """Every directory with a visible file of any kind."""
-    tops: Collection[str]
-    """The directories that were listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,10 +230,7 @@ class _Archive:
     def plan_as(self, table: Table, listing: Listing, columns: Columns | None, dedupe: Dedupe) -> ReadPlan:
         """Plan to read objects as a table that was planned before. Raises VanishedError."""
         names, facts = self._chosen(listing)
-        own = set(names)
-        narrow = replace(
-            listing, objects=names, others=[], files={name: listing.files[name] for name in own}, directories=()
-        )
+        narrow = Listing(objects=names, others=[], files={name: listing.files[name] for name in names})
         return self._planned(names, narrow, facts, table, dict.fromkeys(names, 0), columns, None, dedupe)
 
     def _planned(
@@ -379,16 +372,14 @@ def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EV
         if directory.startswith(f"{layout.QUARANTINE}/"):
             raise JetcaptureError("the quarantine is not divided by key")
         tops = files.directories(directory, selection.keys)
-    directories: set[str] = set()
     first, last = _bucket_texts(selection.start, selection.end)
     first_event, last_event = _bucket_texts(selection.event_start, selection.event_end)
 
     def wanted(path: str) -> bool:
         """As `within_buckets`, but without parsing the path: most objects of a large archive are of other days."""
-        above, _, name = path.rpartition("/")
+        name = path.rpartition("/")[2]
         if name[0] in "._":
             return False
-        directories.add(above)
         bucket = name[:_BUCKET_DIGITS]
         if not first_event <= bucket < last_event:
             return False
@@ -400,8 +391,6 @@ def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EV
         objects=[name for name in named if name.parquet],
         others=[name for name in named if not name.parquet],
         files=named,
-        directories=directories,
-        tops=tops,
     )
 
 

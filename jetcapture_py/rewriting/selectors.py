@@ -265,7 +265,7 @@ class Condition:
         self._parse()
         broken: dict[ObjectName, str] = {}
         by_name = {file.name: file for file in files if file.name is not None and file.name.parquet}
-        listing = Listing(objects=list(by_name), others=[], files=by_name, directories=(), tops=())
+        listing = Listing(objects=list(by_name), others=[], files=by_name)
         for quarantine in (False, True):
             names = [name for name in by_name if name.quarantine is quarantine]
             facts = self._facts[quarantine] = read_facts(self._archive, names, listing, broken=broken)

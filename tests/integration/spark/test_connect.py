@@ -57,7 +57,7 @@ def show(event):
         try:
             found = held.count()
         except Exception as error:
-            found = "read it again" in str(error) or str(error)
+            found = "read it again" in str(error) or "PATH_NOT_FOUND" in str(error) or str(error)
         print(event, found)
 
 

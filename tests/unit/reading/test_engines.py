@@ -33,7 +33,7 @@ Read = Callable[[str, Sequence[str] | None], pa.Table]
 """Reads the view `archive` or `quarantine`, and all of its columns or these."""
 
 
-def _arguments(selection: Selection) -> dict[str, Any]:
+def arguments(selection: Selection) -> dict[str, Any]:
     """Return those of `read_archive`."""
     return {name: value for name, value in selection._asdict().items() if name != "seqs"}
 
@@ -43,7 +43,7 @@ def arrow(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
     def read(view: str, columns: Sequence[str] | None) -> pa.Table:
         quarantine = view == "quarantine"
         return read_archive(
-            archive.url, STREAM, quarantine=quarantine, columns=columns, **_arguments(selection)
+            archive.url, STREAM, quarantine=quarantine, columns=columns, **arguments(selection)
         ).read_all()
 
     yield read

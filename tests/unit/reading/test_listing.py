@@ -52,4 +52,3 @@ def test_a_listing_for_a_selection_has_what_may_be_needed(files: ArchiveFiles, t
     needed = within_buckets(every.objects, selection)
     assert within_buckets(some.objects, selection) == needed
     assert len(some.objects) <= len(needed) + 2  # names have whole seconds
-    assert sorted(some.directories) == sorted(every.directories)

@@ -1,20 +1,19 @@
-"""Reading archives with many keys in bundles, and archives whose layout was changed: every message once."""
+"""Only the objects, row groups and pages of the chosen keys are read of bundles."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.footer import SchemaReader
-from spark_jobs.archive import Engine, read_archive
-from tests.support.archives import lay_out, tangle
+from spark_jobs.archive import read_archive
+from tests.support.archives import lay_out
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
     from pyspark.sql import DataFrame, SparkSession
 
 BUCKET = 1_700_000_100
@@ -31,42 +30,6 @@ def rows(frame: DataFrame) -> list[tuple[int, str | None]]:
 
 
 EXPECTED = sorted((seq, key) for (seq, _), key in MESSAGES.items())
-
-
-@pytest.mark.parametrize("engine", ["spark", "arrow"])
-def test_links_are_followed_unless_they_lead_nowhere_or_in_a_circle(
-    spark: SparkSession, tmp_path: Path, engine: Engine
-) -> None:
-    lay_out(tmp_path / "archive", MESSAGES, 0)
-    tangle(tmp_path / "archive", "eu")
-    assert rows(read_archive(spark, str(tmp_path / "archive"), "ORDERS", engine=engine)) == EXPECTED
-    only = read_archive(spark, str(tmp_path / "archive"), "ORDERS", keys=["eu"], engine=engine)
-    assert rows(only) == [pair for pair in EXPECTED if pair[1] == "eu"]
-
-
-@pytest.mark.parametrize(
-    ("engine", "dedupe"),
-    [
-        ("spark", "auto"),
-        pytest.param("arrow", "full", marks=pytest.mark.exhaustive),
-        pytest.param("spark", "full", marks=pytest.mark.exhaustive),
-        pytest.param("arrow", "auto", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_bucket_whose_layout_was_changed_three_times_is_read_once(
-    spark: SparkSession, tmp_path: Path, engine: Engine, dedupe: Any
-) -> None:
-    """Keys, then 4 bundles, then 8, of which the names cannot tell, then 16; each time with copies of those before."""
-    for bundles, (first, last) in ((0, (1, 40)), (4, (30, 60)), (8, (50, 80)), (16, (1, 100))):
-        lay_out(tmp_path, some(first, last), bundles)
-    frame = read_archive(spark, str(tmp_path), "ORDERS", engine=engine, dedupe=dedupe)
-    assert rows(frame) == EXPECTED
-    for keys in (["eu"], [None], ["a/b", None, "007", "nobody"], [str(n) for n in range(12)], []):
-        part = read_archive(spark, str(tmp_path), "ORDERS", engine=engine, dedupe=dedupe, keys=keys)
-        assert rows(part) == [(seq, key) for seq, key in EXPECTED if key in keys]
-    without_key = [(seq, key) for seq, key in EXPECTED if key is None]
-    empty = read_archive(spark, str(tmp_path), "ORDERS", engine=engine, dedupe=dedupe, keys=[""])
-    assert rows(empty) == without_key  # an empty key is no key, as where messages are captured
 
 
 def test_a_key_is_read_from_its_bundle_and_no_footer_is_read_twice(

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 from spark_jobs.archive import read_archive
 from tests.support.random_archives import STREAM, archives, comparable
+from tests.unit.reading.test_engines import arguments, identities, selected, selections
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +28,14 @@ def check(spark: SparkSession, drawn: Any) -> None:
             for engine in ("spark", "arrow"):
                 frame = read_archive(spark, archive.url, STREAM, quarantine=bad, engine=engine)
                 assert comparable(frame.toArrow().to_pylist()) == expected, (engine, archive.log)
+        if all(message.bad for message in archive.messages):
+            return
+        selection = drawn.draw(selections(archive))
+        rows = [row for message, row in archive.pairs() if selected(message, selection)]
+        frame = read_archive(spark, archive.url, STREAM, **arguments(selection))
+        assert identities(frame.toArrow().to_pylist()) == identities(rows), (selection, archive.log)
+        compared = read_archive(spark, archive.url, STREAM, dedupe="full")
+        assert identities(compared.toArrow().to_pylist()) == identities(archive.rows()), archive.log
 
 
 @settings(max_examples=6)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import overlaps
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Identities, Resolved, resolve
-from spark_jobs.reading.scan import cover, pattern
 
 Message = tuple[int, int]
 Content = dict[ObjectName, list[Message]]
@@ -99,34 +97,3 @@ def test_what_is_much_is_left_to_spark_unread() -> None:
 
     many = list(contents([("a", [[(seq, 1)] for seq in range(1, overlaps.MAX_OBJECTS + 2)])]))
     assert resolve(many, unread).unresolved == many
-
-
-def test_directories_stand_for_what_is_wanted_whole() -> None:
-    files = ["S/key=a/h=1/1", "S/key=a/h=1/2", "S/key=a/h=2/3", "S/key=b/h=1/4", "S/key=b/h=1/foreign"]
-    assert cover(files, files) == ["S"]
-    assert cover(files[:3], files) == ["S/key=a"]
-    assert cover(files[1:4], files) == ["S/key=a/h=1/2", "S/key=a/h=2", "S/key=b/h=1/4"]
-
-
-@given(some.sets(some.tuples(some.sampled_from("ab"), some.sampled_from("12"), some.sampled_from("xyz"))), some.data())
-def test_a_cover_holds_the_wanted_files_and_no_others(paths: set[tuple[str, str, str]], data: some.DataObject) -> None:
-    files = sorted("/".join(("S", *parts)) for parts in paths)
-    wanted = [path for path in files if data.draw(some.booleans())]
-    chosen = cover(wanted, files)
-    assert [path for path in files if any(path == each or path.startswith(f"{each}/") for each in chosen)] == wanted
-
-
-DIGESTS = some.text("0123456789abcdef", min_size=16, max_size=16) | some.sampled_from(["0" * 16, "0" * 15 + "1"])
-
-
-@settings(deadline=None)
-@given(some.sets(DIGESTS, min_size=1, max_size=50), some.sets(DIGESTS, max_size=50))
-def test_a_pattern_matches_the_names_it_was_made_for_and_no_others(planned: set[str], stored: set[str]) -> None:
-    matched = re.compile(pattern(planned).translate({ord("{"): "(?:", ord(","): "|", ord("}"): ")", ord("*"): ".*"}))
-    names = {digest: f"20260501T120000Z-{1:020}-{9:020}-9-{digest}.parquet" for digest in planned | stored}
-    assert {digest for digest, name in names.items() if matched.fullmatch(name)} == planned
-
-
-def test_a_pattern_of_thousands_of_names_is_hardly_longer_than_their_digests() -> None:
-    digests = [f"{number * 2**50 + 12345:016x}" for number in range(16_000)]
-    assert len(pattern(digests)) < 16_000 * 17
