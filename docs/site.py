@@ -36,7 +36,7 @@ GROUPS = {
         "KeyFunction",
         "layout",
     ),
-    "Your own writer and store": ("BlockWriter", "BlockReader", "EncodedBlock", "Store"),
+    "Your own writer and store": ("BlockWriter", "EncodedBlock", "Store"),
     "Errors": ("JetcaptureError", "ConfigError", "SourceError", "StoreError", "PermanentStoreError", "DrainError"),
 }
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")

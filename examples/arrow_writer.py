@@ -3,7 +3,7 @@
     PYTHONPATH=examples jetcapture run examples/arrow.yaml
 
 A writer gets the rows of a block as a table, sorted, each message once, and returns the bytes of the object. Its
-obligations are in `jetcapture_py.BlockWriter`. With `read`, `jetcapture verify` can check the content of objects.
+obligations are in `jetcapture_py.BlockWriter`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,3 @@ class ArrowWriter:
         with pa.ipc.new_file(sink, table.schema, options=options) as file:
             file.write_table(table.combine_chunks())
         return sink.getvalue()
-
-    def read(self, data: pa.Buffer) -> pa.Table:
-        """Return the rows of a file. Raises an exception for anything else."""
-        with pa.ipc.open_file(data) as file:
-            return file.read_all()

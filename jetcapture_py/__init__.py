@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jetcapture_py.archive import layout as layout
-    from jetcapture_py.archive.block_writer import BlockReader as BlockReader
     from jetcapture_py.archive.block_writer import BlockWriter as BlockWriter
     from jetcapture_py.archive.writer import EncodedBlock as EncodedBlock
     from jetcapture_py.capture.announcing import OnStored as OnStored
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 _MODULES = {
     "ArchivedFile": "files",
     "BatchTooWideError": "transform.batch",
-    "BlockReader": "archive.block_writer",
     "BlockWriter": "archive.block_writer",
     "Capture": "capture.pipeline",
     "Config": "config.model",

@@ -20,7 +20,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -211,18 +211,6 @@ class BlockWriter(Protocol):
         ...
 
 
-@runtime_checkable
-class BlockReader(Protocol):
-    """A `BlockWriter` that can also read its objects, so that `verify` can check them."""
-
-    def read(self, data: pa.Buffer) -> pa.Table:
-        """Return the rows of an object, at least their columns `_nats_seq` and `_nats_timestamp`, in their order.
-
-        Obligations: raises an exception for bytes that `write` did not return. Called from several threads.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TextWriter:
     """Writes UTF-8 text; `kind` is ndjson or csv, `compression` is none, gzip or zstd."""
@@ -320,21 +308,6 @@ class UserWriter:
         if not pa.py_buffer(data).size:
             raise ValueError("the writer returned no bytes")
         out.write(data)
-
-    @property
-    def reads(self) -> bool:
-        """Whether it can read its objects."""
-        return isinstance(self._writer, BlockReader)
-
-    def read(self, data: pa.Buffer) -> pa.Table:
-        """Return the rows of an object. Raises ValueError."""
-        try:
-            table = self._writer.read(data)  # type: ignore[attr-defined]
-            return table.select([layout.SEQ, layout.TIMESTAMP])
-        except KeyboardInterrupt:
-            raise  # of a command, not of the writer
-        except BaseException as error:
-            raise ValueError(one_line(error)) from error
 
 
 def make_writer(format: str, compression: str) -> TextWriter | UserWriter | None:  # noqa: A002 - named as the setting is

@@ -301,6 +301,11 @@ class ObjectName:
         return self.suffix == SUFFIX
 
     @property
+    def text(self) -> bool:
+        """Whether it is an NDJSON or CSV file."""
+        return self.suffix in TEXT_SUFFIXES
+
+    @property
     def group(self) -> Group:
         """All copies of a message lie in objects of the same group, unless its bucket has several layouts: `groups`."""
         return self.stream, self.quarantine, self.bucket, self.bundle, self.key

@@ -17,7 +17,6 @@ from typing import Any, cast
 import numpy as np
 
 from jetcapture_py.archive import layout, stream_config
-from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.stream_config import incarnations
@@ -101,8 +100,8 @@ class Expiry:
     archive: ArchiveFiles
     stream: str
     keep: float
-    writer: UserWriter | None = None
-    """Reads objects in a user's format."""
+    own_suffix: str = ""
+    """The end of the names of objects in a user's format."""
     memory: int = 1 << 30
     """`limits.memory`, in bytes."""
     dry_run: bool = False
@@ -134,11 +133,10 @@ class Expiry:
         closed = closed if mark is None else min(closed, mark.time.timestamp())
         named = ((file, file.name) for file in self.files() if file.name is not None)
         older = [(file, name) for file, name in named if name.bucket < closed]
-        if self.writer is not None and not self.writer.reads:
-            count = sum(name.suffix == self.writer.suffix for _, name in older)
-            why = "what is in them cannot be recorded, because their writer has no method read"
-            self._errors += [f"{self.stream}: {count:,} expired {self.writer.suffix} stay: {why}"] if count else []
-        older = [(file, name) for file, name in older if self._is_known(name)]
+        if count := sum(name.suffix == self.own_suffix for _, name in older):
+            several = f"{plural(count, 'expired object', grouped=True)} in a format of your own"
+            self._errors.append(f"{self.stream}: {several} left, not searched: remove them yourself")
+        older = [(file, name) for file, name in older if name.parquet or name.text]
         older.sort(key=lambda pair: (pair[1].bucket, pair[0].path))
         creations = _creations(self.archive, self.stream, mark) if older and not self.dry_run else []
         for batch in batches(older, lambda pair: pair[1].rows, _ROWS):
@@ -189,11 +187,6 @@ class Expiry:
             errors=tuple(self._errors),
         )
 
-    def _is_known(self, name: ObjectName) -> bool:
-        """Whether the object is of a format that can be read: anything can be named like one of a user's format."""
-        own = self.writer is not None and self.writer.reads and name.suffix == self.writer.suffix
-        return name.parquet or name.suffix in layout.TEXT_SUFFIXES or own
-
     def _examined(self, pair: tuple[File, ObjectName]) -> _Due | None:
         """Read what an object holds; None if it is gone, or cannot be read, which is an error."""
         file, name = pair
@@ -201,7 +194,7 @@ class Expiry:
             # of Parquet, only two columns are read
             size = 0 if name.parquet else searching(Source(name, file.size), local=self.archive.local)
             with self._budget.taken(size):
-                entries, seqs, times = ObjectExaminer(self.archive, None, self.writer).identities(file, name)
+                entries, seqs, times = ObjectExaminer(self.archive, None).identities(file, name)
         except VanishedError:
             return None
         except StoreError as error:

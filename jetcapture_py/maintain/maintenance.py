@@ -30,7 +30,7 @@ from jetcapture_py.maintain.expire import Expiry, ExpirySummary
 from jetcapture_py.maintain.inventory import PathSet
 from jetcapture_py.maintain.table import TableResult, commit, named_paths
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
-from jetcapture_py.verify.proof import user_writer
+from jetcapture_py.verify.proof import own_suffix
 
 Progress = Callable[[str, int, int], object]
 """Gets "messages" or "quarantine", the number of objects that are still to be merged, and their bytes."""
@@ -185,9 +185,8 @@ class Maintenance:
             return None
         config = self.config
         archive = open_archive(config.store.url, config.store.options)
-        writer = user_writer(config.block.format, config.block.compression)
-        memory = config.limits.memory
-        expiry = Expiry(archive, config.source.stream, self._keep, writer, memory=memory, dry_run=self._dry_run)
+        memory, suffix = config.limits.memory, own_suffix(config)
+        expiry = Expiry(archive, config.source.stream, self._keep, suffix, memory=memory, dry_run=self._dry_run)
         expiry.record()
         return expiry
 

@@ -49,11 +49,9 @@ from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_
 from jetcapture_py.rewriting.text_objects import rewrite_text
 from jetcapture_py.store import ABANDONED, NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive, retried
-from jetcapture_py.store.removal import Removal
 from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import Progress, ignore
-from jetcapture_py.verify.proof import user_writer
 
 SEALED_BY = "erase"
 """What footers of objects say that were written again."""
@@ -158,9 +156,8 @@ async def erase(
     `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
     until then stays, and another run goes on.
     """
-    writer = user_writer(config.block.format, config.block.compression)
     archive = open_archive(config.store.url, config.store.options)
-    eraser = _Eraser(config, archive, ObjectExaminer(archive, None, writer), tables or NoTables(), progress)
+    eraser = _Eraser(config, archive, ObjectExaminer(archive, None), tables or NoTables(), progress)
     eraser.done = done = Erasure(
         stream=config.source.stream, reason=reason, by=_who(), dry_run=dry_run, started=datetime.now(UTC)
     )
@@ -378,7 +375,6 @@ class _Eraser:
                 done.objects = [
                     ErasedObject(path=each.file.path, messages=len(each.messages), sha256="") for each in holders
                 ]
-                self._left |= {each.file.path: _UNSUPPORTED for each in holders if self._refuses(each)}
                 return
             self._round(holders, erased)
         else:
@@ -434,19 +430,7 @@ class _Eraser:
         file, name = holder.file, _name(holder.file)
         if name.parquet:
             return rewrite(self._archive, _source(file), erased, SEALED_BY)
-        if name.suffix in layout.TEXT_SUFFIXES:
-            return rewrite_text(self._archive, file, erased)
-        if self._refuses(holder):
-            raise JetcaptureError(_UNSUPPORTED)
-        return Rewritten(source=_source(file), target=None, dropped=name.rows, removal=Removal(target=file))
-
-    def _refuses(self, holder: _Holder) -> bool:
-        """Whether an object is in a format that cannot be written again, and has messages that are not erased."""
-        name = _name(holder.file)
-        if name.parquet or name.suffix in layout.TEXT_SUFFIXES:
-            return False
-        _, seqs, _ = self._examiner.identities(holder.file, name)
-        return len(seqs) > len(holder.messages)
+        return rewrite_text(self._archive, file, erased)
 
     def _record(
         self, holder: _Holder, digest: str, target: ObjectName | None, written: Mapping[str, str | None]
@@ -537,9 +521,6 @@ class _Eraser:
 
 
 _NOT_SEARCHED = "not searched: "
-_UNSUPPORTED = (
-    "it is in a format of your own, which cannot be written again without some messages: remove or replace it"
-)
 
 
 def _grouped(reasons: Mapping[str, str]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from jetcapture_py.transform.frames import received_of
 from jetcapture_py.transform.keys import Run
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import Progress, ignore
-from jetcapture_py.verify.proof import user_writer
+from jetcapture_py.verify.proof import own_suffix
 
 _SEALED_BY = "redecode"
 _MESSAGE_BYTES = 2 << 10
@@ -112,11 +112,10 @@ async def redecode(
     `progress` is called with a stage, and how much of it is done. What `before_removal` raises ends the run. Raises
     ConfigError, JetcaptureError; what was done until then stays, and another run goes on.
     """
-    writer = user_writer(config.block.format, config.block.compression)
-    if writer is not None and not writer.reads:
-        raise ConfigError(f"block.format: {config.block.format} has no method read, to check what is stored")
+    if own_suffix(config):
+        raise ConfigError(f"block.format: {config.block.format} only writes, and redecode reads what it has stored")
     archive = open_archive(config.store.url, config.store.options)
-    examiner = ObjectExaminer(archive, None, writer)
+    examiner = ObjectExaminer(archive, None)
     with _Redecoder(config, archive, examiner, selection, before_removal, dry_run=dry_run) as redecoder:
         return await redecoder.run(progress)
 

@@ -197,8 +197,8 @@ def selected(archive: ArchiveFiles, examiner: ObjectExaminer, file: File, select
         if undecided:
             raise UndecidedError(undecided, MessageSet.union(parts))
         return MessageSet.union(parts)
-    if name.suffix not in layout.TEXT_SUFFIXES:
-        raise UndecidedError("it is in a format of your own, of which only sequences and timestamps are known")
+    if not name.text:
+        raise UndecidedError("it is in a format of your own")
     try:
         return MessageSet.union(_messages(rows, selector) for rows in text_rows(archive, file, name.suffix, types))
     except (pa.ArrowException, KeyError) as error:
@@ -293,10 +293,10 @@ class Condition:
             batches: Iterator[pa.Table] = (
                 pa.Table.from_batches([batch]) for batch in self._reader(name).batches(file, name)
             )
-        elif name.suffix in layout.TEXT_SUFFIXES:
+        elif name.text:
             batches = self._text(file, name)
         else:
-            raise UndecidedError("a format of your own has no columns that can be read")
+            raise UndecidedError("it is in a format of your own")
         return MessageSet.union(map(self._messages, batches))
 
     def _reader(self, name: ObjectName) -> PlanReader:

@@ -19,7 +19,7 @@ import pyarrow.csv as pc_csv
 import pyarrow.json as pc_json
 
 from jetcapture_py.archive import footer, layout
-from jetcapture_py.archive.block_writer import NULL, UserWriter
+from jetcapture_py.archive.block_writer import NULL
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
@@ -95,19 +95,17 @@ class ObjectExaminer:
     storage: ArchiveFiles
     incarnation: Incarnation | None
     """The stream's current one; None if unknown: then all messages count as its own."""
-    writer: UserWriter | None = None
-    """Reads objects in a user's format."""
     erased: Erased = field(default_factory=Erased)
     """Messages that no object should have any more."""
 
     def examine(self, file: File, name: ObjectName, *, deep: bool) -> ObjectContents:
         """Check an object and return its contents."""
-        if not name.parquet:
-            if self.writer is not None and name.suffix == self.writer.suffix and not self.writer.reads:
-                # times are unknown: everything counts for the current incarnation
-                complete = 0 < name.rows == name.last_seq - name.first_seq + 1 <= _MAX_ROWS
-                seqs, messages = (None, name.rows) if complete else (_NONE, 0)
-                return _contents(file, name, seqs, 0, messages, by_name=True)
+        if not (name.parquet or name.text):
+            # times are unknown: everything counts for the current incarnation
+            complete = 0 < name.rows == name.last_seq - name.first_seq + 1 <= _MAX_ROWS
+            seqs, messages = (None, name.rows) if complete else (_NONE, 0)
+            return _contents(file, name, seqs, 0, messages, by_name=True)
+        if name.text:
             seqs, times = self._rows(file, name)
             messages, erased = len(seqs), self._erased(seqs, times)
             seqs, times = self._current(seqs, times, {}, int(times.min()), int(times.max()))
@@ -156,9 +154,11 @@ class ObjectExaminer:
 
     def _rows(self, file: File, name: ObjectName) -> tuple[Any, Any]:
         """Read the messages of an object without a footer, and compare them with its name."""
+        if not name.text:
+            raise DamagedError("it is in a format of your own")
         seqs, times = [_NONE], [_NONE]
         with _readable():
-            for table in self._tables(file, name):
+            for table in text_rows(self.storage, file, name.suffix, IDENTITY_TYPES):
                 if table.column(layout.SEQ).null_count or table.column(layout.TIMESTAMP).null_count:
                     raise DamagedError("it has rows without a sequence and a timestamp")
                 seqs.append(table.column(layout.SEQ).cast(pa.int64()).to_numpy())
@@ -171,13 +171,6 @@ class ObjectExaminer:
         seq, time = _once(name, seq, time)
         check_identities(name, seq, time, len(seq))
         return seq, time
-
-    def _tables(self, file: File, name: ObjectName) -> list[pa.Table]:
-        if name.suffix in layout.TEXT_SUFFIXES:
-            return text_rows(self.storage, file, name.suffix, IDENTITY_TYPES)
-        if self.writer is None:
-            raise DamagedError("no writer is configured that can read this format")
-        return [self.writer.read(pa.py_buffer(self.storage.read(file)))]
 
     def _present(self, own: Mapping[str, str], low: int | None, high: int | None) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are current; None: some or unknown.
@@ -215,7 +208,7 @@ def _contents(file: File, name: ObjectName, seqs: Any, newest: int, messages: in
 
 @contextmanager
 def _readable(what: str = "it") -> Iterator[None]:
-    """Turn errors of Arrow and of a user's writer into DamagedError."""
+    """Turn errors of Arrow into DamagedError."""
     try:
         yield
     except _UNREADABLE as error:

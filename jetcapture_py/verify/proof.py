@@ -76,7 +76,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
     an unavailable stream is noted in the report.
     """
     stream, consumer = config.source.stream, config.source.consumer
-    writer = user_writer(config.block.format, config.block.compression)
+    suffix = own_suffix(config)
     storage = ArchiveFiles(config.store.url, config.store.options)
     mark, findings = await asyncio.to_thread(_read_watermark, storage, stream, consumer)
     session = comparison = differences = start = None
@@ -92,8 +92,8 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
             findings.append(not_checked(f"the stream: {error}; only the archive itself was checked", Severity.FAILURE))
         scope = Scope.of(server, mark)
         erased = await asyncio.to_thread(storage.erased, stream)
-        reader = ObjectExaminer(storage, scope.incarnation, writer, erased)
-        scan = await _survey(reader, stream, scope.top, progress, deep=deep)
+        reader = ObjectExaminer(storage, scope.incarnation, erased)
+        scan = await _survey(reader, stream, scope.top, progress, own_suffix=suffix, deep=deep)
         removed = await asyncio.to_thread(Removed.read, storage, stream, scope.incarnation)
         kept = Sequences.union(scan.sequences, removed.expired)
         accounted = Sequences.union(kept, removed.erased)
@@ -140,13 +140,16 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
     return Evidence(report=report, accounted=accounted, missing=holes.missing, uncertain=holes.uncertain)
 
 
-def user_writer(format_: str, compression: str) -> UserWriter | None:
-    """Return the user's writer of this `block.format`; None for a built-in format. Raises ConfigError."""
+def own_suffix(config: Config) -> str:
+    """Return the end of the names of objects that a user's writer writes; "" for a built-in format.
+
+    Raises ConfigError.
+    """
     try:
-        writer = make_writer(format_, compression)
+        writer = make_writer(config.block.format, config.block.compression)
     except ValueError as error:
         raise ConfigError(f"block.format: {error}") from error
-    return writer if isinstance(writer, UserWriter) else None
+    return writer.suffix if isinstance(writer, UserWriter) else ""
 
 
 def _read_watermark(storage: ArchiveFiles, stream: str, consumer: str) -> tuple[Watermark | None, list[Finding]]:
@@ -158,7 +161,9 @@ def _read_watermark(storage: ArchiveFiles, stream: str, consumer: str) -> tuple[
         return None, [_wrong_mark(str(error), Severity.WARNING)]
 
 
-async def _survey(reader: ObjectExaminer, stream: str, bound: int, progress: Progress, *, deep: bool) -> ArchiveScan:
+async def _survey(
+    reader: ObjectExaminer, stream: str, bound: int, progress: Progress, *, own_suffix: str, deep: bool
+) -> ArchiveScan:
     """Scan the archive in a thread, which ends soon after this is canceled."""
     cancelled = Event()
 
@@ -168,7 +173,7 @@ async def _survey(reader: ObjectExaminer, stream: str, bound: int, progress: Pro
         progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(survey, reader, stream, bound, deep=deep, progress=step)
+        return await asyncio.to_thread(survey, reader, stream, bound, own_suffix=own_suffix, deep=deep, progress=step)
     except asyncio.CancelledError:
         cancelled.set()
         raise

@@ -34,7 +34,7 @@ from jetcapture_py.text import plural
 from jetcapture_py.transform.keys import Run
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import MAX_LISTED, Kind, Progress, Report, ignore, indented
-from jetcapture_py.verify.proof import TIMEOUT, Evidence, prove, user_writer
+from jetcapture_py.verify.proof import TIMEOUT, Evidence, prove
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import examined
 
@@ -166,7 +166,7 @@ def _names(report: Report, kind: Kind) -> list[ObjectName]:
 def _move_aside(config: Config, evidence: Evidence, *, deep: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Move damaged objects aside whose messages are all in other objects; return their new paths, and what failed."""
     storage, report = ArchiveFiles(config.store.url, config.store.options), evidence.report
-    examiner = ObjectExaminer(storage, None, user_writer(config.block.format, config.block.compression))
+    examiner = ObjectExaminer(storage, None)
     damaged = {file.path for file in report.paths(Kind.DAMAGED)}
     named = [(file, file.name) for file in storage.files(config.source.stream) if file.name is not None]
     intact = [pair for pair in named if pair[0].path not in damaged]

@@ -261,7 +261,7 @@ class ArchiveScan:
             yield Finding(kind=Kind.DUPLICATES, severity=note, summary=summary, count=duplicates)
         if self.by_name:
             objects = plural(self.by_name, "object", grouped=True)
-            yield not_checked(f"{objects}: their custom writer has no `read`, so only their names were checked")
+            yield not_checked(f"{objects} in a format of your own: only their names were checked")
         if self.older:
             messages = plural(self.older, "message", grouped=True)
             yield not_checked(f"{messages} of earlier incarnations of the stream: it no longer has them")
@@ -278,21 +278,28 @@ class ArchiveScan:
 
 
 def survey(
-    reader: ObjectExaminer, stream: str, bound: int, *, deep: bool = False, progress: Progress = ignore
+    reader: ObjectExaminer,
+    stream: str,
+    bound: int,
+    *,
+    own_suffix: str = "",
+    deep: bool = False,
+    progress: Progress = ignore,
 ) -> ArchiveScan:
-    """Examine every object of the stream. Blocks; call it in a thread. Raises StoreError if listing fails."""
+    """Examine every object of the stream; `own_suffix` is that of a user's format.
+
+    Blocks; call it in a thread. Raises StoreError if listing fails.
+    """
     scan, known, storage = ArchiveScan(), set[str](), reader.storage
     threads = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
     for _ in range(ROUNDS):
         files = [file for file in storage.files(stream) if file.place not in known]
         known.update(file.place for file in files)
-        # anything can be named like an object of a user's format
-        own = () if reader.writer is None else (reader.writer.suffix,)
-        known_ends = (*layout.TEXT_SUFFIXES, *own)
         objects = [
             (file, file.name)
             for file in files
-            if file.name is not None and (file.name.parquet or file.name.suffix in known_ends)
+            # anything can be named like an object of a user's format
+            if file.name is not None and (file.name.parquet or file.name.text or file.name.suffix == own_suffix)
         ]
         objects.sort(key=lambda pair: pair[1].first_seq)  # to keep the set of sequences dense
         others = {file.path for file in files} - {file.path for file, _ in objects}

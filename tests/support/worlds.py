@@ -325,7 +325,7 @@ class World:
     def check_proof(self) -> None:
         """What verify takes for archived, or removed on purpose, is exactly that."""
         files = ArchiveFiles(str(self.root), {})
-        scan = survey(ObjectExaminer(files, None, None, files.erased(STREAM)), STREAM, 1 << 40)
+        scan = survey(ObjectExaminer(files, None, files.erased(STREAM)), STREAM, 1 << 40)
         removed = Removed.read(files, STREAM, None)
         accounted = Sequences.union(scan.sequences, removed.expired, removed.erased)
         counted = {seq for seq in self.messages if accounted.count(seq, seq)}

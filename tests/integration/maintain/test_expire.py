@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py import read_archive
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import StoreError
@@ -283,20 +281,14 @@ def test_texts_of_a_remote_store_are_in_memory_only_as_its_limit_allows(monkeypa
     assert most[0] < 3 << 20
 
 
-def test_objects_that_their_writer_cannot_read_stay_and_fail_the_pass(tmp_path: Path) -> None:
-    class Lines:
-        suffix = ".lines"
-
-        def write(self, _: pa.Table) -> bytes:
-            return b"one"
-
+def test_objects_in_a_format_of_ones_own_stay_and_fail_the_pass(tmp_path: Path) -> None:
     path = put(tmp_path, encoded([(1, 1_000_000)], bucket=0))
     path = path.rename(path.with_suffix(".lines"))
-    one = expiry(tmp_path, 3600, writer=UserWriter(Lines()))
+    one = expiry(tmp_path, 3600, own_suffix=".lines")
     one.record()
     one.remove()
     (error,) = one.summary().errors
-    assert error.startswith("ORDERS: 1 expired .lines stay: what is in them cannot be recorded")
+    assert error == ("ORDERS: 1 expired object in a format of your own left, not searched: remove them yourself")
     assert path.exists()
 
 

@@ -22,7 +22,7 @@ from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.errors import JetcaptureError, StoreError
+from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError
 from jetcapture_py.manage import quarantine
 from jetcapture_py.manage.many import show_one
 from jetcapture_py.reading.arrow import read_archive
@@ -350,6 +350,12 @@ def test_the_commands_say_why_and_what_was_done(
         "40 messages of the quarantine: 20 would be decoded and archived",
         "20 messages cannot be decoded:",
     ]
+
+
+def test_a_format_of_ones_own_is_refused_in_one_line(tmp_path: Path) -> None:
+    given = settings("nats://127.0.0.1:4222", tmp_path, block={"format": "examples.arrow_writer:ArrowWriter"})
+    with pytest.raises(ConfigError, match=r"ArrowWriter only writes, and redecode reads what it has stored$"):
+        asyncio.run(redecode(parse(given), QuarantineSelection()))
 
 
 @pytest.mark.spark

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import block_writer, layout
-from jetcapture_py.archive.block_writer import BlockReader, BlockWriter, TextWriter, UserWriter, make_writer
+from jetcapture_py.archive.block_writer import BlockWriter, TextWriter, UserWriter, make_writer
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, quarantined
 
@@ -23,15 +23,12 @@ TEXT = list(itertools.product(("ndjson", "csv"), ("none", "gzip", "zstd")))
 
 
 class Lines:
-    """A user's writer that can read."""
+    """A user's writer."""
 
     suffix = ".lines"
 
     def write(self, table: pa.Table) -> bytes:
         return "".join(f"{seq}\n" for seq in table[layout.SEQ].to_pylist()).encode()
-
-    def read(self, data: pa.Buffer) -> pa.Table:
-        return pa.table({layout.SEQ: [int(line) for line in data.to_pybytes().split()]})
 
 
 def encoder(kind: TextWriter | UserWriter | None) -> Encoder:
@@ -183,28 +180,11 @@ def test_any_failure_of_an_encoder_quarantines_the_block(monkeypatch: pytest.Mon
     assert found.name.quarantine
 
 
-def test_an_object_on_which_a_users_reader_panics_is_reported_in_one_line() -> None:
-    class Panicking(Lines):
-        def read(self, data: pa.Buffer) -> pa.Table:
-            raise Panic("boom")
-
-    class Interrupted(Lines):
-        def read(self, data: pa.Buffer) -> pa.Table:
-            raise KeyboardInterrupt
-
-    with pytest.raises(ValueError, match="boom"):
-        UserWriter(Panicking()).read(pa.py_buffer(b"1\n"))
-    with pytest.raises(KeyboardInterrupt):
-        UserWriter(Interrupted()).read(pa.py_buffer(b"1\n"))
-
-
 def test_a_users_writer_gets_sorted_rows_each_once_and_names_the_object() -> None:
     found = write(UserWriter(Lines()), batch([(2, 20), (1, 10)]), batch([(1, 10)]))
     assert found.data.to_pybytes() == b"1\n2\n"
     assert found.name.path.endswith(".lines")
     assert layout.parse_path(found.name.path) == found.name
-    assert isinstance(Lines(), BlockReader)
-    assert not isinstance(Failing(b""), BlockReader)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +217,6 @@ def test_a_writer_is_an_object_a_class_or_a_function() -> None:
     for name in ("Lines", "LINES", "make_lines"):
         made = make_writer(f"{here}:{name}", "zstd")
         assert isinstance(made, UserWriter)
-        assert made.reads
     assert make_writer("parquet", "zstd") is None
 
 
