@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import nats
-import pyarrow as pa
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.config.model import loads
@@ -67,7 +66,7 @@ async def with_source(url: str, consumer: str, messages: int) -> None:
     config = loads(
         f"nats: {{servers: ['{url}']}}\nsource: {{stream: {STREAM}, consumer: {consumer}}}\nstore: {{url: 'memory://x'}}"
     )
-    source = PullSource(config, held=lambda: 0, unacked=lambda: 0, replies=lambda: pa.array([], pa.binary()))
+    source = PullSource(config, held=lambda: 0, unacked=lambda: 0)
     await source.open()
     pulling = asyncio.create_task(source.pull())
     received = 0

@@ -239,7 +239,6 @@ def _flow(board: Board) -> None:
         (f"sum({rate('messages_fetched_total')})", "received"),
         (f"sum({rate('messages_acked_total')})", "stored and acknowledged"),
         (f"sum({rate('messages_redelivered_total')})", "redelivered"),
-        (f"sum({rate('messages_lost_in_flight_total')})", "lost in flight"),
     )
     board.graph(
         "Received, by stream",

@@ -67,7 +67,6 @@ class CaptureState:
             config,
             held=lambda: self.memory,
             unacked=lambda: self.unacked,
-            replies=lambda: self.held_replies(),
             part=lambda: self.budget.part,
             left=lambda: self.budget.limit - self.elsewhere,
         )

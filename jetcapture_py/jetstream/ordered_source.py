@@ -151,8 +151,6 @@ class OrderedSource(PullSource):
             tasks.create_task(self._keep_pinned())
             while not self.pulls.stopped:
                 self._wake.clear()
-                if self.pulls.held and self.connected:
-                    await self._recover_lost()
                 if self.ordered.phase is Phase.INTERRUPTED and self.connected:
                     await self._reset(self.ordered.reason)
                 elif await self._is_abandoned():
@@ -167,18 +165,10 @@ class OrderedSource(PullSource):
             await self.pulls.keep_pinned(self.takeover / RENEWALS)
             await asyncio.sleep(self.takeover / RENEWALS / 2)
 
-    async def _recover_lost(self) -> None:
-        """After a reconnect, begin another run, and count what was lost with the connection."""
-        receiving = self.ordered.phase in (Phase.RESET, Phase.RUNNING)
-        arrived = self.ordered.mark().delivery + self.waiting
+    async def _reconnected(self) -> None:
+        """Begin another run: what was on its way is lost."""
         self.ordered.interrupt("reconnected")
-        while not await self.refresh():  # answered by the consumer's leader, which also serves pulls
-            if self.pulls.stopped or not self.connected:
-                return
-            await asyncio.sleep(PAUSE)
-        self.pulls.held = False
-        if receiving:
-            self._count_lost(self.state.deliveries - arrived, given_back=0)
+        await super()._reconnected()
 
     async def _is_abandoned(self) -> bool:
         """Whether, for `takeover`, nobody was pinned who would acknowledge what was delivered."""

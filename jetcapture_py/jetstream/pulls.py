@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, MIN_PULLED, PULLED_SHARE, UNLIMITED_PULL_FROM
+from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, PULLED_SHARE, UNLIMITED_PULL_FROM
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import GROUP, Consumer
@@ -137,10 +137,6 @@ class OneAnswerError(SourceError):
         )
 
 
-RECOVERY = 60.0
-"""Seconds after which a reduced limit doubles."""
-SUBSTANTIAL = 1 << 20
-"""Minimum bytes lost with a connection that suggest that pulls asked for too much."""
 REMEMBERED = 30.0
 """Seconds; pulls are sized for the largest message of the last one to two such periods."""
 STUCK_AFTER = 2.0
@@ -159,36 +155,31 @@ class Ask:
 class PullLimits:
     """Sizes the pulls of `slots` pull slots that share `memory` bytes: small enough for the server's buffers.
 
-    Normally a pull asks for its share of `limit`, or for the size of the largest recent message. If a pull brings
+    Normally a pull asks for its share of `MAX_PULLED`, or for the size of the largest recent message. If a pull brings
     nothing because the next message is larger, pulls ask for that message alone, one at a time, with twice the bytes
     each time and finally without a limit.
     """
 
     def __init__(self, memory: int, slots: int) -> None:
-        self.limit = MAX_PULLED
         self.memory, self._slots = memory, slots
-        self._reduced_at = 0.0
         self._largest = self._largest_before = 0
         self._largest_since = 0.0
         self._single: Ask | None = None
         self._stuck_since: float | None = None
 
-    def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, now: float) -> Ask | None:
+    def next(self, *, free: int, held: bool, in_flight: int, ceiling: int) -> Ask | None:
         """Return the size of the next pull, or None if there must be none now.
 
         `free` bytes of memory are left; `held`: some memory is in use (if not, one message must always fit). Open pulls
         may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit.
         """
-        while self.limit < MAX_PULLED and now - self._reduced_at >= RECOVERY:
-            self.limit = min(MAX_PULLED, self.limit * 2)
-            self._reduced_at += RECOVERY
         ask = self._single or Ask(max_bytes=self._usual(ceiling))
-        if in_flight and (self._single or in_flight + ask.max_bytes > self.limit):
+        if in_flight and (self._single or in_flight + ask.max_bytes > MAX_PULLED):
             return None
         return ask if ask.max_bytes <= free or not held else None
 
     def _usual(self, ceiling: int) -> int:
-        share = min(self.limit, self.memory // PULLED_SHARE) // self._slots
+        share = min(MAX_PULLED, self.memory // PULLED_SHARE) // self._slots
         size = max(share, self._largest, self._largest_before)
         return min(size, ceiling) if ceiling else size
 
@@ -222,14 +213,6 @@ class PullLimits:
         self._stuck_since = None
         if ended:
             self._single = None
-
-    def lost(self, size: int, now: float) -> bool:
-        """Record that about `size` bytes were lost with a connection. True if that is substantial: reduce `limit`."""
-        if size < SUBSTANTIAL:
-            return False
-        self._reduced_at = now
-        self.limit = max(MIN_PULLED, self.limit // 2)
-        return True
 
     def stuck(self, now: float) -> str | None:
         """Return why nothing can be delivered now, in one line; None without a known reason."""
@@ -348,7 +331,6 @@ class Pulls:
         self.slots: list[PullSlot] = []
         self.limits = PullLimits(config.limits.memory, SLOTS)
         self.starved = False  # whether memory alone keeps it from pulling
-        self.held = False  # whether pulling waits for the recovery after a lost connection
         self.stopped = False
         self.catching_up = False  # whether the run ends when nothing is left to deliver
         self.answered = self.last_data = self._opened = 0.0
@@ -395,8 +377,7 @@ class Pulls:
         self._last_total = self._inbox.total + self._consumer.state.pending
 
     def broken(self) -> None:
-        """Drop all pulls after the connection was lost; pulling pauses until `held` is False again."""
-        self.held = True
+        """Drop all pulls after the connection was lost."""
         for slot in self.slots:
             slot.active, slot.not_before = False, 0.0
 
@@ -414,7 +395,7 @@ class Pulls:
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
                 self._end(slot, silent=True)
         for slot in self.slots[: self._wanted(now)]:
-            if not (slot.active or self.held or self.stopped) and self._client.is_connected and now >= slot.not_before:
+            if not (slot.active or self.stopped) and self._client.is_connected and now >= slot.not_before:
                 await self._issue(slot, now)
 
     def _wanted(self, now: float) -> int:
@@ -432,7 +413,7 @@ class Pulls:
         """Return the seconds until `renew` has something to do, if no message or status arrives before."""
         now = self._clock()
         open_slots = [slot for slot in self.slots if slot.active]
-        if len(open_slots) < self._wanted(now) or self.held or not self._client.is_connected:
+        if len(open_slots) < self._wanted(now) or not self._client.is_connected:
             return PAUSE
         due = (min(slot.expires, max(slot.heard, self.last_data) + SILENCE) for slot in open_slots)
         return max(PAUSE, min(due, default=now + SILENCE) - now)
@@ -444,7 +425,7 @@ class Pulls:
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
         standby = self.ordered is not None and not self.ordered.active
-        ask = Ask(max_bytes=self.limits.limit // SLOTS, batch=1, limited=False) if standby else self._credit(now)
+        ask = Ask(max_bytes=MAX_PULLED // SLOTS, batch=1, limited=False) if standby else self._credit(now)
         self.starved = not ask and not self.active
         if not ask:
             return
@@ -498,7 +479,7 @@ class Pulls:
         in_flight = self.in_flight
         used, ceiling = self._used() + in_flight, self._consumer.state.max_bytes
         self.limits.memory = self._part()
-        return self.limits.next(free=self._left() - used, held=used > 0, in_flight=in_flight, ceiling=ceiling, now=now)
+        return self.limits.next(free=self._left() - used, held=used > 0, in_flight=in_flight, ceiling=ceiling)
 
     # ------------------------------------------------------------------ receiving
 

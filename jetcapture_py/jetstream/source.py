@@ -19,7 +19,6 @@ from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.connection import Api, connect, reason_of
 from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
-from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.pulls import PAUSE, Pulls
 from jetcapture_py.jetstream.wire.client import Connection, Denial, denial_in, refusal
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
@@ -35,18 +34,14 @@ FRESH = 0.25
 """Seconds for which the consumer's state is cached while a pull is open, which a deletion would end immediately."""
 NEVER = (0, float("-inf"))
 CONNECT_TIMEOUT = 20.0
-DROPPED = (
-    "the server probably dropped this client as a slow consumer: nothing was read for its write_deadline, or more than "
-    "its max_pending was waiting"
-)
 
 
 class PullSource:
     """The consumer's messages.
 
-    `held` returns the bytes held by the rest of the pipeline, `unacked` the number of unacknowledged messages in this
-    process, and `replies` their ack subjects. `part` returns the bytes of this capture's equal part of the memory, and
-    `left` the bytes that other captures leave; both are `limits.memory` by default.
+    `held` returns the bytes held by the rest of the pipeline, and `unacked` the number of unacknowledged messages in
+    this process. `part` returns the bytes of this capture's equal part of the memory, and `left` the bytes that other
+    captures leave; both are `limits.memory` by default.
     """
 
     def __init__(
@@ -55,7 +50,6 @@ class PullSource:
         *,
         held: Callable[[], int],
         unacked: Callable[[], int],
-        replies: Callable[[], pa.BinaryArray],
         part: Callable[[], int] | None = None,
         left: Callable[[], int] | None = None,
     ) -> None:
@@ -67,13 +61,11 @@ class PullSource:
         """Why the last attempt to reconnect failed; "" while connected, and before the first attempt."""
         self.stream_max_age = 0.0
         """Seconds after which the stream removes a message; 0 for never, or unknown."""
-        self.lost = 0
-        """Messages lost with connections, as far as known."""
         self.acked = 0
         """Messages acknowledged by this replica, with `source.mode: ordered`."""
         self.on_denied: Callable[[Denial], bool] = lambda denial: False  # noqa: ARG005  nobody publishes yet
         """Called with a refusal that does not end the capture; returns whether that is dealt with."""
-        self._unacked, self._replies = unacked, replies
+        self._unacked = unacked
         self.other_unacked = self.other_pulls = 0
         """Of other replicas when the consumer was last looked up: unacknowledged messages, and open pulls."""
         self._inbox = Inbox(self._on_data)
@@ -121,7 +113,6 @@ class PullSource:
         await self._consumer.attach()
         self.is_other, self.recognize = self._consumer.is_other, self._consumer.recognize
         self.delivered_all = self._consumer.delivered_all
-        self._deliveries = Deliveries(self.stream, self.consumer, self.state)
         await self.pulls.open(self._client, self._api, self._consumer)
         if not self._client.fast:
             event(log, logging.WARNING, "receive.slow_path", reason="unknown version of nats-py")
@@ -139,7 +130,7 @@ class PullSource:
             self._wake.set()
             self.arrived.set()
             await self._pulls_end()
-        lost = not self.connected or self.pulls.held or connection != self.reconnects  # pulls end with their connection
+        lost = not self.connected or connection != self.reconnects  # pulls end with their connection
         ended = not lost and not self.pulls.active
         try:
             for slot in self.pulls.slots:
@@ -203,7 +194,6 @@ class PullSource:
 
     async def _disconnected(self) -> None:
         self.pulls.broken()
-        self._last_server = self._client.server_id
         self.connection_error = ""
         if not self._closing:
             event(log, logging.WARNING, "nats.disconnected")
@@ -276,8 +266,6 @@ class PullSource:
                 async with asyncio.timeout(LINGER):
                     await self._enough.wait()
         received = self._inbox.take_run(min(self._part() // RECEIVE_SHARE, MAX_RECEIVED))
-        if received:
-            self._deliveries.received(self.fetched - self.waiting, received.last_reply(), self._loop.time())
         if not self._ended and not self.waiting:
             self._ready.clear()
         if received.lacks_payload() and not await self._found(again=True):
@@ -301,8 +289,6 @@ class PullSource:
         """Keep pulls open while there is credit, until stopped."""
         while not self.pulls.stopped:
             self._wake.clear()
-            if self.pulls.held and self.connected:
-                await self._recover_lost()
             await self.pulls.renew()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.pulls.rest()):
@@ -311,40 +297,6 @@ class PullSource:
     def wake_pulls(self) -> None:
         """Pull again after memory has been freed."""
         self.pulls.wake()
-
-    async def _recover_lost(self) -> None:
-        """After a reconnect, before the first pull, NAK the messages lost with the connection.
-
-        Otherwise they would be redelivered only after `ack_wait`. Messages held here are not NAKed.
-        """
-        while not await self.refresh():  # answered by the consumer's leader, which also serves pulls
-            if self.pulls.stopped or not self._client.is_connected:
-                return
-            await asyncio.sleep(PAUSE)
-        self.pulls.held = False
-        if self.waiting:
-            self._deliveries.received(self.fetched, self._inbox.rows.last_reply(), self._loop.time())
-        lost = self._deliveries.after_reconnect(self.state, self._replies(), self._loop.time())
-        await self.nak(lost.replies)
-        self._count_lost(lost.messages, given_back=len(lost.replies))
-
-    def _count_lost(self, messages: int, *, given_back: int) -> None:
-        """Report messages that were lost with the connection, and pull less if that was much."""
-        if messages <= 0:
-            return
-        self.lost += messages
-        size = messages * self._inbox.total_bytes // max(1, self.fetched)
-        substantial = self.pulls.limits.lost(size, self._loop.time())
-        dropped = substantial and self._client.server_id == self._last_server
-        event(
-            log,
-            logging.WARNING,
-            "messages.lost_in_flight",
-            messages=messages,
-            given_back=given_back,
-            in_flight_limit=self.pulls.limits.limit,
-            reason=DROPPED if dropped else "the connection was lost",
-        )
 
     # ------------------------------------------------------------------ the consumer
 
@@ -356,11 +308,8 @@ class PullSource:
             return False
         self._known = asked
         self.pulls.record_pending()
-        held = self._unacked()
-        self.other_unacked = max(0, self.state.unacked - held)
-        pulls = max(pulls, self.pulls.active)
-        self.other_pulls = max(0, self.state.waiting_pulls - pulls)
-        self._deliveries.record_state(self.state, held=held, pulls=pulls, now=self._loop.time())
+        self.other_unacked = max(0, self.state.unacked - self._unacked())
+        self.other_pulls = max(0, self.state.waiting_pulls - max(pulls, self.pulls.active))
         if not self.pulls.active:
             self.pulls.answered = self._loop.time()
         return True

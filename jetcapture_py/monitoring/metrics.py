@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from jetcapture_py.capture.stats import Histogram
+from jetcapture_py.config.shares import MAX_PULLED
 from jetcapture_py.monitoring.health import health
 
 if TYPE_CHECKING:
@@ -79,8 +80,6 @@ class Metrics(_Metrics):
         yield _counter("stored_rows", "Rows stored", stats.stored_rows)
         yield _counter("stored_bytes", "Bytes stored", stats.stored_bytes)
         yield _counter("acks_unconfirmed", "Unconfirmed ack attempts", stats.unconfirmed_acks)
-        lost = "Messages in flight when the connection was lost; the server redelivers them"
-        yield _counter("messages_lost_in_flight", lost, source.lost)
         failures = {kind: stats.on_stored_failures[kind] for kind in ("subject", "call")}
         yield _counters("on_stored_failures", "Stored objects not announced, by receiver", "receiver", failures)
         losses = {kind: stats.stream_losses[kind] for kind in ("rewind", "recreated")}
@@ -134,8 +133,8 @@ class Metrics(_Metrics):
         yield _gauge(
             "in_flight_bytes", "Bytes in flight: what open pulls may still deliver", capture.source.pulls.in_flight
         )
-        limit = "Limit of in_flight_bytes, except for a single larger message; lower for a while after a loss"
-        yield _gauge("in_flight_bytes_limit", limit, capture.source.pulls.limits.limit)
+        limit = "Limit of in_flight_bytes, except for a single larger message"
+        yield _gauge("in_flight_bytes_limit", limit, MAX_PULLED)
         yield _gauge("unacked_messages", "Unacknowledged messages held by this process", capture.unacked)
 
     def _consumer(self) -> Iterator[Metric]:

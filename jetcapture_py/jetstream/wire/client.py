@@ -124,11 +124,6 @@ class Connection(Client):
         return self._ps.reads if isinstance(self._ps, FrameParser) else 0
 
     @property
-    def server_id(self) -> str:
-        """Id of the server process; the last one's while disconnected."""
-        return str(self._server_info.get("server_id", ""))
-
-    @property
     def server_version(self) -> str:
         """The version of the server that is, or was last, connected to."""
         return str(self._server_info.get("version", ""))

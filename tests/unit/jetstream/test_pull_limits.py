@@ -7,12 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.config.shares import MAX_PULLED, MIN_PULLED, UNLIMITED_PULL_FROM
+from jetcapture_py.config.shares import MAX_PULLED, UNLIMITED_PULL_FROM
 from jetcapture_py.jetstream.pulls import (
-    RECOVERY,
     REMEMBERED,
     STUCK_AFTER,
-    SUBSTANTIAL,
     Ask,
     PullLimits,
 )
@@ -27,7 +25,7 @@ def limits(memory: int = MEMORY) -> PullLimits:
 
 
 def ask(of: PullLimits, **given: Any) -> Ask | None:
-    usual: dict[str, Any] = {"free": MEMORY, "held": False, "in_flight": 0, "ceiling": 0, "now": 0.0}
+    usual: dict[str, Any] = {"free": MEMORY, "held": False, "in_flight": 0, "ceiling": 0}
     return of.next(**{**usual, **given})
 
 
@@ -35,7 +33,7 @@ def met(of: PullLimits, size: int, ceiling: int = 0, now: float = 0.0) -> list[A
     """What is asked for until a message of `size` bytes comes, as the server answers."""
     asked = []
     while True:
-        pull = ask(of, ceiling=ceiling, now=now)
+        pull = ask(of, ceiling=ceiling)
         assert pull is not None
         asked.append(pull)
         if not pull.limited or pull.max_bytes >= size:
@@ -74,14 +72,14 @@ def test_a_larger_message_is_pulled_alone_with_twice_the_bytes_each_time_and_in_
 def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_made() -> None:
     of = limits()
     met(of, 8 * MB)
-    pull = ask(of, now=1.0)
+    pull = ask(of)
     assert pull == Ask(max_bytes=8 * MB)
-    assert ask(of, held=True, in_flight=2 * 8 * MB, now=1.0) == pull
-    assert ask(of, held=True, in_flight=3 * 8 * MB, now=1.0) is None
+    assert ask(of, held=True, in_flight=2 * 8 * MB) == pull
+    assert ask(of, held=True, in_flight=3 * 8 * MB) is None
     assert ask(of, in_flight=0, free=MB, held=True) is None
     for period in range(1, 4):
         of.received(1000, period * REMEMBERED + 1)
-    assert ask(of, now=4 * REMEMBERED) == Ask(max_bytes=MAX_PULLED // SLOTS)
+    assert ask(of) == Ask(max_bytes=MAX_PULLED // SLOTS)
 
 
 def test_only_one_pull_at_a_time_is_made_for_a_larger_message() -> None:
@@ -119,19 +117,6 @@ def test_a_single_pull_that_ends_without_a_message_is_followed_by_usual_ones() -
     of.too_small(MAX_PULLED // SLOTS, 0, 0.0)
     of.single_idle(ended=True)
     assert ask(of) == Ask(max_bytes=MAX_PULLED // SLOTS)
-
-
-def test_much_that_was_lost_halves_what_is_asked_for_until_a_while_has_passed_without() -> None:
-    of = limits()
-    assert not of.lost(SUBSTANTIAL - 1, 0.0)
-    for _ in range(10):
-        assert of.lost(SUBSTANTIAL, 0.0)
-    assert of.limit == MIN_PULLED
-    assert ask(of) == Ask(max_bytes=MIN_PULLED // SLOTS)
-    ask(of, now=RECOVERY)
-    assert of.limit == 2 * MIN_PULLED
-    ask(of, now=20 * RECOVERY)
-    assert of.limit == MAX_PULLED
 
 
 @given(
