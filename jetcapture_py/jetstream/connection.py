@@ -39,8 +39,6 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 _AGAIN = 0.25
-_NO_MESSAGE = 1 << 62
-"""A sequence that no stream reaches; the server does not answer acknowledgements of 0."""
 FORBIDDEN, NOT_FOUND = 403, 404
 TEMPORARILY_UNAVAILABLE, CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND = 10008, 10014, 10037, 10059
 
@@ -271,16 +269,6 @@ class Api:
         )
         head = f"PUB {self.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer} {reply} {len(body)}\r\n"
         await self._client.write(head.encode() + body + b"\r\n")
-
-    async def receives_acks(self, stream: str, consumer: str) -> bool:
-        """Return False if nobody receives the consumer's acknowledgements. Sends one that is about no message."""
-        try:
-            await self._client.ask(f"$JS.ACK.{stream}.{consumer}.1.{_NO_MESSAGE}.0.0.0", b"+WPI", _API_TIMEOUT)
-        except nats.errors.NoRespondersError:
-            return False
-        except (nats.errors.Error, TimeoutError):
-            pass  # denied, for example: the first acknowledgement tells
-        return True
 
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` when nobody answers.

@@ -113,8 +113,6 @@ WRONG_CLOCK = 60.0
 """Seconds between this machine's clock and the server's from which signed requests fail and ages are wrong."""
 _CONSUMER_EXISTS = (10148, 10105)
 _NANOSECOND = 1_000_000_000
-_ACK_ATTEMPTS, _ACK_PAUSE = 4, 0.25
-"""A consumer without a leader receives nothing for a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,19 +277,6 @@ async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) ->
     return min(matches)[1] if matches else None
 
 
-async def check_acks(api: Api, stream: str, consumer: str) -> None:
-    """Check that acknowledgements reach the consumer, if its API is imported. Raises SourceError."""
-    for _ in range(_ACK_ATTEMPTS if api.imported else 0):
-        if await api.receives_acks(stream, consumer):
-            return
-        await asyncio.sleep(_ACK_PAUSE)
-    if api.imported:
-        raise SourceError(
-            f"nobody receives the acknowledgements of consumer {consumer} of stream {stream}; "
-            "import the service $JS.ACK.> from the account that has the stream"
-        )
-
-
 GROUP = "jetcapture"
 """The priority group of a consumer of `source.mode: ordered`."""
 TAKEOVER = 1.0
@@ -413,7 +398,6 @@ class Consumer:
         """Find or create the consumer. Raises SourceError."""
         try:
             await self._ensure()
-            await check_acks(self._api, self._config.stream, self._config.consumer)
         except UnavailableError as error:
             raise SourceError(str(error)) from error
         self._watch = ConsumerWatch(self.state.progress, asyncio.get_running_loop().time())

@@ -106,37 +106,6 @@ def parse_status(block: bytes) -> PullStatus:
     return PullStatus(number, text, reaction, left.get(b"messages"), left.get(b"bytes"))
 
 
-class PullAnswers:
-    """Counts the answers to pulls through an API that is imported from another account.
-
-    The account that exports it decides how many answers, messages and statuses, pass: all (`response_type: stream`), or
-    only the first (the default). The latter is certain after `enough` pulls with one answer: more than are open at a
-    time, because a server that hangs also leaves all of those unanswered. In both cases an empty answer, without
-    headers and payload, ends the pull (nats-server: `processServiceImport`).
-    """
-
-    def __init__(self, enough: int) -> None:
-        self._enough = enough
-        self._several = False
-        self._single = 0
-
-    def ended(self, answers: int, *, silent: bool) -> bool:
-        """Record a pull that ended normally or fell `silent`; return True if only one answer ever passes."""
-        self._several |= answers > 1
-        self._single += silent and answers == 1
-        return not self._several and self._single >= self._enough
-
-
-class OneAnswerError(SourceError):
-    """Only the first answer to a request passes from the account that has the stream."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(
-            f"pulls from stream {stream} get one message at most; "
-            "the account that has the stream must export $JS.API.> with response_type: stream"
-        )
-
-
 REMEMBERED = 30.0
 """Seconds; pulls are sized for the largest message of the last one to two such periods."""
 STUCK_AFTER = 2.0
@@ -263,7 +232,6 @@ class PullSlot:
         max_bytes: Bytes that it asked for.
         start: Messages received by the subscription before it.
         start_bytes: The same in bytes.
-        statuses: Statuses received for it.
         heard: When the server last answered.
         expires: When it should have expired.
         not_before: When the next pull is due.
@@ -280,7 +248,6 @@ class PullSlot:
     max_bytes: int = 0
     start: int = 0
     start_bytes: int = 0
-    statuses: int = 0
     heard: float = 0.0
     expires: float = 0.0
     not_before: float = 0.0
@@ -305,7 +272,7 @@ class PullSlot:
         self.pull += 1
         self.active, self.batch, self.max_bytes, self.single = True, batch, ask.max_bytes, ask.batch == 1
         self.start, self.start_bytes = self.inbox.by_sid[self.sid]
-        self.heard, self.expires, self.statuses = now, now + expires + GRACE, 0
+        self.heard, self.expires = now, now + expires + GRACE
         return f"{self.subject}.{self.pull}"
 
 
@@ -339,7 +306,6 @@ class Pulls:
         self._part, self._left = part, left
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._log_limit = LogLimit()
-        self._answers = PullAnswers(SLOTS + 1)
         self.ordered: OrderedAcks | None = None
         self._pinned_at = 0.0  # when the last pull with a pin id was sent
 
@@ -393,7 +359,7 @@ class Pulls:
         for slot in self.slots:
             if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
-                self._end(slot, silent=True)
+                slot.active = False
         for slot in self.slots[: self._wanted(now)]:
             if not (slot.active or self.stopped) and self._client.is_connected and now >= slot.not_before:
                 await self._issue(slot, now)
@@ -492,18 +458,11 @@ class Pulls:
         ended = self._inbox.empty if self._api.imported else ()
         for slot in self.slots:
             if slot.active and (not slot.left_bytes or slot.sid in ended):
-                self._end(slot)
+                slot.active = False
                 self._wake.set()
                 if slot.single:
                     self.limits.single_received(slot.brought, self._consumer.state.max_bytes)
         self._inbox.empty.clear()
-
-    def _end(self, slot: PullSlot, *, silent: bool = False) -> None:
-        """Record the end of a pull; fail if the API is imported in a way that lets only one answer pass."""
-        slot.active = False
-        answers = self._inbox.by_sid[slot.sid][0] - slot.start + slot.statuses
-        if self._api.imported and self._answers.ended(answers, silent=silent):
-            self._fail(OneAnswerError(self._config.source.stream))
 
     def on_status(self, subject: bytes, block: bytes) -> None:
         to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
@@ -513,7 +472,6 @@ class Pulls:
 
     def _heard(self, slot: PullSlot, pull: str, status: PullStatus) -> None:
         slot.heard = self._clock()
-        slot.statuses += pull == str(slot.pull)
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self.answered = slot.heard
             if slot.single and slot.active:
@@ -524,7 +482,7 @@ class Pulls:
         if status.reaction is not Reaction.ALIVE and slot.active and pull == str(slot.pull):
             slot.batch -= status.undelivered or 0
             if status.undelivered is None or slot.left <= 0:
-                self._end(slot)
+                slot.active = False
             self._react(slot, status)
             self._wake.set()
 

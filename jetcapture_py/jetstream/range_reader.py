@@ -24,7 +24,7 @@ from jetcapture_py.config.subjects import matches
 from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.acks import first_delivery, position
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
-from jetcapture_py.jetstream.pulls import OneAnswerError, PullAnswers, Reaction, parse_status
+from jetcapture_py.jetstream.pulls import Reaction, parse_status
 from jetcapture_py.jetstream.read_session import PAUSE, ReadSession
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 
@@ -107,7 +107,6 @@ class RangeReader:
         self._failure: BaseException | None = None
         self._last = range_.first - 1  # of what was received
         self._left: deque[tuple[str, Received]] = deque()  # from earlier consumers
-        self._answers = PullAnswers(2)
         self._forget()
 
     def _forget(self) -> None:
@@ -117,7 +116,7 @@ class RangeReader:
         self._max_batch = BATCH
         self._granted = 0  # messages requested by pulls
         self._before = self._checked = self._inbox.total
-        self._skipped = self._statuses = 0  # sequences without a message up to the last one; statuses
+        self._skipped = 0  # sequences without a message up to the last one
         self._inbox.empty.clear()
         self._idle = self._drained = self._too_large = False
 
@@ -304,9 +303,6 @@ class RangeReader:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
                 self._disturb("the server stopped responding")
-                answers = self._inbox.total - self._before + self._statuses
-                if self._api.imported and self._answers.ended(answers, silent=True):
-                    raise OneAnswerError(self._range.stream)
             late_before, late = late, clock() > self._came + self._session.timeout
             if late and late_before and not (self._finished or self._trouble):  # twice: we may have been suspended
                 raise self._nothing_came("the server answers, but sends no message")
@@ -404,7 +400,6 @@ class RangeReader:
         if not subject.startswith(self._subject.encode()):
             return  # for an earlier consumer
         self._heard = asyncio.get_running_loop().time()
-        self._statuses += 1
         status = parse_status(block)
         if status.reaction not in (Reaction.ALIVE, Reaction.PULL_AGAIN, Reaction.TOO_LARGE):
             self._disturb(f"{status.code} {status.text}")

@@ -26,7 +26,6 @@ from jetcapture_py.config.units import format_duration, format_time
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError, StoreError
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import consumer_state, unusable
-from jetcapture_py.jetstream.pulls import OneAnswerError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.unreadable import unreadable_with_origins
 from jetcapture_py.jetstream.wire.inbox import Received
@@ -298,8 +297,6 @@ async def _server(
     await check_server.check_filters(session, config, findings, stream)
     try:
         await _traffic(session, config, findings, stream, consumer, outage)
-    except OneAnswerError as error:
-        findings.problem("permission", str(error))
     except SourceError as error:
         findings.skipped("traffic", f"the stream cannot be read: {error}")
     return consumer

@@ -19,7 +19,6 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import (
     WRONG_CLOCK,
-    check_acks,
     consumer_config,
     consumer_state,
     deleted_when_idle,
@@ -97,6 +96,8 @@ SHORT_WAIT, DOUBTFUL_WAIT = 5.0, 15.0
 """Seconds of `ack_wait`: messages are kept alive every third of it, so a pause of the rest causes redeliveries."""
 _ALMOST = 0.9
 _ANSWER = 5.0
+_NO_MESSAGE = 1 << 62
+"""A sequence that no stream reaches; the server does not answer acknowledgements of 0."""
 
 
 def skips_messages(version: str) -> bool:
@@ -357,11 +358,13 @@ async def check_permissions(session: ReadSession, config: Config, findings: Find
     if any(denial.about(ack) for denial in denied):
         missing.append(f"$JS.ACK.{name}.>")
     listeners.pop()
-    if not new_consumer:
+    if api.imported and not new_consumer:
         try:
-            await check_acks(session.api, source.stream, source.consumer)
-        except SourceError as error:
-            findings.problem("permission", str(error))
+            await session.connection.ask(f"$JS.ACK.{name}.1.{_NO_MESSAGE}.0.0.0", b"+WPI", _ANSWER)
+        except nats.errors.NoRespondersError:
+            findings.problem("permission", f"nobody receives acknowledgements to $JS.ACK.{name}.>; import $JS.ACK.>")
+        except (nats.errors.Error, TimeoutError):
+            pass  # denied, for example
     for subject in missing:
         findings.problem("permission", f"{refusal(subject)}; allow it")
     if not missing:

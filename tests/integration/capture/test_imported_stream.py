@@ -8,9 +8,10 @@ from pathlib import Path
 
 import nats
 
+from jetcapture_py.manage.check import check
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, capture_all, config, rows
+from tests.support.running import CONSUMER, STREAM, capture_all, config, rows
 
 ACCOUNTS = """
 accounts {
@@ -28,6 +29,10 @@ accounts {
       { service: { account: OWNER, subject: "$JS.API.>" }, to: "JS.owner.API.>" }
       { service: { account: OWNER, subject: "$JS.ACK.>" } }
     ]
+  }
+  DEAF {
+    users: [{ user: deaf, password: d }]
+    imports: [{ service: { account: OWNER, subject: "$JS.API.>" }, to: "JS.owner.API.>" }]
   }
 }
 """
@@ -55,3 +60,17 @@ def test_a_stream_of_another_account_is_captured_through_its_api_prefix(
     nats_server: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
     asyncio.run(capture_imported(nats_server(ACCOUNTS), tmp_path / "archive"))
+
+
+async def check_without_acks(server: NatsServer, archive: Path) -> None:
+    await capture_imported(server, archive)
+    login = {"user": "deaf", "password": "d", "api_prefix": "JS.owner.API"}
+    problems = (await check(config(server.url, archive, nats=login))).problems
+    text = f"nobody receives acknowledgements to $JS.ACK.{STREAM}.{CONSUMER}.>; import $JS.ACK.>"
+    assert [each.text for each in problems] == [text]
+
+
+def test_check_names_an_account_that_does_not_import_the_acknowledgements(
+    nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    asyncio.run(check_without_acks(nats_server(ACCOUNTS), tmp_path / "archive"))

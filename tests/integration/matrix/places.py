@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.jetstream import pulls, range_reader
 from tests.integration.matrix.cell import Cell, Scene
 from tests.integration.matrix.stage import COUNT, Stage, connected
 from tests.integration.matrix.streams import SECOND, fill_batch
@@ -68,16 +63,6 @@ async def play_secure_websocket(stage: Stage) -> None:
         await captured(stage)
 
 
-@contextlib.contextmanager
-def short_timeouts() -> Iterator[None]:
-    """Give up waiting for further answers to a pull soon."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pulls, "GRACE", 0.3)
-        patch.setattr(range_reader, "HEARTBEAT", 0.1)
-        patch.setattr(range_reader, "SILENCE", 0.3)
-        yield
-
-
 async def play_bare_messages(stage: Stage) -> None:
     """Those without headers and payload end a pull, and what follows in it is delivered again."""
     async with connected(stage.url, user="owner", password="o") as client:
@@ -94,33 +79,17 @@ async def play_without_domain(stage: Stage) -> None:
     await stage.check_refused(NO_DOMAIN)
 
 
-def imported(owner: str, reader: str, refused: str = "", count: int = COUNT) -> Scene:
+async def play_imported(stage: Stage) -> None:
     """A stream of another account, whose API is imported under a prefix."""
-
-    async def play(stage: Stage) -> None:
-        async with connected(stage.url, user=owner, password=owner[0]) as client:
-            stage.client = client
-            await stage.create()
-            await stage.fill(count, bare=False)
-            stage.login = {"user": reader, "password": reader[0], "api_prefix": "JS.owner.API"}
-            if refused:
-                with short_timeouts():
-                    await stage.check_refused(refused, received=refused == ONE_RESPONSE)
-            else:
-                await captured(stage)
-
-    return play
+    async with connected(stage.url, user="owner", password="o") as client:
+        stage.client = client
+        await stage.create()
+        await stage.fill(bare=False)
+        stage.login = {"user": "reader", "password": "r", "api_prefix": "JS.owner.API"}
+        await captured(stage)
 
 
 NO_DOMAIN = "JetStream does not answer: it is not enabled, or has no leader"
-NO_ACKS = (
-    "nobody receives the acknowledgements of consumer {consumer} of stream {stream}; "
-    "import the service $JS.ACK.> from the account that has the stream"
-)
-ONE_RESPONSE = (
-    "pulls from stream {stream} get one message at most; "
-    "the account that has the stream must export $JS.API.> with response_type: stream"
-)
 
 WAYS = (
     Cell(name="Websocket, `ws://`", play=through("websocket")),
@@ -133,21 +102,11 @@ WAYS = (
     Cell(name="Leaf node without JetStream, `nats.domain` not set", play=play_without_domain, refused=NO_DOMAIN),
     Cell(name="Domain of a leaf node, from the hub (`nats.domain`)", play=play_leaf_from_hub),
     Cell(name="Mirror at the hub of a leaf node's stream", play=play_leaf_mirror),
-    Cell(name="Imported from another account (`nats.api_prefix`)", play=imported("owner", "reader")),
+    Cell(name="Imported from another account (`nats.api_prefix`)", play=play_imported),
     Cell(
         name="Imported from another account: messages without headers and payload",
         note="Messages behind them may be delayed.",
         play=play_bare_messages,
-    ),
-    Cell(
-        name="Imported from another account, without `$JS.ACK.>`",
-        play=imported("owner", "without_acks", NO_ACKS),
-        refused=NO_ACKS,
-    ),
-    Cell(
-        name="Imported from another account, exported without `response_type: stream`",
-        play=imported("single_owner", "single_reader", ONE_RESPONSE, 4 * COUNT),
-        refused=ONE_RESPONSE,
     ),
 )
 

@@ -36,22 +36,6 @@ accounts {
       { service: { account: OWNER, subject: "$JS.ACK.>" } }
     ]
   }
-  WITHOUT_ACKS {
-    users: [{ user: without_acks, password: w }]
-    imports: [{ service: { account: OWNER, subject: "$JS.API.>" }, to: "JS.owner.API.>" }]
-  }
-  SINGLE_OWNER {
-    jetstream: enabled
-    users: [{ user: single_owner, password: s }]
-    exports: [{ service: "$JS.API.>" }, { service: "$JS.ACK.>" }]
-  }
-  SINGLE_READER {
-    users: [{ user: single_reader, password: s }]
-    imports: [
-      { service: { account: SINGLE_OWNER, subject: "$JS.API.>" }, to: "JS.owner.API.>" }
-      { service: { account: SINGLE_OWNER, subject: "$JS.ACK.>" } }
-    ]
-  }
 }
 """
 

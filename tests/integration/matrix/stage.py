@@ -252,15 +252,15 @@ class Stage:
         answer = await self.ask(f"CONSUMER.INFO.{self.stream}.{CONSUMER}")
         assert (answer["num_pending"], answer["num_ack_pending"]) == (0, 0), answer
 
-    async def check_refused(self, message: str, *, received: bool = False, **source: Any) -> None:
-        """A capture ends with exactly this line and stores nothing but what it `received`; `check` has a problem."""
+    async def check_refused(self, message: str, **source: Any) -> None:
+        """A capture ends with exactly this line and stores nothing; `check` has a problem."""
         configuration = self.config(source=source)
         text = message.format(stream=self.stream, consumer=CONSUMER, prefix=self.prefix)
         with pytest.raises(JetcaptureError) as caught, leaves():
             await capture_all(configuration)
         assert str(caught.value) == text
         assert (await check(configuration)).problems, "check finds nothing"
-        assert bool(self.archive.exists() and rows(self.archive)) == received
+        assert not (self.archive.exists() and rows(self.archive))
 
 
 def _message(answer: Mapping[str, Any]) -> StreamMessage:
