@@ -14,8 +14,6 @@ PULLED_SHARE = 3
 MAX_PULLED = 24 << 20
 """Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and what waits for a client that
 is dropped comes back only later. More than this gains no speed (measured with messages of 250 bytes to 1 MB)."""
-UNLIMITED_PULL_FROM = 64 << 20
-"""A pull for one message that needs more bytes than this has no byte limit at all."""
 RECEIVE_SHARE, MAX_RECEIVED = 8, 256 << 20
 """Received messages are handed on in batches of this part of the memory, so that a batch and its copies fit, and an
 Arrow column of byte strings must stay below 2 GiB."""

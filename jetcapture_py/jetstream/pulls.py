@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, PULLED_SHARE, UNLIMITED_PULL_FROM
+from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, PULLED_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import GROUP, Consumer
@@ -23,7 +23,6 @@ from jetcapture_py.jetstream.ordered import OrderedAcks, Phase
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.log import event
-from jetcapture_py.log_limit import LogLimit
 
 
 class Reaction(Enum):
@@ -108,8 +107,6 @@ def parse_status(block: bytes) -> PullStatus:
 
 REMEMBERED = 30.0
 """Seconds; pulls are sized for the largest message of the last one to two such periods."""
-STUCK_AFTER = 2.0
-"""Seconds without progress after which a message that fits no pull is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,28 +121,30 @@ class Ask:
 class PullLimits:
     """Sizes the pulls of `slots` pull slots that share `memory` bytes: small enough for the server's buffers.
 
-    Normally a pull asks for its share of `MAX_PULLED`, or for the size of the largest recent message. If a pull brings
-    nothing because the next message is larger, pulls ask for that message alone, one at a time, with twice the bytes
-    each time and finally without a limit.
+    A pull asks for its share of `MAX_PULLED`, or for the size of the largest recent message. `alone`: the next message
+    is larger, so the next pull asks for it alone, without a limit, once no other pull is open.
     """
 
     def __init__(self, memory: int, slots: int) -> None:
         self.memory, self._slots = memory, slots
         self._largest = self._largest_before = 0
         self._largest_since = 0.0
-        self._single: Ask | None = None
-        self._stuck_since: float | None = None
+        self.alone = False
 
-    def next(self, *, free: int, held: bool, in_flight: int, ceiling: int) -> Ask | None:
+    def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, largest: int) -> Ask | None:
         """Return the size of the next pull, or None if there must be none now.
 
         `free` bytes of memory are left; `held`: some memory is in use (if not, one message must always fit). Open pulls
-        may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit.
+        may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit, and
+        `largest` the server's for a message.
         """
-        ask = self._single or Ask(max_bytes=self._usual(ceiling))
-        if in_flight and (self._single or in_flight + ask.max_bytes > MAX_PULLED):
+        ask = Ask(max_bytes=largest, batch=1, limited=False) if self.alone else Ask(max_bytes=self._usual(ceiling))
+        if in_flight and (self.alone or in_flight + ask.max_bytes > MAX_PULLED):
             return None
-        return ask if ask.max_bytes <= free or not held else None
+        if held and ask.max_bytes > free:
+            return None
+        self.alone = False
+        return ask
 
     def _usual(self, ceiling: int) -> int:
         share = min(MAX_PULLED, self.memory // PULLED_SHARE) // self._slots
@@ -157,38 +156,6 @@ class PullLimits:
         if now - self._largest_since >= REMEMBERED:
             self._largest_before, self._largest, self._largest_since = self._largest, 0, now
         self._largest = max(self._largest, largest)
-
-    def too_small(self, asked: int, ceiling: int, now: float) -> bool:
-        """Record that the next message is larger than the `asked` bytes of a pull. True if that was not known."""
-        current = self._single.max_bytes if self._single else self._usual(ceiling)
-        if asked < current:
-            return False  # several pulls met the same message: a larger pull is due or open
-        size = 2 * asked
-        self._single = Ask(
-            max_bytes=size, batch=1, limited=size <= min(UNLIMITED_PULL_FROM, ceiling or UNLIMITED_PULL_FROM)
-        )
-        if self._stuck_since is None:
-            self._stuck_since = now
-        return True
-
-    def single_received(self, size: int, ceiling: int) -> None:
-        """Record that the pull for a single message brought one of `size` bytes."""
-        self._stuck_since = None
-        if not ceiling or size <= ceiling:  # otherwise the next message probably needs the same
-            self._single = None
-
-    def single_idle(self, *, ended: bool) -> None:
-        """Record that the pull for a single message waits, or has `ended` without one: it went to another replica."""
-        self._stuck_since = None
-        if ended:
-            self._single = None
-
-    def stuck(self, now: float) -> str | None:
-        """Return why nothing can be delivered now, in one line; None without a known reason."""
-        single, since = self._single, self._stuck_since  # read once: called from other threads
-        if single is None or since is None or now - since < STUCK_AFTER:
-            return None
-        return f"the next message exceeds {single.max_bytes // 2:,} bytes and could not be delivered yet"
 
 
 log = logging.getLogger("jetcapture.source")
@@ -227,7 +194,6 @@ class PullSlot:
         pull: Number of the pull.
         pin: The pin id that it was asked with.
         active: Whether the pull is open.
-        single: Whether it waits for one message that is too large for other pulls.
         batch: Messages that it asked for.
         max_bytes: Bytes that it asked for.
         start: Messages received by the subscription before it.
@@ -243,7 +209,6 @@ class PullSlot:
     pull: int = 0
     pin: str = ""
     active: bool = False
-    single: bool = False
     batch: int = 0
     max_bytes: int = 0
     start: int = 0
@@ -270,7 +235,7 @@ class PullSlot:
     def begin(self, ask: Ask, batch: int, now: float, expires: float) -> str:
         """Record a new pull; return its reply subject."""
         self.pull += 1
-        self.active, self.batch, self.max_bytes, self.single = True, batch, ask.max_bytes, ask.batch == 1
+        self.active, self.batch, self.max_bytes = True, batch, ask.max_bytes
         self.start, self.start_bytes = self.inbox.by_sid[self.sid]
         self.heard, self.expires = now, now + expires + GRACE
         return f"{self.subject}.{self.pull}"
@@ -305,7 +270,6 @@ class Pulls:
         self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
         self._part, self._left = part, left
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
-        self._log_limit = LogLimit()
         self.ordered: OrderedAcks | None = None
         self._pinned_at = 0.0  # when the last pull with a pin id was sent
 
@@ -332,11 +296,6 @@ class Pulls:
     def consuming(self) -> bool:
         """Whether the server has recently served or confirmed a pull."""
         return self._clock() - max(self.answered, self.last_data) < SILENCE
-
-    @property
-    def stuck(self) -> str | None:
-        """Why nothing is delivered although the server answers, in one line; None if nothing is wrong."""
-        return self.limits.stuck(self._clock())
 
     def record_pending(self) -> None:
         """Record how much is left to deliver, after the consumer's state was looked up."""
@@ -445,7 +404,13 @@ class Pulls:
         in_flight = self.in_flight
         used, ceiling = self._used() + in_flight, self._consumer.state.max_bytes
         self.limits.memory = self._part()
-        return self.limits.next(free=self._left() - used, held=used > 0, in_flight=in_flight, ceiling=ceiling)
+        return self.limits.next(
+            free=self._left() - used,
+            held=used > 0,
+            in_flight=in_flight,
+            ceiling=ceiling,
+            largest=self._client.max_payload,
+        )
 
     # ------------------------------------------------------------------ receiving
 
@@ -460,8 +425,6 @@ class Pulls:
             if slot.active and (not slot.left_bytes or slot.sid in ended):
                 slot.active = False
                 self._wake.set()
-                if slot.single:
-                    self.limits.single_received(slot.brought, self._consumer.state.max_bytes)
         self._inbox.empty.clear()
 
     def on_status(self, subject: bytes, block: bytes) -> None:
@@ -474,8 +437,6 @@ class Pulls:
         slot.heard = self._clock()
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self.answered = slot.heard
-            if slot.single and slot.active:
-                self.limits.single_idle(ended=status.reaction is Reaction.PULL_AGAIN)
         if status.reaction is Reaction.UNPINNED and self.ordered is not None:
             self.ordered.unpinned(slot.pin if pull == str(slot.pull) else pull.removeprefix(_KEEP))
             self._wake.set()
@@ -491,16 +452,9 @@ class Pulls:
             where = f"consumer {self._config.source.consumer} of stream {self._config.source.stream}"
             self._fail(SourceError(f"{where} no longer accepts pulls: {status.code} {status.text}"))
         elif status.reaction is Reaction.TOO_LARGE:
-            if not slot.brought:
-                self._too_small(slot)
+            self.limits.alone |= not slot.brought
         elif status.reaction is Reaction.UNPINNED and self.ordered is not None:
             pass  # another pull, without the pin id, waits for its turn
         elif status.reaction is not Reaction.PULL_AGAIN:
             slot.not_before = self._clock() + PAUSE
             event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)
-
-    def _too_small(self, slot: PullSlot) -> None:
-        """Handle a pull that brought nothing because the next message is larger."""
-        now, ceiling = self._clock(), self._consumer.state.max_bytes
-        if self.limits.too_small(slot.max_bytes, ceiling, now) and (times := self._log_limit.due(now)):
-            event(log, logging.WARNING, "pull.too_small", max_bytes=slot.max_bytes, times=times)

@@ -54,17 +54,14 @@ def health(state: CaptureState) -> Health:
         return Health(connected=False, consuming=False, storing=True, trouble=trouble, expected=expected)
     trouble = {}
     connected = state.opened and state.source.connected
-    undeliverable = state.source.pulls.stuck if state.opened else None
-    consuming = connected and state.source.pulls.consuming and not state.draining and undeliverable is None
-    if undeliverable is not None and not state.draining:
-        trouble["consuming"] = undeliverable
+    consuming = connected and state.source.pulls.consuming and not state.draining
     if not connected:
         reason = state.source.connection_error
         lost = f"no connection to NATS{f': {reason}' if reason else ''}"
         trouble["connected"] = lost if state.opened else "not connected yet"
     elif state.draining:
         trouble["consuming"] = "draining, no more pulls"
-    elif not consuming and undeliverable is None:
+    elif not consuming:
         trouble["consuming"] = "the server does not answer pulls"
     if (decoding := _decoding(state, side_tasks.DECODER_SLOW)) is not None:
         trouble["decoding"] = decoding

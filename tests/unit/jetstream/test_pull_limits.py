@@ -7,10 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.config.shares import MAX_PULLED, UNLIMITED_PULL_FROM
+from jetcapture_py.config.shares import MAX_PULLED
 from jetcapture_py.jetstream.pulls import (
     REMEMBERED,
-    STUCK_AFTER,
     Ask,
     PullLimits,
 )
@@ -18,6 +17,7 @@ from jetcapture_py.jetstream.pulls import (
 MEMORY = 1 << 30
 SLOTS = 10
 MB = 1_000_000
+LARGEST = 64 * MB
 
 
 def limits(memory: int = MEMORY) -> PullLimits:
@@ -25,7 +25,7 @@ def limits(memory: int = MEMORY) -> PullLimits:
 
 
 def ask(of: PullLimits, **given: Any) -> Ask | None:
-    usual: dict[str, Any] = {"free": MEMORY, "held": False, "in_flight": 0, "ceiling": 0}
+    usual: dict[str, Any] = {"free": MEMORY, "held": False, "in_flight": 0, "ceiling": 0, "largest": LARGEST}
     return of.next(**{**usual, **given})
 
 
@@ -38,10 +38,8 @@ def met(of: PullLimits, size: int, ceiling: int = 0, now: float = 0.0) -> list[A
         asked.append(pull)
         if not pull.limited or pull.max_bytes >= size:
             of.received(size, now)
-            if pull.batch == 1:
-                of.single_received(size, ceiling)
             return asked
-        assert of.too_small(pull.max_bytes, ceiling, now)
+        of.alone = True
 
 
 def test_all_pulls_together_ask_for_no_more_than_the_limit() -> None:
@@ -59,14 +57,14 @@ def test_a_pull_fits_into_the_memory_that_is_left_unless_nothing_is_held() -> No
     assert ask(of, free=1000, held=False) is not None
 
 
-def test_a_larger_message_is_pulled_alone_with_twice_the_bytes_each_time_and_in_the_end_with_no_limit() -> None:
-    asked = met(limits(), 100 * MB)
-    usual, *singles = asked
-    assert usual.batch == 0
-    assert [pull.max_bytes for pull in singles] == [usual.max_bytes << n for n in range(1, len(asked))]
-    assert {pull.batch for pull in singles} == {1}
-    assert [pull.limited for pull in singles] == [pull.max_bytes <= UNLIMITED_PULL_FROM for pull in singles]
-    assert not singles[-1].limited
+def test_a_larger_message_is_pulled_alone_with_no_limit_once_no_pull_is_open() -> None:
+    of = limits()
+    usual, single = met(of, 100 * MB)
+    assert (usual.batch, single) == (0, Ask(max_bytes=LARGEST, batch=1, limited=False))
+    of.alone = True
+    assert ask(of, in_flight=1) is None
+    assert ask(of, free=LARGEST - 1, held=True) is None, "what it may bring has to fit"
+    assert ask(of, free=LARGEST, held=True) == single
 
 
 def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_made() -> None:
@@ -82,41 +80,9 @@ def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_m
     assert ask(of) == Ask(max_bytes=MAX_PULLED // SLOTS)
 
 
-def test_only_one_pull_at_a_time_is_made_for_a_larger_message() -> None:
-    of = limits()
-    asked = [ask(of) for _ in range(SLOTS)]
-    assert [of.too_small(pull.max_bytes, 0, 0.0) for pull in asked if pull] == [True] + [False] * (SLOTS - 1)
-    single = ask(of)
-    assert single == Ask(max_bytes=2 * (MAX_PULLED // SLOTS), batch=1)
-    assert ask(of, in_flight=single.max_bytes, held=True) is None
-
-
-def test_messages_beyond_what_the_consumer_allows_a_pull_are_pulled_singly_until_a_smaller_one_comes() -> None:
-    of = limits()
-    assert met(of, 3000, ceiling=1000) == [Ask(max_bytes=1000), Ask(max_bytes=2000, batch=1, limited=False)]
-    assert met(of, 3000, ceiling=1000) == [Ask(max_bytes=2000, batch=1, limited=False)]
-    assert met(of, 500, ceiling=1000) == [Ask(max_bytes=2000, batch=1, limited=False)]
-    assert ask(of, ceiling=1000) == Ask(max_bytes=1000)
-
-
-def test_being_stuck_is_reported_after_a_while_and_no_longer_than_it_lasts() -> None:
-    of = limits()
-    assert of.stuck(100.0) is None
-    of.too_small(MAX_PULLED // SLOTS, 0, 100.0)
-    assert of.stuck(100.0) is None
-    assert "exceeds" in (of.stuck(100.0 + STUCK_AFTER) or "")
-    of.single_idle(ended=False)
-    assert of.stuck(200.0) is None
-    of.too_small(2 * (MAX_PULLED // SLOTS), 0, 200.0)
-    of.single_received(5 * MB, 0)
-    assert of.stuck(300.0) is None
-
-
-def test_a_single_pull_that_ends_without_a_message_is_followed_by_usual_ones() -> None:
-    of = limits()
-    of.too_small(MAX_PULLED // SLOTS, 0, 0.0)
-    of.single_idle(ended=True)
-    assert ask(of) == Ask(max_bytes=MAX_PULLED // SLOTS)
+def test_a_pull_asks_for_no_more_than_the_consumer_allows() -> None:
+    single = Ask(max_bytes=LARGEST, batch=1, limited=False)
+    assert met(limits(), 3000, ceiling=1000) == [Ask(max_bytes=1000), single]
 
 
 @given(
@@ -128,5 +94,5 @@ def test_every_message_is_met_after_a_few_pulls(sizes: list[int], ceiling: int, 
     of = PullLimits(memory, SLOTS)
     for number, size in enumerate(sizes):
         asked = met(of, size, ceiling, float(number))
-        assert len(asked) <= 12
+        assert len(asked) <= 2
         assert all(not ceiling or not pull.limited or pull.max_bytes <= ceiling for pull in asked)
