@@ -1,6 +1,6 @@
 """SIGTERM under a backlog, again and again: does a drained process leave anything behind?
 
-    python -m tests.drains --count 50 [--slow] [--servers far|replicated] [--size 10000] [--busy 4]
+    python -m tests.drains --count 50 [--servers far|replicated] [--size 10000] [--busy 4]
 
 Each time the real command captures from a full stream with a small or large `max_ack_pending` and an `ack_wait` of ten
 minutes, gets SIGTERM at a random moment, and must exit with 0. Then the server must have no unacknowledged message that
@@ -56,22 +56,20 @@ class Drain:
         return self.code == 0 and self.left == self.returned and self.stored == self.delivered - self.left
 
 
-async def drains(url: str, directory: Path, count: int, *, slow: bool = False) -> AsyncIterator[Drain]:
+async def drains(url: str, directory: Path, count: int) -> AsyncIterator[Drain]:
     """Drain `count` captures of the stream, one after another, each from its beginning."""
     for number in range(count):
         place = directory / f"drain-{number}"
         place.mkdir()
-        yield await _drain(url, place, random.choice(ACK_LIMITS), slow=slow)
+        yield await _drain(url, place, random.choice(ACK_LIMITS))
         shutil.rmtree(place)
 
 
-async def _drain(url: str, directory: Path, max_ack_pending: int, *, slow: bool) -> Drain:
+async def _drain(url: str, directory: Path, max_ack_pending: int) -> Drain:
     source = {"max_ack_pending": max_ack_pending, "ack_wait": "10m"}
-    module = "tests.support.slow_receiver" if slow else "jetcapture_py"
-    with Command(directory, settings(url, directory / "archive", source=source), module=module) as command:
+    with Command(directory, settings(url, directory / "archive", source=source)) as command:
         command.start()
         await asyncio.to_thread(_receives, command, directory / "archive")
-        assert any(command.events("receive.slow_path")) is slow
         await asyncio.sleep(random.uniform(0, 1))
         command.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
@@ -155,7 +153,7 @@ async def _run(options: argparse.Namespace, directory: Path) -> int:
     messages = min(BACKLOG, BACKLOG_BYTES // options.size)
     async with full_stream(directory, options.servers, messages, options.size) as url:
         with busy_loops(options.busy):
-            async for drain in drains(url, directory, options.count, slow=options.slow):
+            async for drain in drains(url, directory, options.count):
                 failed += not drain.clean
                 longest = max(longest, drain.seconds)
                 print("ok    " if drain.clean else "FAILED", drain, flush=True)
@@ -166,7 +164,6 @@ async def _run(options: argparse.Namespace, directory: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50)
-    parser.add_argument("--slow", action="store_true", help="receive with nats-py's own parser")
     parser.add_argument("--servers", choices=("single", "far", "replicated"), default="single")
     parser.add_argument("--size", type=int, default=200, help="bytes of a message")
     parser.add_argument("--busy", type=int, default=0)

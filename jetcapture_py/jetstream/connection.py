@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pydantic import SecretStr
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.jetstream.wire.client import Connection, DeniedError, Hook
+from jetcapture_py.jetstream.wire.client import NATS_PY, Connection, DeniedError, Hook
 
 PING_INTERVAL = 20
 """Seconds between pings. After three without an answer the connection is closed, so within a minute."""
@@ -75,8 +76,9 @@ async def connect(
     """Connect; unreachable servers are tried again for `timeout` seconds, a refusal is final.
 
     Once connected, reconnect attempts are unlimited, each with the current content of the files with password, token,
-    credentials and certificates. Raises SourceError, and ConfigError for a missing extra.
+    credentials and certificates. Raises SourceError, and ConfigError for a missing extra or another nats-py.
     """
+    _check_version()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     options = _options(config)
@@ -129,6 +131,12 @@ def reason_of(error: Exception) -> str:
 def is_refusal(reason: str) -> bool:
     """Whether a connection failed because the server did not accept the login."""
     return any(word in reason.lower() for word in _REFUSED)
+
+
+def _check_version() -> None:
+    """Refuse a nats-py whose internals are unknown. Raises ConfigError."""
+    if not (installed := version("nats-py")).startswith(NATS_PY):
+        raise ConfigError(f"nats-py {installed} is not supported: pip install 'nats-py[nkeys]>=2.15,<2.17'")
 
 
 def _wants_tls(config: NatsConfig) -> bool:

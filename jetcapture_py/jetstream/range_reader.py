@@ -288,7 +288,7 @@ class RangeReader:
         """Pull until the range is finished, or until a failure."""
         clock = asyncio.get_running_loop().time
         self._heard = self._came = clock()
-        reads, late = self._connection.reads, False
+        reads, late = self._connection.parser.reads, False
         while not self._finished and not self._trouble:
             self._wake.clear()
             await self._check()
@@ -297,8 +297,8 @@ class RangeReader:
             if self._complete and self._settled:
                 self._finish()
             await self._ask_for_more()
-            if self._connection.reads != reads:  # perhaps part of a large message, which delays heartbeats
-                reads, self._heard = self._connection.reads, clock()
+            if self._connection.parser.reads != reads:  # perhaps part of a large message, which delays heartbeats
+                reads, self._heard = self._connection.parser.reads, clock()
             if self._full:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:

@@ -114,8 +114,6 @@ class PullSource:
         self.is_other, self.recognize = self._consumer.is_other, self._consumer.recognize
         self.delivered_all = self._consumer.delivered_all
         await self.pulls.open(self._client, self._api, self._consumer)
-        if not self._client.fast:
-            event(log, logging.WARNING, "receive.slow_path", reason="unknown version of nats-py")
 
     async def stop(self) -> bool:
         """Stop pulling, receive what open pulls still deliver, and unsubscribe; return whether every pull ended.

@@ -17,20 +17,11 @@ from tests.support.running import Command, publish, rows, settings
 Start = Callable[..., NatsServer]
 
 
-@pytest.mark.parametrize(
-    ("servers", "slow", "count"),
-    [
-        ("single", False, 1),
-        pytest.param("single", True, 2, marks=pytest.mark.exhaustive),
-        pytest.param("far", False, 3, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_drain_under_a_backlog_leaves_nothing_unacknowledged(
-    tmp_path: Path, servers: str, slow: bool, count: int
-) -> None:
+@pytest.mark.parametrize(("servers", "count"), [("single", 1), pytest.param("far", 3, marks=pytest.mark.exhaustive)])
+def test_a_drain_under_a_backlog_leaves_nothing_unacknowledged(tmp_path: Path, servers: str, count: int) -> None:
     async def scenario() -> None:
         async with full_stream(tmp_path, servers, 120_000) as url:
-            async for drain in drains(url, tmp_path, count, slow=slow):
+            async for drain in drains(url, tmp_path, count):
                 assert drain.clean, drain
 
     asyncio.run(scenario())

@@ -89,6 +89,15 @@ def test_a_websocket_without_its_extra_is_one_clear_error(tmp_path: Path) -> Non
         assert "ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'" in command.log
 
 
+def test_another_nats_py_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "nats_py-2.17.0.dist-info").mkdir()
+    (tmp_path / "nats_py-2.17.0.dist-info" / "METADATA").write_text("Name: nats-py\nVersion: 2.17.0\n")
+    configuration = settings("nats://127.0.0.1:1", tmp_path / "archive")
+    with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
+        assert command.start().wait() == 2
+        assert "nats-py 2.17.0 is not supported: pip install 'nats-py[nkeys]>=2.15,<2.17'" in command.log
+
+
 def test_code_of_the_users_own_may_use_what_was_left_out(server: NatsServer, tmp_path: Path) -> None:
     (tmp_path / "key_of.py").write_text(KEY)
     configuration = settings(server.url, tmp_path / "archive", key="key_of:key")

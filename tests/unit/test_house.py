@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from jetcapture_py.jetstream.wire import client, transport
+from jetcapture_py.jetstream.wire.client import NATS_PY
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("jetcapture_py", "spark_jobs")
@@ -20,8 +20,6 @@ MAX_LINES = 600
 MAX_MODULES = 13
 PIPELINE = ROOT / "jetcapture_py" / "capture" / "pipeline.py"
 MAX_PIPELINE_LINES = 149
-PRIVATE = client.PRIVATE | transport.PRIVATE | {"_id"}
-"""What `supported()` checks."""
 
 
 def files(*packages: str) -> Iterator[Path]:
@@ -36,13 +34,6 @@ def private_names(path: Path) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
     }
-
-
-def inherited_names(path: Path) -> set[str]:
-    """Attributes of `self`, and the methods that are defined."""
-    tree = list(ast.walk(ast.parse(path.read_text())))
-    defined = {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    return defined | {node.attr for node in tree if isinstance(node, ast.Attribute)}
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
@@ -71,19 +62,16 @@ def test_a_package_has_few_modules_of_its_own(package: str) -> None:
 
 
 def test_what_nats_py_keeps_private_is_used_in_two_packages_alone() -> None:
+    nats = Client()
+    theirs = {*dir(nats), *dir(TcpTransport()), *vars(Subscription(nats, 1))}  # type: ignore[no-untyped-call]
+    private = {name for name in theirs if name.startswith("_") and not name.startswith("__")}
     own = ("jetcapture_py/jetstream/wire", "jetcapture_py/jetstream/publish")
     for path in files():
         if not str(path.relative_to(ROOT)).startswith(own):
-            assert private_names(path) & PRIVATE == set(), path
+            assert private_names(path) & private == set(), path
 
 
-def test_whatever_is_used_there_of_nats_py_is_checked_before() -> None:
-    nats = Client()
-    theirs = {*dir(nats), *dir(TcpTransport()), *vars(Subscription(nats, 1))}  # type: ignore[no-untyped-call]
-    used: set[str] = set()
-    for path in files("jetcapture_py/jetstream/publish"):
-        used |= private_names(path)
-    for path in files("jetcapture_py/jetstream/wire"):
-        used |= inherited_names(path)  # of nats-py's classes
-    private = {name for name in used & theirs if name.startswith("_") and not name.startswith("__")}
-    assert private <= PRIVATE
+def test_no_version_of_nats_py_is_installed_that_is_refused() -> None:
+    first, last = NATS_PY[0][:-1], NATS_PY[-1].split(".")
+    pin = f"nats-py[nkeys]>={first},<{last[0]}.{int(last[1]) + 1}"
+    assert pin in (ROOT / "pyproject.toml").read_text()

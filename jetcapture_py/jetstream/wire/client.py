@@ -2,8 +2,8 @@
 
 nats-py creates many objects per message. This keeps its connection handling (TLS, authentication, reconnect, PING) and
 replaces only the parser, before `connect()`: frames of registered subscriptions are recorded as offsets in memory, many
-at once, and every other complete frame goes to the stock parser. If nats-py's internals differ from those expected
-here, `Connection._process_msg` receives the same messages through the stock parser, slower.
+at once, and every other complete frame goes to the stock parser. Both use what nats-py keeps private, so other versions
+than `NATS_PY` are refused.
 
 The fast path bypasses nats-py's statistics and pending limits; the pulls' credit limits what can arrive.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import re
 import time
@@ -24,12 +23,14 @@ from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error
-from nats.protocol.parser import Parser
 
 from jetcapture_py.jetstream.wire import transport
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.jetstream.wire.parser import FrameParser, receive_failed
 from jetcapture_py.jetstream.wire.transport import Transport
+
+NATS_PY = ("2.15.", "2.16.")
+"""Versions whose internals are known, as pyproject.toml requires."""
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -84,9 +85,7 @@ class Connection(Client):
     names the subject. That fails the waiting request immediately, and `denial_listeners` are called with it.
     """
 
-    def __init__(
-        self, *, fast: bool = True, require_tls: bool = False, renew: Iterable[Callable[[], Mapping[str, Any]]] = ()
-    ) -> None:
+    def __init__(self, *, require_tls: bool = False, renew: Iterable[Callable[[], Mapping[str, Any]]] = ()) -> None:
         super().__init__()
         self._require_tls = require_tls
         self._renew = tuple(renew)
@@ -94,9 +93,7 @@ class Connection(Client):
         self._filling: dict[int, Subscription] = {}
         self.denial_listeners: list[Callable[[Denial], None]] = []
         self._requests: dict[asyncio.Future[Msg], str] = {}
-        self.fast = fast and supported()
-        if self.fast:
-            self._ps = FrameParser(self, self.inboxes)
+        self._ps = self.parser = FrameParser(self, self.inboxes)
 
     def register(self, sid: int, inbox: Inbox) -> None:
         """Deliver messages of subscription `sid` to `inbox`."""
@@ -117,11 +114,6 @@ class Connection(Client):
         """Unsubscribe, once; messages already sent are still delivered to the inbox until `forget`."""
         if subscription := self._filling.pop(sid, None):
             await subscription.unsubscribe()
-
-    @property
-    def reads(self) -> int:
-        """Number of socket reads, partial messages included; 0 with the stock parser."""
-        return self._ps.reads if isinstance(self._ps, FrameParser) else 0
 
     @property
     def server_version(self) -> str:
@@ -182,7 +174,7 @@ class Connection(Client):
     async def _connect_to_server(self, s: Srv) -> None:
         if self.is_reconnecting:
             await self._prepare_again()
-        if self._transport or s.uri.scheme in ("ws", "wss") or not self.fast:
+        if self._transport or s.uri.scheme in ("ws", "wss"):
             await super()._connect_to_server(s)
         else:
             s.last_attempt = time.monotonic()
@@ -222,44 +214,3 @@ class Connection(Client):
         """
         await self._send_command(commands)
         await self._flush_pending()
-
-
-PRIVATE = frozenset(
-    {
-        "_closed_cb",
-        "_connect_command",
-        "_connect_to_server",
-        "_current_server",
-        "_disconnected_cb",
-        "_error_cb",
-        "_flush_pending",
-        "_inbox_prefix",
-        "_process_err",
-        "_process_msg",
-        "_process_op_err",
-        "_process_pong",
-        "_pongs",
-        "_ps",
-        "_reconnected_cb",
-        "_send_command",
-        "_server_info",
-        "_transport",
-    }
-)
-"""Private attributes of nats-py's client that this package and `jetstream.publish` use."""
-
-
-def supported() -> bool:
-    """Whether nats-py's internals are as this package expects."""
-    client = Client()
-    return (
-        all(hasattr(client, name) for name in PRIVATE)
-        and vars(Subscription(client, 7)).get("_id") == 7
-        and type(getattr(client, "_ps", None)) is Parser
-        and inspect.iscoroutinefunction(Parser.parse)
-        and list(inspect.signature(Parser.parse).parameters) == ["self", "data"]
-        and list(inspect.signature(Parser.reset).parameters) == ["self"]
-        and list(inspect.signature(Client._process_msg).parameters)[1:]
-        == ["sid", "subject", "reply", "data", "headers"]
-        and transport.supported()
-    )

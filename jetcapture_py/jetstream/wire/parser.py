@@ -41,7 +41,7 @@ class FrameParser(Parser):
     """
 
     def __init__(self, nc: Client, inboxes: Mapping[int, Inbox]) -> None:
-        self.reads = 0
+        self.reads = 0  # from the socket, partial messages included
         self._inboxes = inboxes
         self._epoch = 0
         super().__init__(nc)

@@ -203,12 +203,3 @@ class Transport(TcpTransport):
             await asyncio.sleep(GATHER)
         finally:
             transport.resume_reading()
-
-
-PRIVATE = frozenset({"_bare_io_reader", "_bare_io_writer", "_io_reader", "_io_writer"})
-"""Private attributes of nats-py's transport that this module uses."""
-
-
-def supported() -> bool:
-    """Whether nats-py's transport is as this module expects."""
-    return vars(TcpTransport()).keys() >= PRIVATE  # type: ignore[no-untyped-call]

@@ -29,7 +29,6 @@ from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, S
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.wire.client import Connection
-from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.log import FIELDS
 from jetcapture_py.store import LocalStore
@@ -52,17 +51,6 @@ from tests.support.running import (
 from tests.support.stores import ThenStore
 
 Start = Callable[..., NatsServer]
-
-
-@pytest.fixture(params=["fast", "slow"])
-def receive_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test with the frame parser and with nats-py's own, which unknown versions of nats-py get."""
-    if request.param == "slow":
-        monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: False)
-    return str(request.param)
-
-
-on_both_receive_paths = pytest.mark.usefixtures("receive_path")
 
 
 def plain(count: int, subject: str = "orders.eu") -> list[Message]:
@@ -106,7 +94,6 @@ async def acks_of(url: str, sink: list[tuple[float, bytes]]) -> Any:
     return client
 
 
-@on_both_receive_paths
 def test_no_ack_leaves_before_the_store_has_returned_success(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -165,7 +152,6 @@ def test_a_quiet_streams_block_is_stored_when_it_is_old_enough(nats_server: Star
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_again(
     nats_server: Start, tmp_path: Path
 ) -> None:
@@ -185,7 +171,6 @@ def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_ag
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_a_limit_on_unacked_messages_smaller_than_a_block_does_not_stall(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -199,7 +184,6 @@ def test_a_limit_on_unacked_messages_smaller_than_a_block_does_not_stall(nats_se
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_no_more_pulls_are_made_than_the_consumer_lets_wait(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -213,7 +197,6 @@ def test_no_more_pulls_are_made_than_the_consumer_lets_wait(nats_server: Start, 
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_two_replicas_share_the_limit_without_stalling_each_other(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -286,7 +269,6 @@ def test_objects_are_not_kept_in_memory_until_they_are_acknowledged(nats_server:
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_a_memory_limit_below_the_servers_largest_message_does_not_stall(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server("max_payload: 64MB")
@@ -314,7 +296,6 @@ def test_many_keys_are_kept_within_the_limit_of_open_blocks(nats_server: Start, 
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -331,7 +312,6 @@ def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_pat
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 @pytest.mark.parametrize("count", [0, 30_000], ids=["idle", "backlog"])
 def test_a_drain_unsubscribes_once_every_pull_has_ended(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
@@ -391,7 +371,6 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
         asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +396,6 @@ def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_a_pull_of_which_nothing_more_is_heard_is_made_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -452,7 +430,6 @@ def test_what_is_asked_for_at_once_is_never_too_much_for_the_server_to_keep(nats
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -559,7 +536,6 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -588,7 +564,6 @@ def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(
     asyncio.run(scenario())
 
 
-@on_both_receive_paths
 def test_frames_that_somebody_publishes_to_our_inbox_are_counted_and_left_out(
     nats_server: Start, tmp_path: Path
 ) -> None:
@@ -721,39 +696,16 @@ def test_messages_that_cannot_be_decoded_one_after_another_do_not_flood_the_log(
     asyncio.run(scenario())
 
 
-def test_the_slow_receive_path_captures_the_same(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        headers = [("A", "1"), ("B", "x"), ("A", "2")]
-        await publish(server.url, [("orders.é", b"%d" % n, headers if n % 2 else None) for n in range(3000)])
-        await capture_all(config(server.url, tmp_path / "fast"))
-        monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: False)
-        await capture_all(config(server.url, tmp_path / "slow", source={"consumer": "slow"}))
-        assert rows(tmp_path / "fast") == rows(tmp_path / "slow")
-        assert len(rows(tmp_path / "slow")) == 3000
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("supported", "owner", "name"), [(True, FrameParser, "_take"), (False, Inbox, "accept")], ids=["fast", "slow"]
-)
 def test_an_error_while_receiving_is_logged_and_the_connection_is_made_again(
     nats_server: Start,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    supported: bool,
-    owner: type,
-    name: str,
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: supported)
-    receive = getattr(owner, name)
+    receive = FrameParser._take
 
     def fail_once(*_: Any) -> None:
-        monkeypatch.setattr(owner, name, receive)
+        monkeypatch.setattr(FrameParser, "_take", receive)
         raise RuntimeError("a bug in the receiver")
 
     async def scenario() -> None:
@@ -764,7 +716,7 @@ def test_an_error_while_receiving_is_logged_and_the_connection_is_made_again(
             await publish(server.url, plain(10))
             await until(lambda: capture.stats.acked == 10, "it works")
             client = await nats.connect(server.url)  # it receives with code of its own
-            monkeypatch.setattr(owner, name, fail_once)
+            monkeypatch.setattr(FrameParser, "_take", fail_once)
             for subject, payload, _ in plain(100):
                 await client.publish(subject, payload)
             await client.drain()

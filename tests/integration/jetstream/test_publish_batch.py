@@ -19,7 +19,6 @@ from jetcapture_py.jetstream.wire.client import Connection
 from tests.support.nats_server import NatsServer
 
 Start = Callable[..., NatsServer]
-Connect = Callable[[str], Awaitable[Any]]
 Message = tuple[str, bytes, bytes]  # subject, header block, payload
 
 
@@ -27,22 +26,13 @@ async def quiet(_: Exception) -> None:
     """Restarts are the tests' own doing."""
 
 
-async def fast(url: str) -> Connection:
+async def connect(url: str) -> Connection:
     client = Connection()
     await client.connect(url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, error_cb=quiet)
     return client
 
 
-async def unsupported(url: str) -> Connection:
-    """As with a nats-py whose parser is not the one we know."""
-    client = Connection(fast=False)
-    await client.connect(url, error_cb=quiet)
-    return client
-
-
-def publish(
-    server: NatsServer, body: Callable[[Publisher], Awaitable[None]], connect: Connect = fast, **how: Any
-) -> Any:
+def publish(server: NatsServer, body: Callable[[Publisher], Awaitable[None]], **how: Any) -> Any:
     """Run `body` with a publisher to a stream S over `s.>`; the publisher, and what the stream then holds."""
 
     async def main() -> tuple[Publisher, list[Message]]:
@@ -73,8 +63,7 @@ def maps(*rows: list[tuple[str, list[str | None] | None]] | None) -> pa.MapArray
     return pa.array(rows, HEADERS_TYPE)
 
 
-@pytest.mark.parametrize("connect", [fast, unsupported])
-def test_rows_arrive_in_order_byte_for_byte(nats_server: Start, connect: Connect) -> None:
+def test_rows_arrive_in_order_byte_for_byte(nats_server: Start) -> None:
     payloads = [b"", b"\r\n", bytes(range(256)), None, os.urandom(100_000), b"PUB s.x 0\r\n\r\n"]
     headers = maps(None, [], [("A", ["1", "2"]), ("B", [""])], [("C", [None, "é"]), ("D", None)], None, [("A", [" "])])
     ids = pa.array(["1", None, None, "4", None, "6"])
@@ -83,7 +72,7 @@ def test_rows_arrive_in_order_byte_for_byte(nats_server: Start, connect: Connect
     async def body(publisher: Publisher) -> None:
         await publisher.publish_batch(pa.array(subjects), pa.array(payloads), headers, ids)
 
-    publisher, found = publish(nats_server(), body, connect)
+    publisher, found = publish(nats_server(), body)
     blocks = [
         b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n",
         b"NATS/1.0\r\n\r\n",

@@ -15,7 +15,7 @@ from nats.errors import Error, ProtocolError
 from nats.protocol.parser import Parser
 
 from jetcapture_py.jetstream.wire import parser as wire_parser
-from jetcapture_py.jetstream.wire.client import Connection, supported
+from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import MESSAGE_OVERHEAD, Inbox, Received
 from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
@@ -519,22 +519,9 @@ def test_a_run_ends_with_its_piece_of_memory() -> None:
 # ------------------------------------------------------------------ with a server
 
 
-def test_the_installed_nats_client_is_one_the_parser_knows() -> None:
-    assert supported()
-    assert isinstance(Connection()._ps, FrameParser)
-
-
-def test_another_nats_client_falls_back_to_the_stock_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def parse(self: Parser, data: bytes, more: int) -> None: ...
-
-    monkeypatch.setattr(Parser, "parse", parse)
-    assert not supported()
-    assert type(Connection()._ps) is Parser
-
-
-async def exchange(url: str, *, fast: bool) -> tuple[list[Message], list[tuple[bytes, bytes]]]:
+async def exchange(url: str) -> tuple[list[Message], list[tuple[bytes, bytes]]]:
     """Publish messages of every kind to an inbox of our own; what it received, and the statuses."""
-    connection = Connection(fast=fast)
+    connection = Connection()
     statuses: list[tuple[bytes, bytes]] = []
     done = asyncio.Event()
     inbox = Inbox(lambda: None)
@@ -578,11 +565,8 @@ async def exchange(url: str, *, fast: bool) -> tuple[list[Message], list[tuple[b
     return messages_in(taken), statuses
 
 
-def test_a_real_server_is_heard_alike_on_the_fast_and_on_the_slow_path(nats_server: Callable[..., NatsServer]) -> None:
-    url = nats_server().url
-    fast = asyncio.run(exchange(url, fast=True))
-    assert fast == asyncio.run(exchange(url, fast=False))
-    received, statuses = fast
+def test_a_real_server_is_heard(nats_server: Callable[..., NatsServer]) -> None:
+    received, statuses = asyncio.run(exchange(nats_server().url))
     assert received[2] == (b"box.3", b"reply.to", HEADERS, b"a\r\nMSG x 1 r 1\r\nb\r\n")
     assert len(received[4][3]) == 768_000
     assert statuses == [(b"box.6", STATUS), (b"box.last", b"")]
