@@ -3,8 +3,6 @@
 The range comes from a short-lived consumer without acknowledgements; the stream's own consumers are not touched. After
 any failure it is abandoned, and a new one continues after the last message received. Nothing is returned before the
 consumer's delivery count confirms that everything before it has arrived.
-
-With retention `interest`, such a consumer would delete messages, so they are requested one by one.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from typing import Any
 import nats.errors
 import pyarrow as pa
 
-from jetcapture_py.config.subjects import matches
-from jetcapture_py.errors import MissingStreamError, SourceError
+from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.acks import first_delivery, position
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.pulls import Reaction, parse_status
@@ -60,13 +57,13 @@ def next_at_once(count: int, messages: Iterable[dict[str, Any]]) -> int:
     return max(1, min(2 * count, AT_ONCE, PULL_BYTES // max(largest, 1)))
 
 
-def received_of(stream: str, messages: Sequence[dict[str, Any]], *, headers_only: bool = False) -> Received:
+def received_of(stream: str, messages: Sequence[dict[str, Any]]) -> Received:
     """Return messages of the API as if a consumer `NOBODY` had delivered them."""
     return Received.of(
         [message["subject"].encode() for message in messages],
         [first_delivery(stream, NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
         [base64.b64decode(message.get("hdrs", "")) for message in messages],
-        [b"" if headers_only else base64.b64decode(message.get("data", "")) for message in messages],
+        [base64.b64decode(message.get("data", "")) for message in messages],
     )
 
 
@@ -190,8 +187,6 @@ class RangeReader:
         clock = asyncio.get_running_loop().time
         troubled: float | None = None
         try:
-            if await self._session.consumers_delete(self._range.stream):
-                await self._request_all()
             while not self._finished:
                 total = self._inbox.total
                 await self._session.retry(self._attach)
@@ -207,41 +202,6 @@ class RangeReader:
 
     async def _failed(self, error: Exception) -> None:
         self._failure = error
-
-    async def _request_all(self) -> None:
-        """Read the range message by message, without a consumer."""
-        session, range_, stream = self._session, self._range, self._range.stream
-        if range_.per_subject:
-            raise SourceError(
-                f"the last message of each subject of stream {stream} cannot be read: that takes a consumer, and with "
-                "retention interest its end would delete messages that no other consumer needs; read all messages"
-            )
-        await session.retry(lambda: self._started({}))
-        created, first, count = (await session.state(stream)).created, range_.first, FEW_AT_ONCE
-        while first < range_.end and not self._finished:
-            following = min(first + count, range_.end)
-            messages = await requested(session, stream, range(first, following))
-            count = next_at_once(count, messages)
-            messages = [message for message in messages if matches(message["subject"], range_.subjects)]
-            if (await session.state(stream)).created != created:
-                raise MissingStreamError(f"stream {stream} was deleted and recreated while it was read")
-            first = following
-            if messages:
-                if messages[-1]["seq"] - self._last > len(messages):
-                    self._skips()
-                self._last = messages[-1]["seq"]
-                self._left.append((NOBODY, received_of(stream, messages, headers_only=range_.headers_only)))
-                self._ready.set()
-            elif first < range_.end:
-                first = await session.next_match(stream, first, range_.subjects) or range_.end
-            await self._check()
-            while self._left:
-                self._wake.clear()
-                await self._wake.wait()
-        if self._finished:
-            return
-        await (self._check() if self._complete else self._check_end())
-        self._finish()
 
     async def _attach(self) -> None:
         """Create a consumer that starts after the last message, and subscribe."""

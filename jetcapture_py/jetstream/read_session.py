@@ -233,15 +233,6 @@ class ReadSession:
             return None
         return None if message is None else microseconds_of(datetime.fromisoformat(message["time"]))
 
-    async def consumers_delete(self, stream: str) -> bool:
-        """Whether a short-lived consumer would delete messages.
-
-        With retention `interest`, the server deletes what no other consumer needs, when one has read it or ends.
-        """
-        if stream not in self._retentions:
-            await self.state(stream)
-        return self._retentions[stream] == "interest"
-
     async def message(self, stream: str, **which: Any) -> dict[str, Any] | None:
         """Return one message as the API has it (STREAM.MSG.GET, from the stream's leader); None without such a message.
 
@@ -260,31 +251,23 @@ class ReadSession:
 
     async def first_at(self, stream: str, moment: datetime) -> int:
         """Return the sequence of the first message stored at `moment` or later, from a consumer that starts there."""
-        if await self.consumers_delete(stream):
-            return await self._search(stream, moment)
         config = {"deliver_policy": "by_start_time", "opt_start_time": format_time(moment)}
         name = _consumer_name()  # the same for every attempt, so that none is left behind by an unanswered one
         _, answer = await self.retry(lambda: self.create_consumer(stream, config, name))
         await self.delete_consumer(stream, name)
         return int(answer["delivered"]["stream_seq"]) + 1
 
-    async def _search(self, stream: str, moment: datetime) -> int:
-        """Do the same as `first_at`, without a consumer."""
-        state = await self.state(stream)
-        low, high = state.first, state.last + 1
-        while low < high:
-            middle = (low + high) // 2
-            message = await self.message(stream, seq=middle, next_by_subj=">")
-            if message is None or message["seq"] >= high or datetime.fromisoformat(message["time"]) >= moment:
-                high = middle
-            else:
-                low = int(message["seq"]) + 1
-        return low
-
     async def create_consumer(
         self, stream: str, config: Mapping[str, Any], name: str | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Create a short-lived consumer with these settings; return its name (random by default) and the answer."""
+        """Create a short-lived consumer with these settings; return its name (random by default) and the answer.
+
+        With retention `interest`, the server deletes what no other consumer needs, when one has read it or ends.
+        """
+        if stream not in self._retentions:
+            await self.state(stream)
+        if self._retentions[stream] == "interest":
+            raise SourceError(f"stream {stream} cannot be read: with retention interest, reading deletes messages")
         name = name or _consumer_name()
         body = {"stream_name": stream, "action": "create", "config": {"name": name, **_SHORT_LIVED, **config}}
         return name, await self.api.request(f"CONSUMER.CREATE.{stream}.{name}", body)
