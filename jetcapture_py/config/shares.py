@@ -14,6 +14,8 @@ PULLED_SHARE = 3
 MAX_PULLED = 24 << 20
 """Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and what waits for a client that
 is dropped comes back only later. More than this gains no speed (measured with messages of 250 bytes to 1 MB)."""
+MIN_PULLED = 4 << 20
+"""With each lost connection that limit is halved for a while, but not below this."""
 RECEIVE_SHARE, MAX_RECEIVED = 8, 256 << 20
 """Received messages are handed on in batches of this part of the memory, so that a batch and its copies fit, and an
 Arrow column of byte strings must stay below 2 GiB."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, PULLED_SHARE
+from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, MIN_PULLED, PULLED_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import GROUP, Consumer
@@ -105,6 +105,8 @@ def parse_status(block: bytes) -> PullStatus:
     return PullStatus(number, text, reaction, left.get(b"messages"), left.get(b"bytes"))
 
 
+RECOVERY = 60.0
+"""Seconds after which a reduced limit doubles."""
 REMEMBERED = 30.0
 """Seconds; pulls are sized for the largest message of the last one to two such periods."""
 
@@ -121,25 +123,34 @@ class Ask:
 class PullLimits:
     """Sizes the pulls of `slots` pull slots that share `memory` bytes: small enough for the server's buffers.
 
-    A pull asks for its share of `MAX_PULLED`, or for the size of the largest recent message. `alone`: the next message
+    A pull asks for its share of `limit`, or for the size of the largest recent message. `alone`: the next message
     is larger, so the next pull asks for it alone, without a limit, once no other pull is open.
     """
 
     def __init__(self, memory: int, slots: int) -> None:
+        self.limit = MAX_PULLED
         self.memory, self._slots = memory, slots
+        self._reduced_at = 0.0
         self._largest = self._largest_before = 0
         self._largest_since = 0.0
         self.alone = False
 
-    def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, largest: int) -> Ask | None:
+    def broken(self, now: float) -> None:
+        """Record a lost connection: a server drops a client that is too slow for what it asked for."""
+        self.limit, self._reduced_at = max(MIN_PULLED, self.limit // 2), now
+
+    def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, largest: int, now: float) -> Ask | None:
         """Return the size of the next pull, or None if there must be none now.
 
         `free` bytes of memory are left; `held`: some memory is in use (if not, one message must always fit). Open pulls
         may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit, and
         `largest` the server's for a message.
         """
+        while self.limit < MAX_PULLED and now - self._reduced_at >= RECOVERY:
+            self.limit = min(MAX_PULLED, self.limit * 2)
+            self._reduced_at += RECOVERY
         ask = Ask(max_bytes=largest, batch=1, limited=False) if self.alone else Ask(max_bytes=self._usual(ceiling))
-        if in_flight and (self.alone or in_flight + ask.max_bytes > MAX_PULLED):
+        if in_flight and (self.alone or in_flight + ask.max_bytes > self.limit):
             return None
         if held and ask.max_bytes > free:
             return None
@@ -147,7 +158,7 @@ class PullLimits:
         return ask
 
     def _usual(self, ceiling: int) -> int:
-        share = min(MAX_PULLED, self.memory // PULLED_SHARE) // self._slots
+        share = min(self.limit, self.memory // PULLED_SHARE) // self._slots
         size = max(share, self._largest, self._largest_before)
         return min(size, ceiling) if ceiling else size
 
@@ -303,6 +314,7 @@ class Pulls:
 
     def broken(self) -> None:
         """Drop all pulls after the connection was lost."""
+        self.limits.broken(asyncio.get_running_loop().time())
         for slot in self.slots:
             slot.active, slot.not_before = False, 0.0
 
@@ -350,7 +362,7 @@ class Pulls:
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
         standby = self.ordered is not None and not self.ordered.active
-        ask = Ask(max_bytes=MAX_PULLED // SLOTS, batch=1, limited=False) if standby else self._credit(now)
+        ask = Ask(max_bytes=self.limits.limit // SLOTS, batch=1, limited=False) if standby else self._credit(now)
         self.starved = not ask and not self.active
         if not ask:
             return
@@ -410,6 +422,7 @@ class Pulls:
             in_flight=in_flight,
             ceiling=ceiling,
             largest=self._client.max_payload,
+            now=now,
         )
 
     # ------------------------------------------------------------------ receiving

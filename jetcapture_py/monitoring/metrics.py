@@ -17,7 +17,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from jetcapture_py.capture.stats import Histogram
-from jetcapture_py.config.shares import MAX_PULLED
 from jetcapture_py.monitoring.health import health
 
 if TYPE_CHECKING:
@@ -133,8 +132,8 @@ class Metrics(_Metrics):
         yield _gauge(
             "in_flight_bytes", "Bytes in flight: what open pulls may still deliver", capture.source.pulls.in_flight
         )
-        limit = "Limit of in_flight_bytes, except for a single larger message"
-        yield _gauge("in_flight_bytes_limit", limit, MAX_PULLED)
+        limit = "Limit of in_flight_bytes, except for a single larger message; lower for a while after a loss"
+        yield _gauge("in_flight_bytes_limit", limit, capture.source.pulls.limits.limit)
         yield _gauge("unacked_messages", "Unacknowledged messages held by this process", capture.unacked)
 
     def _consumer(self) -> Iterator[Metric]:

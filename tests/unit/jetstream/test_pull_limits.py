@@ -7,12 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.config.shares import MAX_PULLED
-from jetcapture_py.jetstream.pulls import (
-    REMEMBERED,
-    Ask,
-    PullLimits,
-)
+from jetcapture_py.config.shares import MAX_PULLED, MIN_PULLED
+from jetcapture_py.jetstream.pulls import RECOVERY, REMEMBERED, Ask, PullLimits
 
 MEMORY = 1 << 30
 SLOTS = 10
@@ -25,7 +21,14 @@ def limits(memory: int = MEMORY) -> PullLimits:
 
 
 def ask(of: PullLimits, **given: Any) -> Ask | None:
-    usual: dict[str, Any] = {"free": MEMORY, "held": False, "in_flight": 0, "ceiling": 0, "largest": LARGEST}
+    usual: dict[str, Any] = {
+        "free": MEMORY,
+        "held": False,
+        "in_flight": 0,
+        "ceiling": 0,
+        "largest": LARGEST,
+        "now": 0.0,
+    }
     return of.next(**{**usual, **given})
 
 
@@ -83,6 +86,15 @@ def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_m
 def test_a_pull_asks_for_no_more_than_the_consumer_allows() -> None:
     single = Ask(max_bytes=LARGEST, batch=1, limited=False)
     assert met(limits(), 3000, ceiling=1000) == [Ask(max_bytes=1000), single]
+
+
+def test_a_lost_connection_halves_what_is_asked_for_until_a_while_has_passed_without() -> None:
+    of = limits()
+    for _ in range(10):
+        of.broken(0.0)
+    assert ask(of) == Ask(max_bytes=MIN_PULLED // SLOTS)
+    assert ask(of, now=RECOVERY) == Ask(max_bytes=2 * MIN_PULLED // SLOTS)
+    assert ask(of, now=20 * RECOVERY) == Ask(max_bytes=MAX_PULLED // SLOTS)
 
 
 @given(
