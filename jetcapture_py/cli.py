@@ -98,22 +98,19 @@ def run(
     http: _Http = None,
 ) -> None:
     """Capture until SIGTERM or SIGINT, then drain. A second signal exits immediately; SIGHUP reloads the files."""
-    from jetcapture_py import startup
-
     server = None
     try:
-        with startup.imports():
-            from jetcapture_py.monitoring import http_server
+        from jetcapture_py.monitoring import http_server
 
-            server = http_server.start_early(*config, listen=http)  # the imports take seconds on a busy machine
-            from jetcapture_py.capture import allocator
+        server = http_server.start_early(*config, listen=http)  # the imports take seconds on a busy machine
+        from jetcapture_py.capture import allocator
 
-            allocator.use_system_allocator()
-            from jetcapture_py import supervisor
-            from jetcapture_py.config.several import ConfigFiles
-            from jetcapture_py.jetstream.streams import on_server
+        allocator.use_system_allocator()
+        from jetcapture_py import supervisor
+        from jetcapture_py.config.several import ConfigFiles
+        from jetcapture_py.jetstream.streams import on_server
 
-            files = ConfigFiles(config, http, find=on_server)
+        files = ConfigFiles(config, http, find=on_server)
         raise typer.Exit(supervisor.run(files, until_caught_up=until_caught_up, keep_going=keep_going, server=server))
     finally:
         if server is not None:
@@ -128,11 +125,9 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Show lag, pending messages, watermark and last stored object."""
-    from jetcapture_py import startup
+    from jetcapture_py.manage.many import captures
+    from jetcapture_py.monitoring import status as command
 
-    with startup.imports():
-        from jetcapture_py.manage.many import captures
-        from jetcapture_py.monitoring import status as command
     raise typer.Exit(command.run(captures(config, streams), watch=watch, as_json=as_json))
 
 
@@ -167,17 +162,15 @@ def verify(
     import json
     from dataclasses import replace
 
-    from jetcapture_py import log, startup
+    from jetcapture_py import log
+    from jetcapture_py.manage import many
 
-    with startup.imports():
-        from jetcapture_py.manage import many
-
-        if repair:
-            from jetcapture_py.verify.repair import verify_and_repair  # imports the capture
-        else:
-            from jetcapture_py.verify import proof
-        if table:
-            from jetcapture_py.maintain.table import compare_tables
+    if repair:
+        from jetcapture_py.verify.repair import verify_and_repair  # imports the capture
+    else:
+        from jetcapture_py.verify import proof
+    if table:
+        from jetcapture_py.maintain.table import compare_tables
 
     def work(settings: "Config", progress: "Progress") -> many.CommandResult:
         log.setup(settings.log.format, "error")
@@ -239,16 +232,15 @@ def check(
     ] = None,
 ) -> None:
     """Predict whether a configuration will work. Checks server, permissions, store and size of objects."""
-    from jetcapture_py import startup
     from jetcapture_py.config.units import parse_duration
 
     try:
         seconds = None if outage is None else parse_duration(outage)
     except ValueError as error:
         raise ConfigError(f"--outage: {error}") from error
-    with startup.imports():
-        from jetcapture_py.manage import check as command
-        from jetcapture_py.manage import many
+    from jetcapture_py.manage import check as command
+    from jetcapture_py.manage import many
+
     files = many.captures(config, streams, together=True)
     raise typer.Exit(
         many.run(
@@ -310,7 +302,6 @@ def maintain(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Compact archives, update their tables, and expire buckets. Follows the section `maintain`; needs no NATS."""
-    from jetcapture_py import startup
     from jetcapture_py.capture import allocator
     from jetcapture_py.config.units import parse_duration
     from jetcapture_py.monitoring import http_server
@@ -325,10 +316,10 @@ def maintain(
         raise ConfigError("--every: expected a duration above 0")
     server = http_server.start_early(*config, listen=http) if seconds is not None else None
     try:
-        with startup.imports():
-            allocator.use_system_allocator()
-            from jetcapture_py.maintain import service
-            from jetcapture_py.manage import many
+        allocator.use_system_allocator()
+        from jetcapture_py.maintain import service
+        from jetcapture_py.manage import many
+
         files = many.captures(config, streams, http, find=many.in_archive)
         if seconds is None:
             raise typer.Exit(service.maintain(files, dry_run=dry_run, as_json=as_json))
@@ -364,16 +355,15 @@ def compact(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Merge small and overlapping objects, without Spark. Leaves incomplete buckets alone."""
-    from jetcapture_py import startup
     from jetcapture_py.capture import allocator
 
-    with startup.imports():
-        allocator.use_system_allocator()
-        from jetcapture_py.config.maintain import CompactConfig
-        from jetcapture_py.config.section import validated
-        from jetcapture_py.maintain import service
-        from jetcapture_py.manage import many
-        from jetcapture_py.reading.selection import Selection
+    allocator.use_system_allocator()
+    from jetcapture_py.config.maintain import CompactConfig
+    from jetcapture_py.config.section import validated
+    from jetcapture_py.maintain import service
+    from jetcapture_py.manage import many
+    from jetcapture_py.reading.selection import Selection
+
     given = {"target": target, "after": after, "grace": grace}
     validated(CompactConfig, given, rename=lambda problem: f"--{problem}")
     request = service.CompactRequest(
@@ -396,11 +386,9 @@ def tap(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
     """Show how a configuration decodes the newest messages. Stores and acknowledges nothing."""
-    from jetcapture_py import startup
+    from jetcapture_py.config.several import only
+    from jetcapture_py.manage import tap as command
 
-    with startup.imports():
-        from jetcapture_py.config.several import only
-        from jetcapture_py.manage import tap as command
     raise typer.Exit(command.run(only(config, stream), count=count, as_json=as_json))
 
 
@@ -413,11 +401,9 @@ def test(
     stream: OneStream = None,  # noqa: PT028  it is no test
 ) -> None:
     """Run unit tests of a configuration. Message in; key, bucket and columns out. Needs no server."""
-    from jetcapture_py import startup
+    from jetcapture_py.config.several import only
+    from jetcapture_py.manage import cases as command
 
-    with startup.imports():
-        from jetcapture_py.config.several import only
-        from jetcapture_py.manage import cases as command
     raise typer.Exit(command.run(only(config, stream), cases))
 
 
@@ -489,11 +475,9 @@ def query(
     query CONFIG [SQL], or query URL STREAM [SQL].
     The views are archive, quarantine (messages that could not be decoded) and objects.
     """
-    from jetcapture_py import startup
+    from jetcapture_py.manage import query as command
+    from jetcapture_py.reading.selection import Selection
 
-    with startup.imports():
-        from jetcapture_py.manage import query as command
-        from jetcapture_py.reading.selection import Selection
     selection = Selection(
         keys=[key or None for key in keys or ()] or None,
         start=time_option("--from", start),

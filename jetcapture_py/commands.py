@@ -95,11 +95,9 @@ def list_quarantine(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """List why messages are in quarantine. Shows counts, times, subjects and an example."""
-    from jetcapture_py import startup
+    from jetcapture_py.manage import many
+    from jetcapture_py.manage import quarantine as command
 
-    with startup.imports():
-        from jetcapture_py.manage import many
-        from jetcapture_py.manage import quarantine as command
     files = many.captures(config, streams, find=many.in_archive)
     raise typer.Exit(many.run(files, lambda each, _: command.run_list(each), as_json=as_json, at_once=True))
 
@@ -112,12 +110,10 @@ def show_quarantined(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
     """Show a message, its reason, and how it is decoded now."""
-    from jetcapture_py import startup
+    from jetcapture_py.config.several import only
+    from jetcapture_py.manage import many
+    from jetcapture_py.manage import quarantine as command
 
-    with startup.imports():
-        from jetcapture_py.config.several import only
-        from jetcapture_py.manage import many
-        from jetcapture_py.manage import quarantine as command
     many.show_one(command.run_show(only(config, stream), seq), as_json=as_json)
 
 
@@ -135,13 +131,11 @@ def redecode_quarantine(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Decode the quarantine again. What succeeds moves to the archive."""
-    from jetcapture_py import startup
+    from jetcapture_py.maintain.table import drop_quarantined
+    from jetcapture_py.manage import many
+    from jetcapture_py.manage import quarantine as command
+    from jetcapture_py.rewriting.redecode import QuarantineSelection
 
-    with startup.imports():
-        from jetcapture_py.maintain.table import drop_quarantined
-        from jetcapture_py.manage import many
-        from jetcapture_py.manage import quarantine as command
-        from jetcapture_py.rewriting.redecode import QuarantineSelection
     selection = QuarantineSelection(
         reasons=reasons or (), start=time_option("--from", start), end=time_option("--to", end)
     )
@@ -179,11 +173,9 @@ def erase(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
     """Erase messages in every object and copy; print a certificate. Exit code 1 if something remains."""
-    from jetcapture_py import startup
+    from jetcapture_py.maintain import erase as command
+    from jetcapture_py.manage import many
 
-    with startup.imports():
-        from jetcapture_py.maintain import erase as command
-        from jetcapture_py.manage import many
     work = partial(
         command.run,
         key=key,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from collections.abc import Callable
 
 from jetcapture_py.text import one_line
@@ -20,8 +19,6 @@ def is_reference(text: str) -> bool:
 def load(reference: str) -> object:
     """Return the object. Raises ValueError with one line when it cannot be imported, whatever its module does."""
     module, _, attribute = reference.partition(":")
-    if (arrow := sys.modules.get("pyarrow.lib")) is not None:
-        arrow._pandas_api.__init__()  # it may have been imported without pandas (`startup.imports`): it looks again
     try:
         return getattr(importlib.import_module(module), attribute)
     except KeyboardInterrupt:

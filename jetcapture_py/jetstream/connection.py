@@ -9,13 +9,11 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import nats.aio.transport
 import nats.errors
 from nats.aio.client import RawCredentials
 from pydantic import SecretStr
@@ -144,10 +142,8 @@ def _wants_tls(config: NatsConfig) -> bool:
 
 
 def _options(config: NatsConfig) -> dict[str, Any]:
-    if config.has_websockets:
-        if find_spec("aiohttp") is None:
-            raise ConfigError("nats.servers: ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'")
-        vars(nats.aio.transport)["aiohttp"] = import_module("aiohttp")  # may have been left out (`startup.imports`)
+    if config.has_websockets and find_spec("aiohttp") is None:
+        raise ConfigError("nats.servers: ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'")
     options: dict[str, Any] = {"servers": list(config.servers), "inbox_prefix": config.inbox_prefix}
     options |= _login(config)
     if _wants_tls(config):

@@ -15,29 +15,10 @@ from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.running import Command, publish, rows, settings
 
-ELSEWHERE = {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "fsspec", "pandas", "pyspark", "s3fs"}
+ELSEWHERE = {"adlfs", "aiobotocore", "azure", "boto3", "botocore", "fsspec", "pyspark", "s3fs"}
 """What Spark, S3 and Azure need."""
 WORKING = {"fsspec", "nats", "numpy", "prometheus_client", "pyarrow", "rich", "yaml"}
 """What commands need to work, and not to tell what they are; pydantic may be typer's."""
-DECODER = """
-import pandas as pd
-import pyarrow as pa
-from jetcapture_py import layout
-from jetcapture_py.transform.batch import Decoded
-
-class Numbers:
-    def decode(self, batch):
-        texts = pd.Series(batch.column(layout.PAYLOAD).to_pylist())
-        numbers = pa.array(pd.to_numeric(texts.str.decode("utf-8"), errors="coerce"))
-        return Decoded(fields=pa.RecordBatch.from_pydict({"n": numbers}))
-"""
-KEY = """
-import aiohttp, fsspec
-import pyarrow as pa
-
-def key(batch, fields):
-    return pa.array([aiohttp.ClientSession.__name__] * len(batch))
-"""
 
 
 @pytest.fixture
@@ -96,22 +77,3 @@ def test_another_nats_py_is_refused_in_one_line(tmp_path: Path) -> None:
     with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
         assert command.start().wait() == 2
         assert "nats-py 2.17.0 is not supported: pip install 'nats-py[nkeys]>=2.15,<2.17'" in command.log
-
-
-def test_code_of_the_users_own_may_use_what_was_left_out(server: NatsServer, tmp_path: Path) -> None:
-    (tmp_path / "key_of.py").write_text(KEY)
-    configuration = settings(server.url, tmp_path / "archive", key="key_of:key")
-    with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
-        assert command.start("--until-caught-up").wait() == 0, command.log
-    assert {row["key"] for row in rows(tmp_path / "archive")} == {"ClientSession"}
-
-
-def test_a_decoder_of_the_users_own_may_use_pandas(nats_server: Callable[..., NatsServer], tmp_path: Path) -> None:
-    url = nats_server().url
-    asyncio.run(publish(url, [("orders.new", payload, None) for payload in (b"1", b"none", b"3")]))
-    (tmp_path / "numbers_of.py").write_text(DECODER)
-    configuration = settings(url, tmp_path / "archive", decode={"format": "numbers_of:Numbers"})
-    with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
-        assert command.start("--until-caught-up").wait() == 0, command.log
-    # what pandas calls missing is null to pyarrow, if it knows the series for one
-    assert [row["n"] for row in rows(tmp_path / "archive")] == [1.0, None, 3.0]
