@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import util
 from pathlib import Path
 from types import FrameType
@@ -24,7 +21,7 @@ from jetcapture_py.config.several import only
 from jetcapture_py.config.values import parse_option
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
-from jetcapture_py.reading.output import Format, discard, write
+from jetcapture_py.reading.output import Format, write
 from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.reading.selection import Selection, complete_end
 from jetcapture_py.store.archive import AGAIN, open_archive
@@ -32,32 +29,14 @@ from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from duckdb import DuckDBPyConnection
 
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit code after SIGINT, by shell convention."""
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-_SIGNALS = (signal.SIGINT, *_ENDING)
 _ATTEMPTS = 10
 """How often a statement is run before an archive that changes all the time is an error."""
-_PATIENCE = 0.5
-"""Seconds that an interrupted statement gets to end."""
-_MAX_WAIT = 2.0
-"""Seconds that the next statement waits for one that was interrupted."""
-_BAR_AFTER, _BAR_WIDTH = 1.0, 40
 _BATCH_ROWS = 2048
 """As many as DuckDB makes at a time."""
-_LITERALS = re.compile(
-    r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*(?:\n|$)|/\*.*?\*/|(\$\w*\$).*?\1",
-    re.DOTALL,
-)
 _MISSING = "SQL is missing: give a statement, or write it to standard input"
 _OPTION = re.compile(r"--?[\w-]+(=.*)?")
-_HELP = """A statement ends with a semicolon, and may have several lines.
-archive     the stream's messages, each once
-quarantine  messages that could not be decoded
-objects     the archive's objects
-DESCRIBE archive;  lists its columns
-.tables  .help  .quit (or Ctrl-D); Ctrl-C ends a running statement"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,41 +95,29 @@ def run(request: QueryRequest) -> int:
         statement = sys.stdin.read()
         if not statement.strip():
             raise JetcaptureError(_MISSING)
-    with _terminable(), _session(request) as session:
+    with _ended_by_signals(), _session(request) as session:
         try:
             if statement is None:
                 _shell(session)
-                session.close(0)
             elif not session.run(statement):
                 raise JetcaptureError(_MISSING)
         except KeyboardInterrupt as interrupt:
-            code = 128 + interrupt.number if isinstance(interrupt, _Terminated) else INTERRUPTED
-            with suppress(OSError):  # the terminal may be gone
-                sys.stderr.write("jetcapture: interrupted\n")
-            session.close(code)
-            return code
+            sys.stderr.write("jetcapture: interrupted\n")
+            return 128 + int(next(iter(interrupt.args), signal.SIGINT))  # by shell convention
     return 0
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, or SIGHUP as when the terminal is closed."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise _Terminated in the main thread on SIGTERM and SIGHUP, so that temporary files are removed."""
+def _ended_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt with the signal's number on SIGTERM and SIGHUP, so that temporary files are removed."""
 
-    def terminate(number: int, _frame: FrameType | None) -> NoReturn:
-        raise _Terminated(number)
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt(number)
 
-    previous = {number: signal.getsignal(number) for number in _ENDING}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, terminate)
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
@@ -162,123 +129,67 @@ def _terminable() -> Iterator[None]:
 def _session(request: QueryRequest) -> Iterator[_Session]:
     directory = Path(tempfile.mkdtemp(prefix="jetcapture-query-"))
     try:
-        session = _Session(request, directory)
-        try:
-            yield session
-        finally:
-            session.close(1)
+        with closing(connect(directory / "spilled")) as connection, ThreadPoolExecutor(1, "query") as worker:
+            yield _Session(request, directory, connection, worker)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Session:
-    """A DuckDB in memory with the archive's views. Statements run in a thread, so that signals can end them."""
+    """A DuckDB in memory with the archive's views."""
 
-    def __init__(self, request: QueryRequest, directory: Path) -> None:
-        self.request = request
-        self._directory = directory
-        self._progress = sys.stderr.isatty()
-        self.connection = connect(directory / "spilled", progress=self._progress)
-        self._done = threading.Event()  # after a signal, Python 3.11 may call a thread that it joins dead
-        self._done.set()
-        self._interrupted = False
+    def __init__(
+        self, request: QueryRequest, directory: Path, connection: DuckDBPyConnection, worker: ThreadPoolExecutor
+    ) -> None:
+        self.request, self.connection = request, connection
+        self._directory, self._worker = directory, worker
         self._writing = False
         self._views: ArchiveViews | None = None
 
     def run(self, text: str) -> int:
         """Run statements, and write the rows of the last one; return how many there are.
 
-        Raises JetcaptureError, KeyboardInterrupt.
+        They run in a thread, because DuckDB does not look for signals while rows are read. Ctrl-C ends the statement, a
+        second one the process. Raises JetcaptureError, KeyboardInterrupt.
         """
+        done = self._worker.submit(self._run, text)
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+            while not wait([done], 0.05).done:
+                self.connection.interrupt()  # again: DuckDB forgets it when it begins to execute
+            signal.signal(signal.SIGINT, handler)
+            raise
+
+    def _run(self, text: str) -> int:
         import duckdb
 
-        if not self._done.wait(_MAX_WAIT):
-            raise JetcaptureError(
-                "the statement that was interrupted has not ended yet: try again, or leave with Ctrl-D"
-            )
         try:
             statements = self.connection.extract_statements(text)
         except duckdb.Error as error:
             raise self._explained(error) from error
         for number, statement in enumerate(statements, 1):
             returns = duckdb.ExpectedResultType.QUERY_RESULT in statement.expected_result_type
-            last = number == len(statements)
-            self._guarded(partial(self._execute, statement.query, returns=returns, last=last))
+            self._execute(statement.query, returns=returns, last=number == len(statements))
         return len(statements)
-
-    def close(self, code: int) -> None:
-        """Close the connection; while a statement is running, which that would wait for, exit with `code` instead."""
-        if self._done.is_set():
-            self.connection.close()
-            return
-        shutil.rmtree(self._directory, ignore_errors=True)
-        discard()
-        with suppress(OSError):
-            sys.stderr.flush()
-        os._exit(code)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Run `work` in a thread, with a progress bar; end it on a signal."""
-        errors: list[BaseException] = []
-        done = threading.Event()
-
-        def caught() -> None:
-            try:
-                work()
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                done.set()
-
-        self._interrupted = self._writing = False
-        started = time.monotonic()
-        worker = threading.Thread(target=caught, name="query", daemon=True)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a signal now would leave `_done` clear for ever
-        try:
-            self._done = done
-            worker.start()
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            while not done.wait(0.1):
-                if self._progress and not self._writing and time.monotonic() - started > _BAR_AFTER:
-                    self._draw(self.connection.query_progress())
-        except KeyboardInterrupt:
-            self._interrupted = True
-            threading.Thread(target=self._interrupt, args=(done,), name="interrupt", daemon=True).start()
-            done.wait(_PATIENCE)
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # another thread may have taken a signal before
-            self._begin()
-        if errors:
-            raise errors[0]
-
-    def _interrupt(self, done: threading.Event) -> None:
-        """Interrupt a statement until it has ended: DuckDB forgets an interrupt when it begins to execute."""
-        import duckdb
-
-        with suppress(duckdb.ConnectionException):  # it has just ended, and the connection is closed
-            while not done.wait(0.05):
-                self.connection.interrupt()
 
     def _execute(self, query: str, *, returns: bool, last: bool) -> None:
         """Run one statement; again, if objects that it reads were removed or rewritten meanwhile."""
         import duckdb
 
+        self._writing = False
         if self._views is not None:
             self._views.failure()  # that of an earlier statement
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._create(query, again=attempt > 1)
-                if self._interrupted:
-                    return
                 if returns:
                     self._read(query, last=last)
                 else:
                     self.connection.execute(query)
                 return
             except (duckdb.Error, OSError, StoreError) as error:
-                if self._interrupted:
-                    return
                 failure = (self._views.failure() if self._views else None) or error
                 if self._views is None or not (isinstance(failure, VanishedError) or self._views.outdated()):
                     raise self._explained(failure) from error
@@ -337,17 +248,7 @@ class _Session:
         write(rows, request.form, request.output, request.options, begin=self._begin)
 
     def _begin(self) -> None:
-        """Remove the progress bar, before rows are written."""
-        if self._progress and not self._writing:
-            self._writing = True
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
         self._writing = True
-
-    def _draw(self, percent: float) -> None:
-        filled = int(max(0.0, min(percent, 100.0)) / 100 * _BAR_WIDTH)
-        sys.stderr.write(f"\r[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {max(0.0, percent):3.0f} %")
-        sys.stderr.flush()
 
     def _explained(self, error: Exception) -> JetcaptureError:
         """Return an error of DuckDB or of the system in one line."""
@@ -359,76 +260,31 @@ class _Session:
         return JetcaptureError(one_line(self._views.shown(text) if self._views else text, MAX_LOGGED))
 
 
-# ---------------------------------------------------------------------- shell
-
-
 def _shell(session: _Session) -> None:
-    """Read statements from the terminal until it ends. Raises _Terminated."""
-    sys.stdout.write(f"SQL over {', '.join(VIEWS)} of stream {session.request.stream}; .help explains, Ctrl-D ends\n")
-    with _history():
-        lines: list[str] = []
-        while True:
-            try:
-                line = input("        -> " if lines else "jetcapture> ")
-            except (EOFError, OSError):  # OSError: the terminal is gone
-                with suppress(OSError):
-                    sys.stdout.write("\n")
+    """Read statements from the terminal until it ends."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  it edits lines
+    about = f"SQL over {', '.join(VIEWS)} of stream {session.request.stream}"
+    sys.stdout.write(f"{about}; a semicolon at the end of a line runs it, Ctrl-D ends\n")
+    lines: list[str] = []
+    while True:
+        try:
+            line = input("        -> " if lines else "jetcapture> ")
+            if not lines and line.strip().removesuffix(";") in ("quit", "exit", ".quit", ".exit"):
                 return
-            except KeyboardInterrupt as interrupt:
-                if isinstance(interrupt, _Terminated):
-                    raise
+            lines += [line] if lines or line.strip() else []
+            if line.rstrip().endswith(";"):
+                text = "\n".join(lines)
+                lines.clear()
+                session.run(text)
+        except JetcaptureError as error:
+            sys.stderr.write(f"{one_line(error.args[0], MAX_LOGGED)}\n")
+        except (EOFError, OSError):  # OSError: the terminal is gone
+            with suppress(OSError):
                 sys.stdout.write("\n")
-                lines.clear()
-                continue
-            word = line.strip()
-            if not lines and word.removesuffix(";") in (".quit", ".exit", "quit", "exit"):
-                return
-            if not lines and word.startswith("."):
-                sys.stdout.write("\n".join(VIEWS) + "\n" if word == ".tables" else f"{_HELP}\n")
-                continue
-            lines.append(line)
-            text = "\n".join(lines)
-            if is_complete(text):
-                lines.clear()
-                _answer(session, text)
-            elif not text.strip():
-                lines.clear()
-
-
-def _answer(session: _Session, text: str) -> None:
-    try:
-        session.run(text)
-    except JetcaptureError as error:
-        sys.stderr.write(f"{one_line(error.args[0], MAX_LOGGED)}\n")
-    except KeyboardInterrupt as interrupt:
-        if isinstance(interrupt, _Terminated):
-            raise
-        sys.stderr.write("interrupted\n")
-
-
-def is_complete(text: str) -> bool:
-    """Whether SQL ends with a semicolon that is not part of a text, a name or a comment."""
-    rest = _LITERALS.sub(" ", text)
-    return rest.rstrip().endswith(";") and not any(mark in rest for mark in ("'", '"', "/*"))
-
-
-@contextmanager
-def _history() -> Iterator[None]:
-    """Keep the lines that are typed in a file of the user's."""
-    try:
-        import readline
-
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        path = Path(state, "jetcapture", "query_history")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        readline.read_history_file(path)
-    except (ImportError, OSError, RuntimeError):  # no such library, or no home
-        yield
-        return
-    readline.set_history_length(1000)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            readline.write_history_file(path)
+            return
+        except KeyboardInterrupt as interrupt:
+            if interrupt.args:  # another signal
+                raise
+            lines.clear()
+            sys.stderr.write("interrupted\n")

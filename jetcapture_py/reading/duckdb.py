@@ -109,8 +109,8 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def connect(spilled: Path | None, *, progress: bool = False) -> DuckDBPyConnection:
-    """Open a DuckDB in memory that installs nothing and spills to a directory, if any; `progress` shows its own."""
+def connect(spilled: Path | None) -> DuckDBPyConnection:
+    """Open a DuckDB in memory that installs nothing and spills to a directory, if any."""
     import duckdb
 
     connection = duckdb.connect(
@@ -121,10 +121,8 @@ def connect(spilled: Path | None, *, progress: bool = False) -> DuckDBPyConnecti
             "temp_directory": str(spilled or ""),
         }
     )
-    for setting in ("TimeZone = 'UTC'", "python_enable_replacements = false", "enable_progress_bar_print = false"):
+    for setting in ("TimeZone = 'UTC'", "python_enable_replacements = false", "enable_progress_bar = false"):
         connection.execute(f"SET {setting}")
-    if progress:
-        connection.execute("SET enable_progress_bar = true")
     return connection
 
 

@@ -7,7 +7,7 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -31,8 +31,6 @@ _GROUP_BYTES, _GROUP_ROWS = 32 << 20, 1 << 17
 """Bytes or rows after which a row group of Parquet ends."""
 _OPEN = ("/dev/fd/", "/dev/std", "/proc/")
 """Where the paths of open files begin."""
-_temporary_files: set[Path] = set()
-"""Files that are to be removed when they have been used."""
 
 
 def write(
@@ -139,20 +137,11 @@ def _whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """Yield a path whose file is removed when the block ends, or by `discard`."""
-    _temporary_files.add(path)
+    """Yield a path whose file is removed when the block ends."""
     try:
         yield path
     finally:
         path.unlink(missing_ok=True)
-        _temporary_files.discard(path)
-
-
-def discard() -> None:
-    """Remove the files of what is being written, because the process ends at once."""
-    for path in tuple(_temporary_files):
-        with suppress(OSError):
-            path.unlink()
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
