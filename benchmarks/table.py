@@ -1,12 +1,12 @@
 """Maintenance of an archive with many objects: seconds and memory to plan what to compact, to plan its table, to
 commit it, and for a later pass.
 
-    python -m benchmarks.table [--objects 10000 100000 1000000] [--keys 100] [--together 10] [--without-notes]
+    python -m benchmarks.table [--objects 10000 100000 1000000] [--keys 100] [--together 10]
                                [--directory /tmp] [--archive DIRECTORY] [--steps plan commit]
 
 All objects are links to a few that hold one message, under names of their own: nothing here reads more of an object
-than its footer. A capture's notes say what is in them; with --without-notes, all footers are read. Every step runs in a
-process of its own, whose largest resident memory is shown; the first only lists, the second also finds what to merge.
+than its footer. Every step runs in a process of its own, whose largest resident memory is shown; the first only lists,
+the second also finds what to merge.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.object_notes import MAX_OBJECTS, NoteWriter
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
-from jetcapture_py.maintain.inventory import listed
 from jetcapture_py.maintain.table import commit
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
 from tests.support.archives import put
@@ -72,13 +70,11 @@ def stored(root: Path, number: int) -> Path:
     return root / encoded.name.path
 
 
-def fill(root: Path, objects: int, keys: int, together: int, *, noted: bool) -> None:
-    """Make so many names, `together` for each key and hour, and notes of them."""
-    writer = NoteWriter(STREAM)
+def fill(root: Path, objects: int, keys: int, together: int) -> None:
+    """Make so many names, `together` for each key and hour."""
     own = root.parent / "own"
     own.mkdir()
     sources = [stored(own, number) for number in range(-(-objects // LINKS))]
-    data = [pa.py_buffer(source.read_bytes()) for source in sources]
     parsed = [name for file in ArchiveFiles(str(own), {}).files(STREAM) if (name := file.name) is not None]
     known: set[Path] = set()
     for index in range(objects):
@@ -90,17 +86,7 @@ def fill(root: Path, objects: int, keys: int, together: int, *, noted: bool) -> 
         if path.parent not in known:
             path.parent.mkdir(parents=True, exist_ok=True)
             known.add(path.parent)
-        if index % LINKS == 0:  # so that the links are as old as their entries in notes
-            os.utime(sources[index // LINKS])
         os.link(sources[index // LINKS], path)
-        if noted:
-            writer.record(name, data[index // LINKS])
-        if index + 1 == objects or index % MAX_OBJECTS == 0:
-            for path_, content, count in writer.due():
-                note = root / path_
-                note.parent.mkdir(parents=True, exist_ok=True)
-                note.write_bytes(content)
-                writer.wrote(path_, count)
 
 
 def step(name: str, root: Path) -> None:
@@ -109,7 +95,7 @@ def step(name: str, root: Path) -> None:
     archive = open_archive(settings.store.url, settings.store.options)
     started, cpu, opened = time.monotonic(), time.process_time(), 0
     if name == "list":
-        count = listed(archive.below(STREAM)).files
+        count = sum(1 for _ in archive.below(STREAM))
     elif name == "compaction":
         compaction = Compaction(archive, STREAM, CompactionSettings(target=256 << 20, after=0, grace=0))
         count = sum(map(len, compaction.work()))
@@ -132,7 +118,6 @@ def main() -> None:
     parser.add_argument("--objects", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--keys", type=int, default=100)
     parser.add_argument("--together", type=int, default=10)
-    parser.add_argument("--without-notes", action="store_true")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--archive", type=Path, help="keep the archive here, or take the one that is here")
@@ -146,7 +131,7 @@ def main() -> None:
             root = (chosen.archive or Path(directory)) / "archive"
             if not root.exists():
                 root.parent.mkdir(exist_ok=True)
-                fill(root, objects, chosen.keys, chosen.together, noted=not chosen.without_notes)
+                fill(root, objects, chosen.keys, chosen.together)
             for name in chosen.steps:
                 words = [sys.executable, "-m", "benchmarks.table", "--step", name, str(root)]
                 took = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)

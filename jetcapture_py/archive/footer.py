@@ -124,13 +124,6 @@ class SchemaReader:
         self._beginnings: dict[bytes, int] = {}
         self._lengths: dict[int, None] = {}
 
-    def add(self, schema: pa.Schema) -> int:
-        """Return the index in `schemas` of a schema without metadata of its own."""
-        number = self._numbers.setdefault(schema.serialize().to_pybytes(), len(self.schemas))
-        if number == len(self.schemas):
-            self.schemas.append(schema)
-        return number
-
     def number(self, footer: bytes) -> int:
         """Return the index in `schemas` of the footer's schema, without its own metadata. Raises pa.ArrowInvalid."""
         plain = _ARROW_SCHEMA not in footer
@@ -139,7 +132,10 @@ class SchemaReader:
                 known = self._beginnings.get(footer[:length])
                 if known is not None:
                     return known
-        number = self.add(pq.read_schema(pa.BufferReader(MAGIC + footer)).remove_metadata())
+        schema = pq.read_schema(pa.BufferReader(MAGIC + footer)).remove_metadata()
+        number = self._numbers.setdefault(schema.serialize().to_pybytes(), len(self.schemas))
+        if number == len(self.schemas):
+            self.schemas.append(schema)
         end = columns_end(footer) if plain else None
         if end is not None:
             self._lengths[end] = None

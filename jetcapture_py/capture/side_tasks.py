@@ -165,8 +165,6 @@ async def read_erased(state: CaptureState) -> None:
         return
     if erased is not state.erased:
         state.erased = erased
-        if state.object_notes is not None:
-            state.object_notes.forget()  # an erasure removes notes, which name the columns of what it erased
         event(log, logging.INFO, "erased.read", tombstones=len(erased.tombstones), messages=erased.messages)
 
 
@@ -177,7 +175,6 @@ async def _mark(state: CaptureState) -> None:
         await read_erased(state)
         if await state.source.refresh():
             await _write_watermark(state, IDLE_MARK)
-        await _note_objects(state)
 
 
 async def last_mark(state: CaptureState, deadline: float) -> None:
@@ -190,7 +187,6 @@ async def last_mark(state: CaptureState, deadline: float) -> None:
             if answered:
                 await _write_watermark(state, timedelta())
                 await keep_stream_config(state)
-            await _note_objects(state)
     except TimeoutError:
         state.store_hangs = True
         event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
@@ -222,24 +218,6 @@ async def _write_watermark(state: CaptureState, idle: timedelta) -> None:
         state.observer.recorded()
     except StoreError as error:
         event(log, logging.WARNING, "watermark.failed", error=error)
-
-
-async def _note_objects(state: CaptureState) -> None:
-    """Write notes of the objects that were stored; a failure is logged and retried with the next watermark."""
-    notes, writer = state.notes, state.object_notes
-    if notes is None or writer is None:
-        return
-
-    def write(path: str, content: bytes) -> None:
-        with store.users_errors():
-            notes.write_note(path, content)
-
-    try:
-        for path, content, objects in await state.in_thread(state.store_threads, writer.due):
-            await state.in_thread(state.store_threads, write, path, content)
-            writer.wrote(path, objects)
-    except StoreError as error:
-        event(log, logging.WARNING, "objects.failed", error=error)
 
 
 async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from jetcapture_py.archive.object_notes import NoteWriter
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.capture import pressure
@@ -50,7 +49,6 @@ class CaptureState:
         block, source, memory = config.block, config.source, config.limits.memory
         self.config = config
         self.store, self.notes = store, notes_of(store, config.store.url)
-        self.object_notes = None if self.notes is None else NoteWriter(source.stream)
         self.stats = Stats()
         self.budget = budget or CaptureMemory(memory)
         spool = config.limits.spool

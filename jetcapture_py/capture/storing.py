@@ -152,8 +152,6 @@ def _put_each(state: CaptureState, objects: Sequence[EncodedBlock]) -> list[tupl
         outcomes.append((outcome, time.perf_counter() - began))
         if isinstance(outcome, Exception):
             failure = outcome
-        elif state.object_notes is not None:
-            state.object_notes.record(encoded.name, encoded.data)
     return outcomes
 
 

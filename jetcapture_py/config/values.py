@@ -142,7 +142,7 @@ def is_stream_name(value: str) -> bool:
 
 
 def _stream_name(value: str) -> str:
-    if value in ("_quarantine", "_watermark", "_streams", "_objects", "_erased", "_expired", "_table", "_probe"):
+    if value in ("_quarantine", "_watermark", "_streams", "_erased", "_expired", "_table", "_probe"):
         raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
     return value
 

@@ -149,7 +149,7 @@ class Compaction:
             bundles=settings.bundles,
         )
         known = list(waiting)
-        present = PathSet(self.paths() if known else ())
+        present = PathSet((path for path, _ in self._listed) if known else ())
         self.outcomes = [
             replace(each, objects=each.objects + len(each.written), written=[])
             for each in known
@@ -166,10 +166,6 @@ class Compaction:
     def listed(self) -> int:
         """Number of Parquet objects, also in buckets that are not selected or not complete."""
         return self._listed.files
-
-    def paths(self) -> Iterator[str]:
-        """Yield the paths of the Parquet objects, until `forget`."""
-        return (path for path, _ in self._listed)
 
     def forget(self) -> None:
         """Free the memory of the listing, after all work is done."""

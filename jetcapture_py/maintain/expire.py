@@ -8,7 +8,7 @@ whole objects are removed, oldest bucket first, and only of buckets that the wat
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -118,11 +118,6 @@ class Expiry:
     def __post_init__(self) -> None:
         self._budget = MemoryBudget(self.memory)
 
-    def files(self) -> Iterator[File]:
-        """Yield every file of the stream and its quarantine, of which not all are in memory. Raises StoreError."""
-        parts = (self.stream, f"{layout.QUARANTINE}/{self.stream}")
-        return chain.from_iterable(map(self.archive.below, parts))
-
     def record(self) -> None:
         """Find what has expired and record it, unless this is a dry run.
 
@@ -131,7 +126,8 @@ class Expiry:
         mark = self.archive.watermark(self.stream)
         closed = time.time() - self.keep
         closed = closed if mark is None else min(closed, mark.time.timestamp())
-        named = ((file, file.name) for file in self.files() if file.name is not None)
+        files = chain.from_iterable(map(self.archive.below, (self.stream, f"{layout.QUARANTINE}/{self.stream}")))
+        named = ((file, file.name) for file in files if file.name is not None)
         older = [(file, name) for file, name in named if name.bucket < closed]
         if count := sum(name.suffix == self.own_suffix for _, name in older):
             several = f"{plural(count, 'expired object', grouped=True)} in a format of your own"

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from jetcapture_py.archive import layout, object_notes
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.object_notes import ObjectKind, ObjectNote
-from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
 
 _SEPARATOR = b"\0"
@@ -143,55 +140,3 @@ class PathSet:
         asked = np.fromiter(map(hash, paths), np.int64, len(paths))
         places = np.minimum(np.searchsorted(self._sorted, asked), len(self._sorted) - 1)
         return self._sorted[places] == asked
-
-
-class NotedObjects:
-    """What the notes of an archive say of objects. Notes are read when objects of their time are asked for."""
-
-    def __init__(self, archive: ArchiveFiles, stream: str) -> None:
-        self._archive, self._stream = archive, stream
-        found = ((path, object_notes.begun(path)) for path in archive.notes(object_notes.directory(stream)))
-        self._begun = {path: begun for path, begun in found if begun is not None}
-        self._notes: dict[str, ObjectNote | None] = {}
-        self._schemas: dict[bytes, pa.Schema] = {}
-
-    def kinds(self, files: Mapping[str, Sequence[int]]) -> dict[str, ObjectKind]:
-        """Return what notes say of objects, given by path, with size and time of modification.
-
-        Nothing of what they contradict one another about, and nothing if there are fewer objects than notes.
-        Raises StoreError.
-        """
-        paths = list(files)
-        sizes, modified = np.array(list(files.values()), np.int64).reshape(-1, 2).T
-        known = modified[modified > 0]
-        if not len(known):
-            return {}
-        first = known.min() - object_notes.MAX_AGE - object_notes.MARGIN
-        last = known.max() + object_notes.MARGIN
-        wanted = [path for path, begun in self._begun.items() if first <= begun <= last]
-        if len(wanted) > len(paths):
-            return {}
-        new = [path for path in wanted if path not in self._notes]
-        self._notes |= zip(new, self._archive.map(self._read, new), strict=True)
-        found: dict[str, ObjectKind] = {}
-        doubtful: set[str] = set()
-        asked = np.fromiter(map(object_notes.hash_of, paths), np.uint64, len(paths))
-        for note in filter(None, map(self._notes.get, wanted)):
-            for index, kind in note.kinds_of(asked, sizes, modified).items():
-                if found.setdefault(paths[index], kind) != kind:
-                    doubtful.add(paths[index])
-        return {path: kind for path, kind in found.items() if path not in doubtful}
-
-    def schema(self, kind: ObjectKind) -> pa.Schema:
-        """Return the columns of objects of a kind."""
-        if kind.schema not in self._schemas:
-            self._schemas[kind.schema] = pa.ipc.read_schema(pa.BufferReader(kind.schema))
-        return self._schemas[kind.schema]
-
-    def _read(self, path: str) -> ObjectNote | None:
-        """Read a note; None for one that is gone or damaged, in place of which footers are read."""
-        data = self._archive.read_note(path)
-        try:
-            return None if data is None else object_notes.decode(data, self._stream, path)
-        except JetcaptureError:
-            return None

@@ -7,19 +7,14 @@ may be killed at any moment. What this module keeps between passes only saves wo
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
-import numpy as np
-
-from jetcapture_py.archive import layout, object_notes, stream_config, watermark
+from jetcapture_py.archive import layout, stream_config, watermark
 from jetcapture_py.archive.removed import expired_path
 from jetcapture_py.compaction.summary import Summary, report, total
 from jetcapture_py.config.maintain import CompactConfig
@@ -34,8 +29,6 @@ from jetcapture_py.verify.proof import own_suffix
 
 Progress = Callable[[str, int, int], object]
 """Gets "messages" or "quarantine", the number of objects that are still to be merged, and their bytes."""
-_NOTES = 16
-"""Maximum old notes that a pass looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +126,6 @@ class Maintenance:
         started = time.monotonic()
         _refuse_nothing(open_archive(self.config.store.url, self.config.store.options), self.config.source.stream)
         self._compactions = self._compacted(stop)
-        if self._compactions.keys() == {"messages", "quarantine"} and not self._dry_run:
-            self._tidy(chain.from_iterable(compaction.paths() for compaction in self._compactions.values()))
         for compaction in self._compactions.values():
             compaction.forget()  # not another listing beside it
         self._expiry = self._expired()
@@ -147,8 +138,6 @@ class Maintenance:
             self._expiry.remove([*self._in_tables, *(self._named(part) for part in parts)], self._held)
             if self._expiry.removed and not self._dry_run:
                 self._expiry.archive.remove_empty(self.config.source.stream)
-                if not self._compactions:
-                    self._tidy(file.path for file in self._expiry.files())
         self._seconds = time.monotonic() - started
         return self._result()
 
@@ -220,21 +209,6 @@ class Maintenance:
             self._in_tables += [table.paths, table.dropped]
             if compaction is not None:
                 compaction.keep(table.paths, table.dropped)
-
-    def _tidy(self, listed: Iterable[str]) -> None:
-        """Remove notes of objects of which none is `listed`: each pass looks at some of the old notes."""
-        archive = open_archive(self.config.store.url, self.config.store.options)
-        stream, settled = self.config.source.stream, time.time() - 2 * object_notes.MAX_AGE
-        paths = archive.notes(object_notes.directory(stream))
-        old = [path for path in paths if (object_notes.begun(path) or settled) < settled]
-        if not old:
-            return
-        present = np.fromiter(map(object_notes.hash_of, listed), np.uint64)
-        for path in random.sample(old, min(len(old), _NOTES)):
-            with suppress(JetcaptureError):  # a damaged note stays: it may be of a later version
-                data = archive.read_note(path)
-                if data is not None and not np.isin(object_notes.decode(data, stream, path).hashes, present).any():
-                    archive.remove(archive.at(path, 0))
 
     def _compacted(self, stop: threading.Event | None) -> dict[str, Compaction]:
         """Compact the messages and the quarantine, which have parts of their own in what is returned."""

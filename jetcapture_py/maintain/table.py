@@ -85,7 +85,7 @@ class TableResult:
     left_out: Mapping[str, str]
     """Columns that a table cannot have, and their types."""
     opened: int
-    """Objects whose footers were read, because no note says what is in them."""
+    """Objects whose footers were read."""
     problems: Sequence[str] = ()
     """Why objects wait, one line each for the first ones."""
     error: str = ""

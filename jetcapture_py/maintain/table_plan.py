@@ -1,17 +1,15 @@
 """Plan which files a table should have, bucket by bucket: from names, and from the objects' columns.
 
-Only buckets in which table and archive differ are looked at. The columns of their objects are what captures have noted
-of them (see `object_notes`) or, without that, in their footers, which are read some thousands at a time. What is left
-of every other file is a few bytes.
+Only buckets in which table and archive differ are looked at. The footers of their objects are read some thousands at a
+time. What is left of every other file is a few bytes.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,14 +18,13 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import SchemaReader
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName, clusters
-from jetcapture_py.archive.object_notes import ObjectKind
 from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes, disjoint
 from jetcapture_py.compaction.plan import Source, Unit
 from jetcapture_py.compaction.unit import Outcome
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.maintain.inventory import Inventory, NotedObjects, PathSet, bucket_in, names_of, root_url
+from jetcapture_py.maintain.inventory import Inventory, PathSet, bucket_in, names_of, root_url
 from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural, without_credentials
@@ -56,7 +53,7 @@ class _Bucket:
     names: Sequence[ObjectName]
     """The archive's objects, ordered by sequence."""
     files: Mapping[str, Sequence[int]]
-    """Their bytes, and when they were written, by path."""
+    """Their bytes, by path."""
     current: Mapping[str, Sequence[int]]
     """The table's files by path: bytes, rows and the number of the manifest."""
     stale: AbstractSet[str]
@@ -102,8 +99,6 @@ class TablePlan:
     """The first bucket in which objects wait."""
     opened: int = field(init=False, default=0)
     """Objects whose footers were read."""
-    noted: NotedObjects = field(init=False)
-    """What captures have noted of their objects."""
     _added: Inventory = field(init=False)
     """The objects to add, with their sizes and the index of their kind."""
     _kinds: dict[tuple[Partitions, int], int] = field(init=False, default_factory=dict)
@@ -121,7 +116,6 @@ class TablePlan:
     def __post_init__(self) -> None:
         self._replaced = {path: outcome for outcome in self.outcomes for path in outcome.removable}
         self._added = Inventory(2)
-        self.noted = NotedObjects(self.archive, self.stream)
         self.expired = frozenset(self.expired)
 
     @property
@@ -195,12 +189,11 @@ class TablePlan:
         return (path for path, _ in self._added)
 
     def _listed(self) -> tuple[Inventory, Inventory]:
-        """Return the Parquet objects, each with its bytes and the time of its writing, rounded up, 0 where the store
-        does not tell; and the objects of other formats."""
-        present, others = Inventory(2), Inventory(1)
+        """Return the Parquet objects, each with its bytes, and the objects of other formats."""
+        present, others = Inventory(1), Inventory(1)
         for file in self.archive.below(self.directory):
             if file.name is not None and file.name.parquet:
-                present.add(file.name.bucket, file.path, file.size, math.ceil(file.modified or 0))
+                present.add(file.name.bucket, file.path, file.size)
             elif file.name is not None:
                 others.add(file.name.bucket, file.path, file.size)
         return present, others
@@ -287,26 +280,10 @@ class TablePlan:
         if len(self._reader.schemas) > _MAX_SCHEMAS:
             self._reader = SchemaReader()
             self._fitting.clear()
-        kinds = self.noted.kinds({name.path: numbers[name.path] for name in names})
-        read = [name for name in names if name.path not in kinds]
-        facts = read_facts(self.archive, read, listing, broken=broken, untimed=untimed, reader=self._reader)
-        self.opened += len(read)
-        facts = self._with_noted(facts, {name: kinds[name.path] for name in names if name.path in kinds}, untimed)
+        facts = read_facts(self.archive, names, listing, broken=broken, untimed=untimed, reader=self._reader)
+        self.opened += len(names)
         for bucket in buckets:
             _Settlement(self, bucket, listing, facts, broken, untimed).run()
-
-    def _with_noted(
-        self, facts: ObjectFacts, kinds: Mapping[ObjectName, ObjectKind], untimed: set[ObjectName]
-    ) -> ObjectFacts:
-        """Return facts together with what notes say."""
-        numbers = {kind: self._reader.add(self.noted.schema(kind)) for kind in set(kinds.values())}
-        untimed.update(name for name, kind in kinds.items() if kind.untimed)
-        return replace(
-            facts,
-            schema_of={**facts.schema_of, **{name: numbers[kind] for name, kind in kinds.items()}},
-            bundles={**facts.bundles, **{name: kind.bundles for name, kind in kinds.items() if kind.bundles}},
-            intervals={**facts.intervals, **{name: kind.interval for name, kind in kinds.items() if kind.interval}},
-        )
 
     def fits(self, schema: int) -> bool:
         """Whether the table can have objects of a schema of the reader, whose columns it then has."""

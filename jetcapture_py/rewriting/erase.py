@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jetcapture_py.archive import layout, object_notes
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.compaction.memory import MemoryBudget, rewriting, searching
@@ -454,12 +454,9 @@ class _Eraser:
     def _remove_versions(self, erased: Erased) -> None:
         """Delete old versions of objects that had erased messages, with the markers of their removal."""
         done, stream = self.done, self._config.source.stream
-        notes = object_notes.directory(stream)  # they name the columns of erased messages
-        for path in () if done.dry_run else self._archive.notes(notes):
-            self._archive.remove(self._archive.at(path, 0))
         done.versions, problems = delete_old_versions(
             self._archive,
-            (stream, f"{layout.QUARANTINE}/{stream}", notes),
+            (stream, f"{layout.QUARANTINE}/{stream}"),
             lambda version: self._had(version, erased),
             dry_run=done.dry_run,
         )
@@ -468,9 +465,7 @@ class _Eraser:
     def _had(self, version: OldVersion, erased: Erased) -> bool:
         """Whether an old version has erased messages. Raises DamagedError, StoreError."""
         name = version.file.name
-        if name is None:
-            return version.file.path.startswith(f"{object_notes.directory(self._config.source.stream)}/")
-        if not erased.near(name.first_seq, name.last_seq):
+        if name is None or not erased.near(name.first_seq, name.last_seq):
             return False
         with self._budget.taken(searching(_source(version.file), local=False)):
             _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)

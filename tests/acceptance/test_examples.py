@@ -125,9 +125,8 @@ def test_the_s3_configuration_needs_only_its_environment(nats_server: Callable[.
     found: dict[str | None, list[dict[str, Any]]] = {}
     entries = {entry["Key"]: entry for entry in client.list_objects_v2(Bucket="archive")["Contents"]}
     assert entries.pop(f"nats/{watermark.path('ORDERS')}")
-    for notes in ("_streams", "_objects"):
-        (note,) = (path for path in entries if path.startswith(f"nats/{notes}/ORDERS/"))
-        del entries[note]
+    (note,) = (path for path in entries if path.startswith("nats/_streams/ORDERS/"))
+    del entries[note]
     for entry in entries.values():
         name = layout.parse_path(entry["Key"].removeprefix("nats/"))
         assert name is not None, entry["Key"]

@@ -19,7 +19,7 @@ from tests.support import s3
 from tests.support.running import STREAM
 
 WATERMARK = f"_watermark/{STREAM}.json"
-_KNOWN = ("_watermark/", "_streams/", "_objects/", "_probe/")
+_KNOWN = ("_watermark/", "_streams/", "_probe/")
 
 
 class Archive(Protocol):

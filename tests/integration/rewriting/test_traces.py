@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from jetcapture_py.archive import object_notes
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConflictError
 from jetcapture_py.maintain import erase as command
@@ -149,10 +148,6 @@ def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path, monkeypatch: p
         client = server.client()
         client.create_bucket(Bucket="versions")
         client.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
-        for _ in range(2):  # a note of objects, whose columns may have the name
-            client.put_object(
-                Bucket="versions", Key=f"archive/{object_notes.directory(STREAM)}/a.json", Body=WHO.encode()
-            )
         client.close()
         config = archived("s3://versions/archive", tmp_path, {"options": options(server.endpoint)})
 

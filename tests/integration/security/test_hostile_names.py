@@ -65,7 +65,6 @@ NASTY = (
     "_quarantine",
     "_watermark",
     "_streams",
-    "_objects",
     ".hidden",
     ".x.tmp",
     "~root",
@@ -292,7 +291,7 @@ def test_a_table_of_results_writes_no_line_and_moves_no_cursor(name: str) -> Non
     assert all(line.isprintable() for line in lines)
 
 
-RESERVED = ("_quarantine", "_watermark", "_streams", "_objects")
+RESERVED = ("_quarantine", "_watermark", "_streams")
 
 
 def test_a_stream_leads_nowhere_either() -> None:
