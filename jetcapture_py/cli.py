@@ -348,9 +348,6 @@ def compact(
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
     ] = False,
-    bundles: Annotated[
-        int, typer.Option(metavar="N", help="Move all objects to N bundles, as with block.bundles; 0 leaves them.")
-    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
 ) -> None:
@@ -372,7 +369,6 @@ def compact(
             time_option("--from", start), time_option("--to", end), [key or None for key in keys] if keys else None
         ),
         incomplete=incomplete,
-        bundles=bundles,
     )
     files = many.captures(config, streams, find=many.in_archive)
     raise typer.Exit(service.maintain(files, request, dry_run=dry_run, as_json=as_json))

@@ -56,7 +56,6 @@ def compact(
     older_than: float = OLDER_THAN,
     grace: float = GRACE,
     incomplete: bool = False,
-    bundles: int = 0,
     dry_run: bool = False,
     options: Mapping[str, Any] | None = None,
     tell: Callable[[str], object] = lambda _: None,
@@ -68,9 +67,6 @@ def compact(
     are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the last object that replaces
     them was written; this function waits for that once. `tell` gets progress messages.
 
-    `bundles` moves all objects to this number of bundles, as a capture with the same `block.bundles` stores them; 0
-    leaves each in its layout. Objects in bundles whose number is not a multiple of it are left alone.
-
     `options` go to fsspec, here and on the executors. Raises JetcaptureError if the archive cannot be listed; failures
     of single groups are in the summary's errors.
     """
@@ -81,7 +77,6 @@ def compact(
         quarantine=quarantine,
         selection=Selection.of(start, end, keys),
         incomplete=incomplete,
-        bundles=bundles,
         dry_run=dry_run,
     )
     archive = ArchiveLocation.open(url, options or {}).files
@@ -135,9 +130,6 @@ class CompactCommand(PartArguments):
     incomplete: Annotated[
         bool, Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
     ] = False
-    bundles: Annotated[
-        int, Option(metavar="N", help="Move all objects to N bundles, as with block.bundles; 0 leaves them.")
-    ] = 0
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done without doing it.")] = False
     json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False
 
@@ -160,7 +152,6 @@ def _job(chosen: CompactCommand) -> None:
         older_than=chosen.older_than,
         grace=chosen.grace,
         incomplete=chosen.incomplete,
-        bundles=chosen.bundles,
         dry_run=chosen.dry_run,
         options=chosen.options,
         tell=lambda line: sys.stderr.write(f"compact: {line}\n"),

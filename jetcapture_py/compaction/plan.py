@@ -11,14 +11,14 @@ breaks it; `rewrite` says how that is safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from jetcapture_py.archive.layout import ObjectName, is_one_of
+from jetcapture_py.archive.layout import ObjectName
 
 T = TypeVar("T")
 
@@ -63,15 +63,12 @@ class Tally(Protocol):
 class Unit:
     """Objects of one group in the order of their sequences, as arrays; `ends` are exclusive.
 
-    If its objects do not overlap, it is also a `Tally`. `moving` are the paths of objects that move to another
-    directory: they cannot be kept, and may be replaced by any object there, whatever its rows, because no compaction
-    moves messages back (see `moves`). A row counts as `row_bytes` at least in `sizes`, so that objects with
-    as many rows as there is memory for are large.
+    If its objects do not overlap, it is also a `Tally`. A row counts as `row_bytes` at least in `sizes`, so that an
+    object with as many rows as there is memory for is large.
     """
 
-    def __init__(self, sources: Iterable[Source], moving: Collection[str] = (), row_bytes: float = 0.0) -> None:
+    def __init__(self, sources: Iterable[Source], row_bytes: float = 0.0) -> None:
         self.sources = sorted(sources, key=lambda source: (source.name.first_seq, source.name.path))
-        self.stays = np.array([source.name.path not in moving for source in self.sources], bool)
         names = [source.name for source in self.sources]
         self.firsts = np.array([name.first_seq for name in names], np.int64)
         self.ends = np.array([name.last_seq + 1 for name in names], np.int64)
@@ -103,7 +100,7 @@ class Unit:
 
         Objects inside the span can always be replaced: they have fewer rows, or the same rows and thus the same name.
         """
-        return rows > int(self.counts[self.crossing(first, end) & self.stays].max(initial=0))
+        return rows > int(self.counts[self.crossing(first, end)].max(initial=0))
 
     def rows(self, first: int, end: int) -> int:
         """Return the number of rows of the objects inside the span."""
@@ -141,28 +138,9 @@ def units(objects: Iterable[Source], target: int, row_bytes: float = 0.0) -> Ite
         for part in _parts(list(group), target):
             if len(part) == 1:
                 continue
-            unit = Unit(part, row_bytes=row_bytes)
+            unit = Unit(part, row_bytes)
             if unit.overlaps or any(span.kept is None for span in spans(unit, target, unit)):
                 yield unit
-
-
-def moves(objects: Iterable[Source], bundles: int, target: int, row_bytes: float = 0.0) -> Iterator[Sequence[Source]]:
-    """Yield the objects to compact together so that all are in this number of bundles: whole buckets, or units.
-
-    A bucket of which all names may be in these bundles is not opened for that: its objects are in the right
-    directories, even if their footers say a multiple of the number.
-
-    Messages only move from keys to bundles, and from bundles to those of a number that divides theirs: to fewer digits
-    or a lower bundle. So of two compactions that move at the same time, never does each replace the objects of the
-    other.
-    """
-    ordered = sorted(objects, key=lambda source: (source.name.stream, source.name.bucket))
-    for _, group in groupby(ordered, key=lambda source: (source.name.stream, source.name.bucket)):
-        bucket = list(group)
-        if all(is_one_of(source.name.bundle, str(bundles)) for source in bucket):
-            yield from (unit.sources for unit in units(bucket, target, row_bytes))
-        else:
-            yield bucket
 
 
 def _parts(group: Sequence[Source], target: int) -> Iterator[list[Source]]:
@@ -196,7 +174,7 @@ def _large(unit: Unit, target: int, tally: Tally) -> list[int]:
     """Find objects of the target size that are complete in their range and have more rows than all others there."""
     return [
         index
-        for index in np.flatnonzero((unit.sizes >= target / TOLERANCE) & unit.stays).tolist()
+        for index in np.flatnonzero(unit.sizes >= target / TOLERANCE).tolist()
         if tally.rows(int(unit.firsts[index]), int(unit.ends[index])) == unit.counts[index]
         and (unit.counts[unit.touching(unit.firsts[index], unit.ends[index])] >= unit.counts[index]).sum() == 1
     ]
@@ -209,7 +187,7 @@ def _around(unit: Unit, large: Sequence[int], tally: Tally) -> list[Span]:
     for number, (first, end) in enumerate(pairwise(edges)):
         rows = tally.rows(first, end) if first < end else 0
         if rows:
-            held = np.flatnonzero(unit.within(first, end) & (unit.counts == rows) & unit.stays)
+            held = np.flatnonzero(unit.within(first, end) & (unit.counts == rows))
             found.append(Span(first, end, large[number // 2] if number % 2 else next(iter(held.tolist()), None)))
     return found
 
@@ -245,6 +223,6 @@ def removable(unit: Unit, holders: Iterable[ObjectName]) -> list[int]:
     found = []
     for index, source in enumerate(unit.sources):
         taking = counts[(firsts <= source.name.last_seq) & (lasts >= source.name.first_seq)]
-        if len(taking) and (not unit.stays[index] or (taking > source.name.rows).all()):
+        if len(taking) and (taking > source.name.rows).all():
             found.append(index)
     return found

@@ -13,7 +13,7 @@ from jetcapture_py.text import escaped, plural, size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Effect on one group: its objects, their bytes, and the number of copied rows removed. `bundle` is "" for the
+    """Effect on one unit: its objects, their bytes, and the number of copied rows removed. `bundle` is "" for the
     objects of one key."""
 
     key: str | None
@@ -27,8 +27,19 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A unit that would be merged: the objects to read, and their bytes."""
+
+    key: str | None
+    bundle: str
+    bucket: str
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Effect on all selected objects.
+    """Effect on all selected objects. A dry run has none, only what is `planned`.
 
     `left` counts the groups that were not compacted, by reason; `errors` are failures, which another run may fix.
     """
@@ -40,6 +51,7 @@ class Summary:
     bytes_after: int
     duplicates: int
     changes: tuple[Change, ...]
+    planned: tuple[Planned, ...]
     left: Mapping[str, int]
     errors: tuple[str, ...]
 
@@ -56,15 +68,20 @@ def summarize(
 
     `removed` are paths, `errors` are failures to remove.
     """
-    changes = []
+    changes, planned = [], []
     for outcome in outcomes:
-        pairs = zip(outcome.removable, outcome.sizes, strict=True)
-        gone = [bytes_ for path, bytes_ in pairs if dry_run or path in removed]
-        if gone or outcome.written:
+        bucket = f"{datetime.fromtimestamp(outcome.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        gone = [bytes_ for path, bytes_ in zip(outcome.removable, outcome.sizes, strict=True) if path in removed]
+        if dry_run and outcome.objects:
+            unit = Planned(
+                key=outcome.key, bundle=outcome.bundle, bucket=bucket, objects=outcome.objects, bytes=outcome.size
+            )
+            planned.append(unit)
+        elif gone or outcome.written:
             change = Change(
                 key=outcome.key,
                 bundle=outcome.bundle,
-                bucket=f"{datetime.fromtimestamp(outcome.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}",
+                bucket=bucket,
                 objects_before=outcome.objects,
                 objects_after=outcome.objects + len(outcome.written) - len(gone),
                 bytes_before=outcome.size,
@@ -72,7 +89,8 @@ def summarize(
                 duplicates=outcome.duplicates if gone else 0,
             )
             changes.append(change)
-    changes.sort(key=lambda change: (change.key or "", change.bundle, change.bucket))
+    changes.sort(key=_place)
+    planned.sort(key=_place)
     return Summary(
         dry_run=dry_run,
         objects_before=objects,
@@ -81,18 +99,22 @@ def summarize(
         bytes_after=size + sum(change.bytes_after - change.bytes_before for change in changes),
         duplicates=sum(change.duplicates for change in changes),
         changes=tuple(changes),
+        planned=tuple(planned),
         left=dict(Counter(outcome.left for outcome in outcomes if outcome.left and not outcome.failed)),
         errors=(*(outcome.left for outcome in outcomes if outcome.failed), *errors),
     )
 
 
+def _place(of: Change | Planned) -> tuple[str, str, str]:
+    return of.key or "", of.bundle, of.bucket
+
+
 def report(stream: str, summary: Summary) -> Iterator[str]:
-    """Yield the summary as lines of text; for a dry run also one line per group."""
-    if summary.dry_run:
-        for change in summary.changes:
-            key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
-            key = f"bundle {change.bundle}" if change.bundle else key
-            yield f"{key}, {change.bucket}: {_difference(change)}"
+    """Yield the summary as lines of text; for a dry run also one line per unit."""
+    for unit in summary.planned:
+        key = "no key" if unit.key is None else f'key "{escaped(unit.key)}"'
+        key = f"bundle {unit.bundle}" if unit.bundle else key
+        yield f"{key}, {unit.bucket}: {plural(unit.objects, 'object', grouped=True)}, {size(unit.bytes)}"
     yield f"{stream}: {total(summary)}"
     for reason, count in summary.left.items():
         yield f"{plural(count, 'group', grouped=True)} skipped: {reason}"
@@ -100,12 +122,12 @@ def report(stream: str, summary: Summary) -> Iterator[str]:
 
 def total(summary: Summary) -> str:
     """Return the effect on all objects in one line."""
-    verb = "would be " if summary.dry_run else ""
+    before, after = map(size, (summary.bytes_before, summary.bytes_after))
+    old, new = (plural(count, "object", grouped=True) for count in (summary.objects_before, summary.objects_after))
+    if summary.dry_run:
+        count = sum(unit.objects for unit in summary.planned)
+        bytes_ = size(sum(unit.bytes for unit in summary.planned))
+        to_merge = f"{plural(count, 'object', grouped=True)}, {bytes_}, in {plural(len(summary.planned), 'unit')}"
+        return f"{old}, {before}: would read {to_merge}"
     duplicates = plural(summary.duplicates, "duplicate row", grouped=True)
-    return f"{_difference(summary)}; {duplicates} {verb}removed"
-
-
-def _difference(of: Summary | Change) -> str:
-    before, after = map(size, (of.bytes_before, of.bytes_after))
-    old, new = (plural(count, "object", grouped=True) for count in (of.objects_before, of.objects_after))
-    return f"{old}, {before} → {new}, {after}"
+    return f"{old}, {before} → {new}, {after}; {duplicates} removed"

@@ -6,7 +6,6 @@ replace them still exist.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_of, bundle_text
 from jetcapture_py.archive.layout import MAX_INTERVAL, BlockId, ObjectName
 from jetcapture_py.archive.ordering import ordered
 from jetcapture_py.archive.schema import with_key_column
@@ -35,8 +33,6 @@ CHANGED = "another compaction changed it meanwhile"
 DRIFTED = "incompatible column types; only objects with compatible types were merged"
 REPLACING = "an object and one that replaces it without some rows exist: what began to remove these must be run again"
 SEVERAL = "objects from layouts with different bundle counts; only objects with the same count were merged"
-INDIVISIBLE = "the number of its bundles is not a multiple of --bundles"
-TAKEN = "a column is called bundle, which is a name of the archive's"
 
 _STEPS = 64
 """Minimum number of marks per object of the target size or row group, at which it could end."""
@@ -52,14 +48,12 @@ _MAX_COPIES = 2
 class CompactionSpec:
     """Settings: make objects of `target` bytes in buckets that ended before `closed` (seconds since the epoch).
 
-    With `bundles`, all objects move to this number of bundles. A row counts as `row_bytes` of an object at least: its
-    identity is in memory while the object is written.
+    A row counts as `row_bytes` of an object at least: its identity is in memory while the object is written.
     """
 
     target: int
     closed: float
     dry_run: bool = False
-    bundles: int = 0
     row_bytes: float = 0.0
 
 
@@ -67,11 +61,10 @@ class CompactionSpec:
 class Outcome:
     """Result for a unit, or for the objects of a unit with compatible schemas.
 
-    `written` has path and bytes of new objects; in a dry run the path is empty, and they have `rows` rows. `holders`
-    together have all messages, so `removable` may be removed, as `removals` say; `sizes` are their bytes. The last of
-    all these was written at `since` (seconds since the epoch). `duplicates` counts copied rows. `left` is the reason
-    why not everything was compacted; `failed`: that is an error. `missing` are the sources that the host `worker` did
-    not find.
+    A dry run only counts the `objects` to read and their `size` in bytes. `written` has path and bytes of new objects.
+    `holders` together have all messages, so `removable` may be removed, as `removals` say; `sizes` are their bytes. The
+    last of all these was written at `since` (seconds since the epoch). `duplicates` counts copied rows. `left` is the
+    reason why not everything was compacted; `failed`: that is an error.
     """
 
     key: str | None
@@ -80,7 +73,6 @@ class Outcome:
     objects: int = 0
     size: int = 0
     written: list[tuple[str, int]] = field(default_factory=list)
-    rows: int = 0
     holders: list[str] = field(default_factory=list)
     removable: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -89,35 +81,21 @@ class Outcome:
     duplicates: int = 0
     left: str = ""
     failed: bool = False
-    missing: list[str] = field(default_factory=list)
-    worker: str = ""
 
 
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     """Compact the objects of one unit. Failures are reported as outcomes."""
-    return list(_caught(files, sources, _outcomes(files, spec, sources)))
+    return list(_caught(sources[0].name, _outcomes(files, spec, sources)))
 
 
-def _caught(files: Files, sources: Sequence[Source], outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Yield the outcomes for `sources`, and an error as one, so that others go on."""
-    name = sources[0].name
+def _caught(name: ObjectName, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yield outcomes, and an error as one, so that others go on."""
     try:
         yield from outcomes
     except VanishedError:
-        yield _vanished(files, sources)
+        yield _left(name, CHANGED)
     except Exception as error:
         yield _failed(name, error)
-
-
-def _vanished(files: Files, sources: Sequence[Source]) -> Outcome:
-    """Return the outcome after VanishedError: which objects this host does not find."""
-    name = sources[0].name
-    try:
-        present = {source.name.path for source in files.find({source.name.directory for source in sources})}
-    except JetcaptureError as error:
-        return _failed(name, error)
-    missing = [source.name.path for source in sources if source.name.path not in present]
-    return replace(_left(name, CHANGED), missing=missing, worker=socket.gethostname())
 
 
 def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
@@ -139,21 +117,13 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
     if any(not digests.isdisjoint(replaced_by(footer)) for _, footer in known):
         yield _left(name, REPLACING)
         return
-    groups: defaultdict[tuple[str, int], list[tuple[Source, Footer]]] = defaultdict(list)
+    groups: defaultdict[int, list[tuple[Source, Footer]]] = defaultdict(list)
     for source, footer in known:
-        bundles = int(footer.own.get(layout.BUNDLES) or 0)
-        if spec.bundles and bundles % spec.bundles:
-            yield _left(source.name, INDIVISIBLE)
-        elif spec.bundles and layout.BUNDLE in (each.lower() for each in footer.schema.names):
-            yield _left(source.name, TAKEN)
-        elif spec.bundles:
-            groups[_moved(source.name, spec.bundles), spec.bundles].append((source, footer))
-        else:
-            groups[source.name.bundle, bundles].append((source, footer))
-    if len({bundles for _, bundles in groups}) > 1:
+        groups[int(footer.own.get(layout.BUNDLES) or 0)].append((source, footer))
+    if len(groups) > 1:
         yield _left(name, SEVERAL)
-    for place, members in groups.items():
-        yield from _caught(files, [source for source, _ in members], _merged(files, spec, place, members))
+    for bundles, members in groups.items():
+        yield from _caught(name, _merged(files, spec, bundles, members))
 
 
 def replaced_by(footer: Footer) -> Sequence[str]:
@@ -163,6 +133,11 @@ def replaced_by(footer: Footer) -> Sequence[str]:
 
 def _left(name: ObjectName, reason: str) -> Outcome:
     return Outcome(key=name.key, bucket=name.bucket, bundle=name.bundle, left=reason)
+
+
+def _outcome_of(unit: Unit) -> Outcome:
+    name, size = unit.sources[0].name, sum(source.size for source in unit.sources)
+    return Outcome(key=name.key, bucket=name.bucket, bundle=name.bundle, objects=len(unit.sources), size=size)
 
 
 def _failed(name: ObjectName, error: Exception) -> Outcome:
@@ -184,28 +159,24 @@ def _footer(files: Files, source: Source) -> Footer | Exception:
     return footer
 
 
-def _moved(name: ObjectName, bundles: int) -> str:
-    """Return the bundle, of this number, that an object's messages belong to; it divides the object's own number."""
-    return bundle_text(int(name.bundle) % bundles, bundles) if name.bundle else bundle_of(name.key, bundles)
-
-
 def _merged(
-    files: Files, spec: CompactionSpec, place: tuple[str, int], known: Sequence[tuple[Source, Footer]]
+    files: Files, spec: CompactionSpec, bundles: int, known: Sequence[tuple[Source, Footer]]
 ) -> Iterator[Outcome]:
-    """Compact objects of one key, or move them to one bundle; `place` is the bundle and the number of bundles."""
-    bundle, bundles = place
+    """Compact objects of one key, or of one bundle of so many."""
     name = known[0][0].name
     existing = {source.name.path: source for source, _ in known}
     kinds = classes([footer.schema for _, footer in known])
     if len(kinds) > 1:
-        yield _left(replace(name, key=None, bundle=bundle) if bundle else name, DRIFTED)
+        yield _left(name, DRIFTED)
     for schema, members in kinds:
         footers = {known[index][0].name.path: known[index][1] for index in members}
-        moving = [known[index][0].name.path for index in members if known[index][0].name.bundle != bundle]
-        unit = Unit((known[index][0] for index in members), moving, spec.row_bytes)
-        if len(unit.sources) == 1 and not moving:
+        unit = Unit((known[index][0] for index in members), spec.row_bytes)
+        if len(unit.sources) == 1:
             continue
-        block = BlockId(key=None if bundle else name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=bundle)
+        if spec.dry_run:
+            yield _outcome_of(unit)
+            continue
+        block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
         columns = schema if name.quarantine else with_key_column(schema)
         own = [footers[each.name.path] for each in unit.sources]
         yield _Compaction(files, spec, unit, own, columns, existing, block, bundles).run()
@@ -244,31 +215,20 @@ class _Compaction:
     def run(self) -> Outcome:
         """Write new objects and find the objects that may be removed."""
         unit, survey_ = self._unit, self._survey
-        block = self._block
-        done = Outcome(key=block.key, bucket=block.bucket, bundle=block.bundle, objects=len(unit.sources))
-        done.size = sum(source.size for source in unit.sources)
+        done = _outcome_of(unit)
         holders: list[ObjectName] = []
         for span in spans(unit, self._spec.target, self):
             if span.kept is not None:
                 holders.append(unit.sources[span.kept].name)
-            elif self._spec.dry_run:
-                count = max(1, round(self.size(span.first, span.end) / self._spec.target))
-                size = self._survey.weight(span.first, span.end) * self._compression()
-                done.written += [("", int(size / count))] * count
-                done.rows += self._survey.rows(span.first, span.end)
             else:
                 holders += self._write(span, done)
         done.duplicates = int(unit.counts.sum()) - survey_.rows(unit.first, unit.end)
-        if self._spec.dry_run:
-            kept = {name.path for name in holders}
-            gone = [source for source in unit.sources if source.name.path not in kept]
-        else:
-            done.holders = [name.path for name in holders]
-            gone = [unit.sources[index] for index in removable(unit, holders)]
-            self._read_through(done.holders, gone)
-            done.removals = self._removals(holders, gone)
-            present = {removal.target.path for removal in done.removals}
-            gone = [source for source in gone if source.name.path in present]
+        done.holders = [name.path for name in holders]
+        gone = [unit.sources[index] for index in removable(unit, holders)]
+        self._read_through(done.holders, gone)
+        done.removals = self._removals(holders, gone)
+        present = {removal.target.path for removal in done.removals}
+        gone = [source for source in gone if source.name.path in present]
         done.removable, done.sizes = [source.name.path for source in gone], [source.size for source in gone]
         if done.removals:
             now = time.time()  # a store's clock may be ahead

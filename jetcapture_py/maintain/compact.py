@@ -14,9 +14,6 @@ of `layout` counts it once:
 - Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
   both remove them, because an object is only replaced by objects with more rows (see `compaction.plan`).
 
-With `bundles`, all objects move to that number of bundles: from directories of keys, and from bundles whose number is
-a multiple of it. So messages never move back, and an object may give way to one with fewer rows only on this way.
-
 Large objects without overlap are left unchanged, so a second run does nothing.
 """
 
@@ -38,15 +35,14 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.memory import MemoryBudget, merging
-from jetcapture_py.compaction.plan import Source, moves, units
+from jetcapture_py.compaction.plan import Source, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
-from jetcapture_py.config.block import MAX_BUNDLES
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
-from jetcapture_py.store.archive import SHARE, ArchiveFiles
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import duration, plural
 
 _NICE = 10
@@ -81,8 +77,6 @@ class CompactionSettings:
     """Buckets that start in this range; keys exclude objects in bundles."""
     incomplete: bool = False
     """Also compact buckets that the watermark has not passed."""
-    bundles: int = 0
-    """Move all objects to this number of bundles; 0 leaves each in its layout."""
     dry_run: bool = False
     """Change nothing."""
 
@@ -92,10 +86,6 @@ class CompactionSettings:
             raise JetcaptureError("the target size must be above 0")
         if self.quarantine and self.selection.keys is not None:
             raise JetcaptureError("the quarantine is not divided by key")
-        if self.bundles and (self.quarantine or self.selection.keys is not None):
-            raise JetcaptureError("bundles cannot be combined with keys or quarantine")
-        if not 0 <= self.bundles <= MAX_BUNDLES:
-            raise JetcaptureError(f"bundles: expected 1 to {MAX_BUNDLES}, got {self.bundles}")
 
 
 class Compaction:
@@ -114,18 +104,18 @@ class Compaction:
         waiting: Iterable[Outcome] = (),
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._archive, self._files = archive, Files(archive)
+        self._files = Files(archive)
         self._settings = settings
         self._tell = tell
         start, end, keys, *_ = settings.selection
-        self._directories = [f"{layout.QUARANTINE}/{stream}" if settings.quarantine else stream]
+        directories = [f"{layout.QUARANTINE}/{stream}" if settings.quarantine else stream]
         if keys is not None:
-            self._directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
+            directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
         self._listed = Inventory(1)
         self.others = 0
         """Objects in other formats, which are left alone."""
         self._objects, self._size = 0, 0
-        for file in archive.below(*self._directories):
+        for file in archive.below(*directories):
             name = file.name
             if name is None:
                 continue
@@ -142,12 +132,7 @@ class Compaction:
         if mark is not None and mark.time.timestamp() < closed:
             closed = mark.time.timestamp()
             tell(f"skipping buckets that end after the watermark, {format_time(mark.time)}: they are incomplete")
-        self.spec = CompactionSpec(
-            target=settings.target,
-            closed=closed,
-            dry_run=settings.dry_run,
-            bundles=settings.bundles,
-        )
+        self.spec = CompactionSpec(target=settings.target, closed=closed, dry_run=settings.dry_run)
         known = list(waiting)
         present = PathSet((path for path, _ in self._listed) if known else ())
         self.outcomes = [
@@ -188,25 +173,14 @@ class Compaction:
         """Return the objects of a bucket to compact, by unit."""
         named = ((layout.parse_path(path), size) for path, (size,) in self._listed.of(bucket))
         sources = [Source(name, size) for name, size in named if name is not None]
-        target, row_bytes = self.spec.target, self.spec.row_bytes
-        found: Iterable[Sequence[Source]] = (unit.sources for unit in units(sources, target, row_bytes))
-        if self.spec.bundles:
-            found = moves(sources, self.spec.bundles, target, row_bytes)
+        found = (unit.sources for unit in units(sources, self.spec.target, self.spec.row_bytes))
         return [each for each in found if self._done.isdisjoint(source.name.path for source in each)]
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Add the outcomes of the work. That a worker does not see objects which are all still there is a failure."""
+        """Add the outcomes of the work."""
         new = list(outcomes)
-        missing = [outcome for outcome in new if outcome.missing]
-        present = self._present() if missing else PathSet()
-        for outcome in missing:
-            if present.issuperset(outcome.missing):
-                count = plural(len(outcome.missing), "object")
-                path = f"{self._files.shown}/{outcome.missing[0]}"
-                outcome.failed = True
-                outcome.left = f"{outcome.worker} does not see {count} of the archive, such as {path}: {SHARE}"
         self.outcomes += new
-        self.waiting += [outcome for outcome in new if outcome.removable and not self.spec.dry_run]
+        self.waiting += [outcome for outcome in new if outcome.removable]
 
     def keep(self, paths: Paths, dropped: Mapping[str, float]) -> None:
         """Remove no object that a table names, and those that it dropped, at the given times, only after the grace."""
@@ -254,10 +228,6 @@ class Compaction:
     def summary(self) -> Summary:
         """Summarize what was done, or would be."""
         return summarize(self._objects, self._size, self.outcomes, self._removed, self._errors, self.spec.dry_run)
-
-    def _present(self) -> PathSet:
-        """Return the paths of the objects that there are now."""
-        return PathSet(file.path for file in self._archive.below(*self._directories))
 
 
 def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:

@@ -217,7 +217,7 @@ class Maintenance:
         config = self.config
         archive = open_archive(config.store.url, config.store.options)
         parts = {"messages": self._compact}
-        if self._compact.selection.keys is None and not self._compact.bundles:
+        if self._compact.selection.keys is None:
             parts["quarantine"] = replace(self._compact, quarantine=True)
         waiting = {part: compaction.waiting for part, compaction in self._compactions.items()}
         self._compactions = {}  # not two listings at once

@@ -50,8 +50,6 @@ class CompactRequest:
     """Keys, and times of buckets."""
     incomplete: bool = False
     """Also compact buckets that the watermark has not passed."""
-    bundles: int = 0
-    """Move all objects to this number of bundles."""
 
     def of(self, config: Config, *, dry_run: bool) -> CompactionSettings:
         """Return the settings for one capture. Raises JetcaptureError if they exclude one another."""
@@ -63,7 +61,6 @@ class CompactRequest:
             grace=given.grace,
             selection=self.selection,
             incomplete=self.incomplete,
-            bundles=self.bundles,
             dry_run=dry_run,
         )
 

@@ -133,8 +133,8 @@ def commit(
 ) -> Committed:
     """Make the table as the archive is, without what has expired and without the paths `expired`, in one snapshot.
 
-    Buckets must have ended `after` seconds ago. `outcomes` are what a compaction of these objects has verified, or
-    would do. `recent` is for how many seconds to tell what was dropped. Raises JetcaptureError, ConfigError without the
+    Buckets must have ended `after` seconds ago. `outcomes` are what a compaction of these objects has verified.
+    `recent` is for how many seconds to tell what was dropped. Raises JetcaptureError, ConfigError without the
     extra `table`.
     """
     known = list(outcomes)
@@ -149,7 +149,6 @@ def commit(
                     quarantine=quarantine,
                     outcomes=known,
                     expired=expired,
-                    dry_run=dry_run,
                 )
                 snapshot = table.snapshot
                 if (plan.new or plan.removed) and not dry_run:
@@ -291,7 +290,7 @@ def compare_tables(config: Config) -> list[Finding]:
     for name, quarantine in ((given.name, False), (given.quarantine, True)):
         if name is not None:
             with open_table(config, archive, quarantine=quarantine, read_only=True) as table:
-                plan = _planned(config, archive, table, after=after, quarantine=quarantine, dry_run=True)
+                plan = _planned(config, archive, table, after=after, quarantine=quarantine)
                 findings += _differences(name, plan)
     return findings
 
@@ -349,7 +348,6 @@ def _planned(
     quarantine: bool,
     outcomes: Sequence[Outcome] = (),
     expired: Collection[str] = (),
-    dry_run: bool,
 ) -> TablePlan:
     """Plan what a table should have, as it was loaded. Raises JetcaptureError, VanishedError."""
     from jetcapture_py.maintain.table_columns import TableColumns
@@ -366,7 +364,6 @@ def _planned(
         outcomes=outcomes,
         expired=expired,
         keep=config.maintain.keep if config.maintain else None,
-        dry_run=dry_run,
     )
     plan.run()
     return plan

@@ -75,12 +75,11 @@ class TablePlan:
     after: float
     """Seconds since a bucket's end."""
     outcomes: Iterable[Outcome] = ()
-    """What compaction has verified, or would do."""
+    """What compaction has verified."""
     expired: Collection[str] = ()
     """Paths of objects that are about to be removed, beyond those of which the archive's note says so."""
     keep: float | None = None
     """Seconds that buckets are kept; None for ever."""
-    dry_run: bool = False
     mark: Watermark | None = field(init=False, default=None)
     """The watermark, as it was before the archive was listed."""
     closed: float = field(init=False, default=0.0)
@@ -104,9 +103,7 @@ class TablePlan:
     _kinds: dict[tuple[Partitions, int], int] = field(init=False, default_factory=dict)
     """How files are divided, and the length of their buckets."""
     _replaced: dict[str, Outcome] = field(init=False)
-    """What compaction has verified, or would do, by the paths of the objects that it replaces."""
-    _merges: dict[int, Outcome] = field(init=False, default_factory=dict)
-    """What compaction would do with objects of the table, in a dry run."""
+    """What compaction has verified, by the paths of the objects that it replaces."""
     _reader: SchemaReader = field(init=False, default_factory=SchemaReader)
     _fitting: dict[int, bool] = field(init=False, default_factory=dict)
     """Whether the table can have objects of a schema of the reader."""
@@ -125,8 +122,8 @@ class TablePlan:
 
     @property
     def new(self) -> int:
-        """How many files are to be added; in a dry run, with those that a compaction would write."""
-        return self._added.files + sum(len(outcome.written) for outcome in self._merges.values())
+        """How many files are to be added."""
+        return self._added.files
 
     @property
     def partitions(self) -> Collection[Partitions]:
@@ -161,7 +158,6 @@ class TablePlan:
             if paths := self._lasting(bucket, dict(others.take(bucket)), note):
                 self.wait(bucket, paths, _NOT_PARQUET)
         self.removed |= {file.place: file.manifest for file in self._rest}
-        self.rows += sum(outcome.rows for outcome in self._merges.values())
 
     def files(self) -> Iterator[TableFile]:
         """Yield the files to add, bucket by bucket, as the table describes them."""
@@ -304,12 +300,8 @@ class TablePlan:
         self.earliest = bucket if self.earliest is None else min(self.earliest, bucket)
 
     def outcome(self, path: str) -> Outcome | None:
-        """Return what compaction has verified, or would do, of an object that it replaces."""
+        """Return what compaction has verified of an object that it replaces."""
         return self._replaced.get(path)
-
-    def merge(self, outcome: Outcome) -> None:
-        """Count the objects that a compaction would write."""
-        self._merges[id(outcome)] = outcome
 
 
 def disjoint_objects(archive: ArchiveFiles, sources: Iterable[Source]) -> tuple[list[ObjectName] | None, bool]:
@@ -342,7 +334,7 @@ class _Settlement:
             self._hold(names)
         else:
             present = {name.path for name in names}
-            for cluster in clusters(self._unmerged(names), self.facts.bundles):
+            for cluster in clusters(names, self.facts.bundles):
                 chosen, reason = self._settled(cluster, present)
                 stuck = not reason.endswith(_MERGES)
                 if not all(map(self._fits, chosen)):
@@ -376,19 +368,6 @@ class _Settlement:
         """Whether the table can have an object, by its columns, which it then has."""
         return name not in self.broken and self.plan.fits(self.facts.schema_of[name])
 
-    def _unmerged(self, names: Sequence[ObjectName]) -> Sequence[ObjectName]:
-        """Return the objects without those in place of which a compaction would write others, in a dry run."""
-        if not self.plan.dry_run:
-            return names
-        left = []
-        for name in names:
-            outcome = self.plan.outcome(name.path)
-            if outcome is not None and self._fits(name):
-                self.plan.merge(outcome)
-            else:
-                left.append(name)
-        return left
-
     def _settled(self, cluster: list[ObjectName], present: AbstractSet[str]) -> tuple[list[ObjectName], str]:
         """Return objects of a cluster that have all its messages, each once; or why that is not certain."""
         if len(cluster) == 1:
@@ -415,7 +394,7 @@ class _Settlement:
             return chosen, ""
         others = f"it may share messages with {plural(len(names) - 1, 'other object')}"
         if len({layout.layout_of(name, self.facts.bundles) for name in names}) > 1:
-            return [], f"{others}, not all in the same number of bundles: only `compact --bundles` merges them"
+            return [], f"{others}, not all in the same number of bundles, which compaction does not merge"
         return [], f"{others}{_MERGES if mergeable else _DRIFTED}"
 
     def _add(self, name: ObjectName) -> None:

@@ -1,4 +1,4 @@
-"""Compaction of bundles, and of objects that move to bundles: no message is lost or read twice, whatever happens."""
+"""Compaction of bundles, also beside objects under keys: no message is lost or read twice, whatever happens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import moves, units
-from jetcapture_py.compaction.unit import INDIVISIBLE, OPEN, TAKEN, CompactionSpec, Outcome, compact_unit
+from jetcapture_py.compaction.plan import units
+from jetcapture_py.compaction.unit import OPEN, SEVERAL, CompactionSpec, compact_unit
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal
 from tests.integration.spark.conftest import HOUR, Archive
@@ -31,9 +31,8 @@ from tests.support.examples import examples
 from tests.unit.compaction.test_unit import (
     AFTER,
     Blocks,
-    Killed,
     Row,
-    Watched,
+    compacted,
     contents,
     messages,
     once,
@@ -95,17 +94,6 @@ def counted(root: Path) -> Counter[tuple[str | None, Row]]:
     return found
 
 
-def compacted(files: Files, target: int, bundles: int) -> list[Outcome]:
-    """A whole compaction but for the waiting."""
-    spec = CompactionSpec(target=target, closed=AFTER, bundles=bundles)
-    listed = files.find(["ORDERS"])
-    work = moves(listed, bundles, target) if bundles else (unit.sources for unit in units(listed, target))
-    found = [outcome for sources in work for outcome in compact_unit(files, spec, sources)]
-    for outcome in found:
-        assert all(result is True for result in files.remove(outcome.removals))
-    return found
-
-
 @quick
 @given(laid=laid_out(4), target=targets, row_group=some.sampled_from([2, 1000]))
 def test_objects_of_one_bundle_are_merged_and_sorted_by_key(
@@ -114,7 +102,7 @@ def test_objects_of_one_bundle_are_merged_and_sorted_by_key(
     root = tmp_path_factory.mktemp("archive")
     blocks = put_all(root, laid, row_group)
     assert [
-        outcome.left for outcome in compacted(Files(ArchiveFiles(f"file://{root}", {})), target, 0) if outcome.left
+        outcome.left for outcome in compacted(Files(ArchiveFiles(f"file://{root}", {})), target) if outcome.left
     ] == []
     assert counted(root) == once(blocks)
     assert layout.split_overlapping(stored(root))[1] == []
@@ -123,35 +111,7 @@ def test_objects_of_one_bundle_are_merged_and_sorted_by_key(
         assert rows == sorted(rows, key=lambda row: (row[0] or "", row[1][0], row[1][1], row[1][2] or 0))
         assert {bundle_of(key, 4) for key, _ in rows} == {name.bundle}
     before = stored(root)
-    assert compacted(Files(ArchiveFiles(f"file://{root}", {})), target, 0) == []
-    assert stored(root) == before
-
-
-@quick
-@given(laid=laid_out(0, 8, 4), target=targets, lives=some.lists(some.integers(1, 6), max_size=4))
-def test_moved_to_bundles_and_killed_after_any_change_every_row_is_counted_once_all_the_time(
-    tmp_path_factory: pytest.TempPathFactory, laid: list[Laid], target: int, lives: list[int]
-) -> None:
-    root = tmp_path_factory.mktemp("archive")
-    blocks = put_all(root, laid)
-
-    def look() -> None:
-        assert counted(root) == once(blocks)
-
-    for changes in lives:
-        try:
-            compacted(Watched(f"file://{root}", look, changes), target, 4)
-        except Killed:
-            continue
-    files = Watched(f"file://{root}", look, 0)
-    assert [outcome.left for outcome in compacted(files, target, 4) if outcome.left] == []
-    look()
-    for name, number in stored(root).items():  # those of 8 whose names could be of 4 are in the right place
-        assert number in (4, 8)
-        assert {bundle_of(key, 4) for key, _ in keyed(root, name)} == {name.bundle}
-    assert layout.split_overlapping(stored(root))[1] == []
-    before = stored(root)
-    assert [each for each in compacted(files, target, 4) if each.written or each.removable] == []
+    assert compacted(Files(ArchiveFiles(f"file://{root}", {})), target) == []
     assert stored(root) == before
 
 
@@ -160,29 +120,28 @@ def test_moved_to_bundles_and_killed_after_any_change_every_row_is_counted_once_
     laid=some.one_of(laid_out(0), laid_out(0, 8, 4, 2)),
     late=laid_out(0, 4),
     schedule=some.lists(some.integers(0, 4), min_size=10, max_size=60),
-    goals=some.lists(some.tuples(targets, some.sampled_from([0, 0, 0, 2, 4, 8, 3])), min_size=4, max_size=4),
+    goals=some.lists(targets, min_size=4, max_size=4),
 )
 @pytest.mark.exhaustive
-def test_compactions_to_other_layouts_at_the_same_time_and_late_objects_lose_and_repeat_nothing(
+def test_compactions_of_several_layouts_at_the_same_time_and_late_objects_lose_and_repeat_nothing(
     tmp_path_factory: pytest.TempPathFactory,
     laid: list[Laid],
     late: list[Laid],
     schedule: list[int],
-    goals: list[tuple[int, int]],
+    goals: list[int],
 ) -> None:
     root = tmp_path_factory.mktemp("archive")
     blocks = list(put_all(root, laid))
 
-    def compaction(target: int, bundles: int) -> Iterator[None]:
+    def compaction(target: int) -> Iterator[None]:
         files = Files(ArchiveFiles(f"file://{root}", {}))
         while True:
             listed = files.find(["ORDERS"])
             yield
             removals: list[Removal] = []
-            work = moves(listed, bundles, target) if bundles else (unit.sources for unit in units(listed, target))
-            for sources in work:
-                spec = CompactionSpec(target=target, closed=AFTER, bundles=bundles)
-                for outcome in compact_unit(files, spec, sources):
+            for unit in units(listed, target):
+                spec = CompactionSpec(target=target, closed=AFTER)
+                for outcome in compact_unit(files, spec, unit.sources):
                     assert not outcome.failed, outcome.left
                     removals += outcome.removals
                 yield
@@ -198,45 +157,19 @@ def test_compactions_to_other_layouts_at_the_same_time_and_late_objects_lose_and
         while True:
             yield
 
-    actors = [*(compaction(*goal) for goal in goals), daemon()]
+    actors = [*map(compaction, goals), daemon()]
     for number in schedule:
         next(actors[number])
         assert counted(root) == once(blocks)
 
 
-def test_a_bundle_gives_way_to_a_number_that_divides_its_own_and_to_no_other(tmp_path: Path) -> None:
-    blocks = put_all(tmp_path, [(key, {(number, 0, None)}, 12) for number, key in enumerate("abcdefgh")])
-    files = Files(ArchiveFiles(f"file://{tmp_path}", {}))
-    before = stored(tmp_path)
-    for other in (24, 8, 5):
-        assert {outcome.left for outcome in compacted(files, 1 << 20, other)} == {INDIVISIBLE}
-    assert stored(tmp_path) == before
-    compacted(files, 1 << 20, 3)
-    assert set(stored(tmp_path).values()) == {3}
-    assert counted(tmp_path) == once(blocks)
-
-
-def test_a_bucket_that_is_in_the_bundles_already_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_all(tmp_path, [(key, {(number, 0, None)}, 16) for number, key in enumerate("abc")])
-    opened: list[object] = []
-    monkeypatch.setattr(Files, "footer", lambda _, source: opened.append(source))
-    assert compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, 16) == []
-    assert opened == []
-
-
-def test_an_object_with_a_column_called_bundle_is_left_alone(tmp_path: Path) -> None:
-    Archive(tmp_path).write([1, 2], "a", bundle=["x", "y"])
-    assert [outcome.left for outcome in compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, 4)] == [TAKEN]
-
-
-def test_many_keys_become_few_objects_whose_row_groups_let_readers_skip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merged_bundles_have_row_groups_that_let_readers_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles_of, "MIN_ROWS", 20)
     chance = random.Random(1)
     laid = {(seq, HOUR * 1_000_000 + seq): f"k{chance.randrange(300):03}" for seq in range(1, 3001)}
-    assert len(lay_out(tmp_path, laid, 0, bucket=HOUR)) == 300
-    outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, 4)
+    for first in range(1, 3001, 100):
+        lay_out(tmp_path, {each: key for each, key in laid.items() if first <= each[0] < first + 100}, 4, bucket=HOUR)
+    outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, closed=HOUR + 3600)
     assert len(outcomes) == len(stored(tmp_path)) == 4
     assert {outcome.bundle for outcome in outcomes} == set("0123")
     found: dict[int, str] = {}
@@ -259,7 +192,7 @@ def test_many_keys_become_few_objects_whose_row_groups_let_readers_skip(
 def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in range(64):
         rows = {(seq, HOUR * 1_000_000 + seq): f"k{key:02}" for seq in range(key, 640, 64)}
-        for name in lay_out(tmp_path, rows, 0, bucket=HOUR):
+        for name in lay_out(tmp_path, rows, 1, bucket=HOUR):
             path = tmp_path / name.path
             table = pq.ParquetFile(path).read()
             payloads = pa.array([random.Random(seq).randbytes(50_000) for seq, _ in rows], pa.binary())
@@ -284,7 +217,7 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(work, "read_rows", watched)
     monkeypatch.setattr(Files, "rows", look)
-    outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 12 << 20, 1)
+    outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 12 << 20)
     assert [outcome.left for outcome in outcomes] == [""]
     assert sum(name.rows for name in stored(tmp_path)) == 640
     assert len(stored(tmp_path)) == 3
@@ -292,40 +225,20 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
     assert named == [], "a compaction that is killed leaves no rows in a temporary file"
 
 
-@pytest.mark.parametrize("damage", ["footer", "pages", "bundles"])
-def test_one_unreadable_object_does_not_keep_its_bucket_from_moving(tmp_path: Path, damage: str) -> None:
-    blocks = put_all(tmp_path, [(key, {(number, 0, None)}, 0) for number, key in enumerate("abcdefgh")])
-    bad = next(name for name in stored(tmp_path) if name.key == "c")
-    path = tmp_path / bad.path
-    whole = data = path.read_bytes()
-    if damage == "footer":
-        data = whole[:-4] + b"XXXX"
-    elif damage == "pages":
-        data = whole[:4] + bytes(100) + whole[104:]
-    else:
-        table = pq.ParquetFile(path).read()
-        pq.write_table(table.replace_schema_metadata({layout.METADATA_PREFIX + layout.BUNDLES: "8"}), path)
-        data = path.read_bytes()
-    path.write_bytes(data)
-    files = Files(ArchiveFiles(f"file://{tmp_path}", {}))
-    failed = [outcome for outcome in compacted(files, 1 << 20, 4) if outcome.failed]
-    assert len(failed) == 1
-    assert bad.path in failed[0].left
-    path.write_bytes(whole)
-    kept = {name.key for name in stored(tmp_path) if not name.bundle}
-    group = {key for key in "abcdefgh" if bundle_of(key, 4) == bundle_of("c", 4)}
-    assert kept == (group if damage == "pages" else {"c"})
-    assert counted(tmp_path) == once(blocks)
-    assert [outcome.left for outcome in compacted(files, 1 << 20, 4) if outcome.left] == []
-    assert {name.bundle for name in stored(tmp_path)} == {bundle_of(key, 4) for key in "abcdefgh"}
-
-
 def test_an_unreadable_object_may_be_of_a_longer_bucket_that_is_still_open(tmp_path: Path) -> None:
-    names = lay_out(tmp_path, {(seq, HOUR * 1_000_000 + seq): f"k{seq}" for seq in range(3)}, 0, bucket=HOUR)
-    (tmp_path / names[1].path).write_bytes(b"PAR1PAR1")
-    spec = CompactionSpec(target=1 << 20, closed=HOUR + 7200.0, bundles=4)
-    files = Files(ArchiveFiles(f"file://{tmp_path}", {}))
-    (sources,) = moves(files.find(["ORDERS"]), 4, 1 << 20)
-    failed, left = compact_unit(files, spec, sources)
+    for seq in range(3):
+        (name,) = lay_out(tmp_path, {(seq, HOUR * 1_000_000 + seq): "k"}, 4, bucket=HOUR)
+    (tmp_path / name.path).write_bytes(b"PAR1PAR1")
+    failed, left = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, closed=HOUR + 7200.0)
     assert (failed.failed, left.left) == (True, OPEN)
     assert len(list(tmp_path.rglob("*.parquet"))) == 3
+
+
+def test_objects_of_different_numbers_of_bundles_are_not_merged_with_one_another(tmp_path: Path) -> None:
+    key = next(key for key in "abcdefgh" if bundle_of(key, 4) == bundle_of(key, 8))
+    put_all(
+        tmp_path, [(key, rows_of({(seq, 0) for seq in seqs}), of) for seqs, of in (([1], 4), ([2], 4), ([1, 4], 8))]
+    )
+    outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20)
+    assert [outcome.left for outcome in outcomes] == [SEVERAL, ""]
+    assert sorted(stored(tmp_path).values()) == [4, 8]

@@ -24,7 +24,6 @@ from jetcapture_py.compaction.merge import classes
 from jetcapture_py.compaction.plan import TOLERANCE, Source, units
 from jetcapture_py.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.errors import StoreError
-from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
@@ -100,9 +99,8 @@ def once(blocks: Blocks) -> Counter[tuple[str | None, Row]]:
 def compacted(files: Files, target: int, *, closed: float = AFTER, dry_run: bool = False) -> list[Outcome]:
     """A whole compaction but for the waiting."""
     spec = CompactionSpec(target=target, closed=closed, dry_run=dry_run)
-    found = [
-        outcome for unit in units(files.find(["ORDERS"]), target) for outcome in compact_unit(files, spec, unit.sources)
-    ]
+    listed = files.find(["ORDERS"])
+    found = [outcome for unit in units(listed, target) for outcome in compact_unit(files, spec, unit.sources)]
     for outcome in found:
         assert all(result is True for result in files.remove(outcome.removals))
     return found
@@ -325,12 +323,6 @@ def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -
     (archive.root / gone.path).unlink()
     (outcome,) = compact_unit(files, CompactionSpec(target=1 << 20, closed=AFTER), unit.sources)
     assert (outcome.left, outcome.failed, outcome.removable) == (CHANGED, False, [])
-    assert outcome.missing == [gone.path]
-    compaction = Compaction(
-        ArchiveFiles(archive.url, {}), "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0)
-    )
-    compaction.add([outcome])
-    assert (outcome.left, outcome.failed) == (CHANGED, False)  # it is not in the archive any more
 
 
 def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive: Archive) -> None:
@@ -523,7 +515,7 @@ def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Arch
 
 
 @both_layouts
-def test_a_dry_run_foretells_and_does_nothing(archive: Archive) -> None:
+def test_a_dry_run_counts_what_it_would_read_and_does_nothing(archive: Archive) -> None:
     for number in range(40):
         seqs = list(range(number * 80, number * 80 + 100))
         archive.write(seqs, payloads=payloads(100, number))
@@ -532,11 +524,10 @@ def test_a_dry_run_foretells_and_does_nothing(archive: Archive) -> None:
     (planned,) = compacted(files, 60_000, dry_run=True)
     assert stored(archive) == names
     (done,) = compacted(files, 60_000)
-    assert len(planned.written) == len(done.written) == len(stored(archive)) > 3
-    assert set(planned.removable) == set(done.removable)
-    assert planned.duplicates == done.duplicates == 39 * 20
-    sizes = [sum(size for _, size in outcome.written) for outcome in (planned, done)]
-    assert abs(sizes[0] - sizes[1]) < 0.1 * sizes[1]
+    assert (planned.objects, planned.size) == (done.objects, done.size)
+    assert planned.objects == 40
+    assert (planned.written, planned.removable) == ([], [])
+    assert len(done.written) == len(stored(archive)) > 3
 
 
 def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(archive: Archive) -> None:

@@ -16,8 +16,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.compaction.summary import Summary
+from jetcapture_py.compaction.unit import CHANGED
 from jetcapture_py.config.units import format_time
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
@@ -167,12 +167,9 @@ class TestChoice:
         monkeypatch.chdir(hours.root.parent)
         unseen = "file:///proc/self/cwd/archive"  # another directory for each process
         summary = compact(spark, unseen, "ORDERS", older_than=0, grace=0)
-        assert summary.left == {}
-        assert len(summary.errors) == 6
-        (error,) = {re.sub(r"/ORDERS/\S+\.parquet:", ":", error) for error in summary.errors}
+        assert (summary.left, summary.changes, len(names(hours))) == ({CHANGED: 6}, (), 12)
         needs = "every worker of Spark needs the archive at this path"
         host = socket.gethostname()
-        assert error == f"{host} does not see 2 objects of the archive, such as {unseen}: {needs}"
         for engine, text in (("arrow", f"{unseen}/ORDERS does not exist on {host}"), ("spark", "on a worker of Spark")):
             with pytest.raises((PySparkException, Py4JError)) as raised:
                 read_archive(spark, unseen, "ORDERS", engine=engine).count()
@@ -198,9 +195,8 @@ class TestCommand:
         before = names(orders)
         assert main([orders.url, "ORDERS", "--dry-run"]) == 0
         plan, total = capsys.readouterr().out.splitlines()
-        assert re.match(r'key "a", 2026-05-01T12:00:00Z: 4 objects, [\d.]+ KiB → 1 object, ', plan)
-        assert re.match(r"ORDERS: 5 objects, [\d.]+ KiB → 2 objects, ", total)
-        assert total.endswith("; 3 duplicate rows would be removed")
+        assert re.fullmatch(r'key "a", 2026-05-01T12:00:00Z: 4 objects, [\d.]+ KiB', plan)
+        assert re.fullmatch(r"ORDERS: 5 objects, [\d.]+ KiB: would read 4 objects, [\d.]+ KiB, in 1 unit", total)
         assert names(orders) == before
 
     def test_the_summary_is_for_people_or_for_machines(
@@ -226,33 +222,6 @@ class TestCommand:
         assert found.err.startswith("compact: cannot read file:///")
         assert name.digest in found.err
         assert found.err.count("\n") == 1
-
-    @pytest.mark.exhaustive
-    def test_an_archive_of_keys_moves_to_bundles_and_reads_the_same(
-        self, spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        orders.write([60, 61], "b", quarantine=True, stage=["decode"] * 2, error=["no"] * 2)
-        before = content(spark, orders)
-        assert main([orders.url, "ORDERS", "--bundles", "4", "--dry-run"]) == 0
-        plan = capsys.readouterr().out.splitlines()
-        assert [line.partition(",")[0] for line in plan[:-1]] == sorted(
-            {f"bundle {bundle_of('a', 4)}", f"bundle {bundle_of(None, 4)}"}
-        )
-        assert main([orders.url, "ORDERS", "--bundles", "4", "--grace", "0s"]) == 0
-        assert capsys.readouterr().out.startswith("ORDERS: 5 objects, ")
-        assert {name.bundle for name in names(orders) if not name.quarantine} == {
-            bundle_of("a", 4),
-            bundle_of(None, 4),
-        }
-        assert content(spark, orders) == before
-        for keys in (["a"], [None]):
-            expected = Counter(row for row in before[1].elements() if json.loads(row)["key"] in keys)
-            assert content(spark, orders, keys=keys)[1] == expected
-        assert main([orders.url, "ORDERS", "--bundles", "4"]) == 0
-        assert capsys.readouterr().out.startswith("ORDERS: 2 objects, ")
-        for option in (["--key", "a"], ["--quarantine"]):
-            assert main([orders.url, "ORDERS", "--bundles", "4", *option]) == 1
-            assert "bundles cannot be combined" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "message"),
