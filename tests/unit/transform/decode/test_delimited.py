@@ -77,6 +77,7 @@ def test_a_record_is_read_as_rfc_4180_says(payload: bytes, row: tuple[Any, Any])
         (b'1,"a"b', "a quote or a line break where none is allowed"),
         (b'1, "a"', "a quote or a line break where none is allowed"),
         (b"1,a\rb", "a quote or a line break where none is allowed"),
+        (b"1,a\r", "a quote or a line break where none is allowed"),
         (b"1,\xff", "invalid UTF-8 (byte 2)"),
         (b"x,y", "column 'a': expected a whole number, got 'x'"),
     ],
