@@ -107,10 +107,10 @@ def run(
 
         allocator.use_system_allocator()
         from jetcapture_py import supervisor
-        from jetcapture_py.config.several import ConfigFiles
+        from jetcapture_py.config.several import CaptureFiles
         from jetcapture_py.jetstream.streams import on_server
 
-        files = ConfigFiles(config, http, find=on_server)
+        files = CaptureFiles(config, http, find=on_server)
         raise typer.Exit(supervisor.run(files, until_caught_up=until_caught_up, keep_going=keep_going, server=server))
     finally:
         if server is not None:
@@ -207,15 +207,13 @@ def apply(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the JetStream API's values.")] = False,
 ) -> None:
     """Create or update the stream and the consumer. Show each change as -old +new; leave out what may delete."""
-    from jetcapture_py.config.model import parse_managed
-    from jetcapture_py.config.several import CaptureFiles
-    from jetcapture_py.jetstream.streams import on_server
+    from jetcapture_py.config.model import parse_for_apply
     from jetcapture_py.manage import many
     from jetcapture_py.manage.apply import run
 
-    files = CaptureFiles(config, parse_managed, on_server, streams or ())
+    files = many.captures(config, streams, parse=parse_for_apply)
     raise typer.Exit(
-        many.run(files, lambda managed, _: run(managed, dry_run=dry_run, may_delete=may_delete), as_json=as_json)
+        many.run(files, lambda each, _: run(each, dry_run=dry_run, may_delete=may_delete), as_json=as_json)
     )
 
 
@@ -320,7 +318,7 @@ def maintain(
         from jetcapture_py.maintain import service
         from jetcapture_py.manage import many
 
-        files = many.captures(config, streams, http, find=many.in_archive)
+        files = many.captures(config, streams, http, find=many.in_archive, together=True)
         if seconds is None:
             raise typer.Exit(service.maintain(files, dry_run=dry_run, as_json=as_json))
         raise typer.Exit(service.serve(files, seconds, server))
@@ -370,7 +368,7 @@ def compact(
         ),
         incomplete=incomplete,
     )
-    files = many.captures(config, streams, find=many.in_archive)
+    files = many.captures(config, streams, find=many.in_archive, together=True)
     raise typer.Exit(service.maintain(files, request, dry_run=dry_run, as_json=as_json))
 
 

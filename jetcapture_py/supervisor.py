@@ -1,8 +1,8 @@
 """The process of `jetcapture run`: captures in one event loop, signals, HTTP, shutdown and the exit code.
 
-Captures are started, replaced and drained until exactly the configured ones run. With one configuration file there is
-one capture, and nothing in logs and metrics names it. With several files or a directory, each capture is named after
-its file, and all share the log, the HTTP server and the threads that encode.
+Captures are started, replaced and drained until exactly the configured ones run; if a file is wrong, nothing changes.
+With one configuration file there is one capture, and nothing in logs and metrics names it. With several files or a
+directory, each capture is named after its file, and all share the log, the HTTP server and the threads that encode.
 
 Captures of a file for many streams start when their stream appears and end when it is deleted. One that fails does not
 stop the others, and is started again.
@@ -17,7 +17,6 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -26,7 +25,7 @@ from jetcapture_py.capture.announcing import Notifiers
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.pressure import CaptureMemory
 from jetcapture_py.config.model import Config, NatsConfig
-from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedConfigs, refuse_wrong_files
+from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures, refuse_wrong
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.unreadable import Notifier
@@ -47,11 +46,11 @@ ENCODERS = 4
 CANCEL_AGAIN = 1.0
 """Seconds after which a capture that was canceled before it was open is canceled again; nats-py may swallow that."""
 LOOK = 60.0
-"""Seconds between two searches for the streams of a file for many, and before its failed captures start again."""
+"""Seconds between two searches for the streams of a file for many, which also start its failed captures again."""
 
 
 def run(
-    files: ConfigFiles,
+    files: CaptureFiles,
     *,
     until_caught_up: bool = False,
     keep_going: bool = False,
@@ -78,7 +77,7 @@ def run(
     return supervisor.code
 
 
-async def _run(supervisor: Supervisor, selected: SelectedConfigs, *, on_terminal: bool) -> None:
+async def _run(supervisor: Supervisor, selected: Captures, *, on_terminal: bool) -> None:
     _handle_signals(supervisor, on_terminal=on_terminal)
     await supervisor.run(selected)
 
@@ -137,7 +136,6 @@ class _Member:
         self.failure = ""
         self.error: BaseException | None = None
         """Why the capture of one of many streams failed, until it is known whether the stream was deleted."""
-        self.began = time.monotonic()
 
     @property
     def running(self) -> asyncio.Task[None] | None:
@@ -153,7 +151,7 @@ class Supervisor:
 
     def __init__(
         self,
-        files: ConfigFiles,
+        files: CaptureFiles,
         server: HttpServer | None = None,
         *,
         until_caught_up: bool = False,
@@ -170,7 +168,8 @@ class Supervisor:
         self._files, self._server = files, server
         self._until_caught_up, self._keep_going = until_caught_up, keep_going
         self._members: dict[CaptureId, _Member] = {}
-        self._refused: dict[CaptureId, str] = {}
+        self._problems: dict[CaptureId, str] = {}
+        self._refused: tuple[str, ...] = ()
         self._left_out: Mapping[CaptureId, str] = {}
         self._budgets: dict[tuple[Path, int], CaptureMemory] = {}
         self._site: Site | None = None
@@ -188,133 +187,114 @@ class Supervisor:
         """Whether any capture may hold messages."""
         return any(member.capture.state.opened for member in self._members.values() if member.running)
 
-    async def run(self, selected: SelectedConfigs) -> None:
+    async def run(self, selected: Captures) -> None:
         """Run captures, and those of files and streams that come later, until every one has ended.
 
-        Raises ConfigError for problems at the start, with `keep_going` only if there is no capture, and JetcaptureError
-        if nothing can listen on a configured address.
+        Raises ConfigError for problems at the start, and JetcaptureError if nothing can listen on a configured address.
         """
+        setup(selected.log.format, selected.log.level)
         try:
-            await self.reconcile(selected, first=True)
-            due, seeing = time.monotonic() + LOOK, selected.failure is None
+            await self.reconcile(selected, restart=True)
+            due = time.monotonic() + LOOK
             while (running := self._tasks()) or self._looks:
                 changed = asyncio.create_task(self.changed.wait())
                 wait = max(0.0, due - time.monotonic()) if self._looks else None
                 await asyncio.wait((changed, *running), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
-                again, late = self.changed.is_set(), self._looks and time.monotonic() >= due
+                reload, late = self.changed.is_set(), self._looks and time.monotonic() >= due
                 self.changed.clear()
-                ended = seeing and any(member.error for member in self._members.values())
-                if self.stopping or not (again or late or ended):
+                if self.stopping or not (reload or late or any(member.error for member in self._members.values())):
                     continue
-                due = time.monotonic() + LOOK if again or late else due
-                found = await asyncio.to_thread(self._files.select, self._running(), again=again)
-                await self.reconcile(found, reread=again, restart=again or late)
-                seeing = found.failure is None
+                due = time.monotonic() + LOOK if reload or late else due
+                await self._update(reload=reload, restart=reload or late)
         finally:
             if self._server is not None:
                 self._server.stop()
             if self._site is not None:
                 self._site.show({}, {})
+        self._report_failures()
         if self._error is not None:
             raise self._error
-        incomplete = self._until_caught_up and (self._refused or self._left_out)
+        incomplete = self._until_caught_up and (self._problems or self._left_out)
         if incomplete or any(member.failure for member in self._members.values()):
             self.code = self.code or FAILED
 
     @property
     def _looks(self) -> bool:
-        """Whether streams may come and go."""
+        """Whether to search for streams."""
         return self._files.of_many and not self._until_caught_up and not self.stopping
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for member in self._members.values() if (task := member.running)]
 
-    async def reconcile(
-        self, selected: SelectedConfigs, *, first: bool = False, reread: bool = True, restart: bool = True
-    ) -> None:
-        """Start captures that are missing, replace those that have changed or failed, and drain those that are gone.
-
-        What has a problem stays as it is. At the start, `first`, it raises ConfigError, with `keep_going` only if
-        nothing can run, and JetcaptureError if nothing can listen on a configured address. `reread` says that the files
-        were read again; otherwise only streams were looked up. Without `restart`, a capture of one of many streams that
-        failed less than `LOOK` ago is not started again yet.
-        """
-        if first:
+    async def _update(self, *, reload: bool, restart: bool) -> None:
+        """Run what the files select, with `reload` after reading them again; if anything is wrong, change nothing."""
+        before = dict(self._members)
+        try:
+            files = await asyncio.to_thread(self._files.again) if reload else self._files
+            selected = await asyncio.to_thread(files.select, [*self._running()])
+            await self.reconcile(selected, restart=restart)
+        except Exception as error:  # what runs goes on
+            self._report_failures()
+            lines = error.problems if isinstance(error, ConfigError) else (_reason(error),)
+            for line in lines if reload or lines != self._refused else ():
+                event(log, logging.ERROR, "config.refused", error=one_line(line, MAX_LOGGED))
+            self._refused = lines
+            return
+        self._files, self._refused = files, ()
+        if reload and not self.stopping:
             setup(selected.log.format, selected.log.level)
+            after = self._members
+            event(
+                log,
+                logging.INFO,
+                "config.reloaded",
+                started=sorted(each.name for each in after.keys() - before.keys()),
+                restarted=sorted(each.name for each in after.keys() & before.keys() if after[each] is not before[each]),
+                stopped=sorted(each.name for each in before.keys() - after.keys()),
+                unchanged=sum(member is before.get(each) for each, member in after.items()),
+            )
+
+    async def reconcile(self, selected: Captures, *, restart: bool) -> None:
+        """Start captures that are missing, replace those that have changed, and drain those that are gone.
+
+        With `restart`, also start those again that have failed. Raises JetcaptureError if anything is wrong; then
+        nothing has changed.
+        """
         running = self._running()
-        refused = dict(selected.problems)
         changed = {
             capture: config
             for capture, config in selected.configs.items()
-            if config != running.get(capture) and (reread or (capture.stream and (restart or self._may_start(capture))))
+            if config != running.get(capture) and (restart or capture not in self._members)
         }
-        made = await asyncio.to_thread(self._make, changed, refused)
+        made = await asyncio.to_thread(self._make, changed, selected.problems)
         if self.stopping:
             return
-        if first and not (self._keep_going and (made or self._files.of_many)):
-            refuse_wrong_files(replace(selected, problems=refused))
-        if first and any(not capture.stream for capture in refused) and selected.failure is None:
-            self.code = REFUSED
-        server, usable = None, first or refused.keys() == selected.problems.keys()  # else what is common to all stays
-        try:
-            if usable:
-                server = self._listen_at(selected)
-        except JetcaptureError as error:
-            if first:
-                raise
-            usable, stating = False, [each for each in made if "http" in made[each].config.model_fields_set]
-            for capture in stating:
-                refused[capture] = (f"{capture}: {error}",)
-                del made[capture]
-            if not stating:
-                event(log, logging.ERROR, "config.refused", error=str(error))
-        gone = [
-            capture
-            for capture in self._members
-            if capture not in selected.configs and not {capture, *capture.whole} & selected.problems.keys()
-        ]
-        self._report(selected, refused, gone, reread=reread)
-        outcome = {
-            "started": sorted(capture.name for capture in made if capture not in self._members),
-            "restarted": sorted(capture.name for capture in made if capture in self._members),
-            "stopped": sorted(capture.name for capture in gone),
-        }
+        refuse_wrong(selected, running)
+        server = self._listen_at(selected)
+        gone = [capture for capture in self._members if capture not in selected.configs]
+        self._report(selected)
+        self._report_failures(gone)
         self._members = made | self._members
         self._show()
-        if usable:
-            setup(selected.log.format, selected.log.level)
-            self._serve(server, selected.listen)
+        self._serve(server, selected.listen)
         await asyncio.gather(*(self._replace(capture, made.get(capture)) for capture in (*made, *gone)))
-        if reread and not first:
-            event(log, logging.INFO, "config.reloaded", **outcome, unchanged=len(self._members) - len(made))
 
-    def _may_start(self, capture: CaptureId) -> bool:
-        member = self._members.get(capture)
-        return member is None or not member.failure or time.monotonic() - member.began >= LOOK
-
-    def _report(
-        self,
-        selected: SelectedConfigs,
-        refused: Mapping[CaptureId, tuple[str, ...]],
-        gone: Collection[CaptureId],
-        *,
-        reread: bool,
-    ) -> None:
-        """Log what is refused and left out, and which captures have failed or ended with their streams."""
-        before, self._refused = (
-            self._refused,
-            {capture: one_line("; ".join(lines), MAX_LOGGED) for capture, lines in refused.items()},
-        )
-        for capture, reason in self._refused.items():
-            if reread or before.get(capture) != reason:
+    def _report(self, selected: Captures) -> None:
+        """Log which streams are not captured, and why."""
+        problems = {capture: one_line("; ".join(lines), MAX_LOGGED) for capture, lines in selected.problems.items()}
+        for capture, reason in problems.items():
+            if self._problems.get(capture) != reason:
                 event(log, logging.ERROR, "config.refused", error=reason)
         for capture, reason in selected.left_out.items():
             if self._left_out.get(capture) != reason:
                 event(log, logging.INFO, "stream.left_out", stream=capture.stream, reason=reason)
-        self._left_out = selected.left_out
+        self._problems, self._left_out = problems, selected.left_out
+
+    def _report_failures(self, gone: Collection[CaptureId] = ()) -> None:
+        """Log which captures of one of many streams have failed, and which have ended with their streams."""
         for capture, member in self._members.items():
-            if member.error is not None and selected.failure is None:
+            if member.error is not None:
                 error, member.error = member.error, None
                 with about(member.label):
                     if capture in gone:
@@ -334,7 +314,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------ HTTP
 
-    def _listen_at(self, selected: SelectedConfigs) -> HttpServer | None:
+    def _listen_at(self, selected: Captures) -> HttpServer | None:
         """Return a server where the files say: the present one if it is there. Raises JetcaptureError.
 
         Unless `http` is configured explicitly, a port in use is not an error: replicas may share a machine.
@@ -352,7 +332,7 @@ class Supervisor:
             return None
 
     def _serve(self, server: HttpServer | None, listen: str | None) -> None:
-        """Serve metrics and probes there, and no longer where they were before."""
+        """Move the HTTP server to an address."""
         if listen == self._listen:
             return
         if self._server is not None and self._server is not server:
@@ -367,28 +347,21 @@ class Supervisor:
             server.serve(self._site)
 
     def _show(self) -> None:
-        """Answer for the captures that there are now."""
+        """Update the captures that the status page shows."""
         if self._site is None:
             return
-        failures = {member.name: member.failure for member in self._members.values() if member.failure}
-        for capture, reason in self._refused.items():
-            if capture in self._members:
-                if self._members[capture].failure:
-                    failures[capture.name] = reason
-            elif not any(other.path.parent == capture.path for other in self._members):  # a directory that goes on
-                taken = {member.name for member in self._members.values()} | failures.keys()
-                failures[one_line(str(capture)) if capture.name in taken else one_line(capture.name)] = reason
+        failures = {one_line(capture.name): reason for capture, reason in self._problems.items()}
+        failures |= {member.name: member.failure for member in self._members.values() if member.failure}
         self._site.show({member.name: member.capture.state for member in self._members.values()}, failures)
 
     # ------------------------------------------------------------------ one capture
 
     def _make(
-        self, configs: Mapping[CaptureId, Config], refused: dict[CaptureId, tuple[str, ...]]
+        self, configs: Mapping[CaptureId, Config], problems: dict[CaptureId, tuple[str, ...]]
     ) -> dict[CaptureId, _Member]:
-        """Make captures in a thread, as user code may hang; add to `refused` what is wrong with the others."""
+        """Make captures in a thread, as user code may hang; add to `problems` what is wrong with the others."""
         made: dict[CaptureId, _Member] = {}
         for capture, config in configs.items():
-            prefix = "" if self._files.single and not self._members else f"{capture}: "
             try:
                 with about(None if self._files.single else capture.name):
                     for warning in config.warnings():
@@ -403,11 +376,8 @@ class Supervisor:
                 if self._encode_threads is not None and not is_reference(config.block.format):  # user code may hang
                     member.capture.state.encode_threads = self._encode_threads
             except ConfigError as error:
-                refused[capture] = tuple(f"{prefix}{line}" for line in error.problems)
-            except Exception as error:
-                if not self._members:
-                    raise
-                refused[capture] = (f"{prefix}{one_line(error)}",)
+                prefix = "" if self._files.single else f"{capture}: "
+                problems[capture] = tuple(f"{prefix}{line}" for line in error.problems)
         return made
 
     def _budget(self, capture: CaptureId, config: Config) -> CaptureMemory | None:

@@ -12,25 +12,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from jetcapture_py.config.buckets import PREFIXES, bucket_of
-from jetcapture_py.config.model import MANY, PLACEHOLDER, Config, Managed, SourceConfig, is_of_many
+from jetcapture_py.config.model import MANY, PLACEHOLDER, Config, SourceConfig, is_of_many
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import ConfigError
 
-T = TypeVar("T", bound=Config | Managed)
-Parse = Callable[[object, Mapping[str, str]], T]
+Parse = Callable[[object, Mapping[str, str]], Config]
 """Makes a capture's configuration of plain values. Raises ConfigError."""
 
 WORK_QUEUE = "its retention is workqueue, so an archive would take messages from other consumers"
 """Why a stream is left out unless it is named exactly."""
 
 
-class AccountConfig(Generic[T]):
+class AccountConfig:
     """The configuration of many captures. Raises ConfigError with one line per problem."""
 
-    def __init__(self, data: Mapping[str, Any], env: Mapping[str, str], parse: Parse[T]) -> None:
+    def __init__(self, data: Mapping[str, Any], env: Mapping[str, str], parse: Parse) -> None:
         self._data, self._env, self._parse = data, env, parse
         source = data["source"]
         if given := [name for name in ("stream", "bucket", "object_store") if source.get(name) is not None]:
@@ -48,7 +47,7 @@ class AccountConfig(Generic[T]):
         """The configuration of some capture; `nats`, `http` and `log` are the same for all."""
 
     @classmethod
-    def of(cls, data: object, env: Mapping[str, str], parse: Parse[T]) -> AccountConfig[T] | None:
+    def of(cls, data: object, env: Mapping[str, str], parse: Parse) -> AccountConfig | None:
         """Return the configuration in the settings of a file; None if that is for a single capture."""
         return cls(data, env, parse) if isinstance(data, dict) and is_of_many(data) else None
 
@@ -75,7 +74,7 @@ class AccountConfig(Generic[T]):
         names += [f"{PREFIXES['bucket']}{name}" for name in self.buckets if name not in buckets]
         return [name for name in names if not {"*", "!"} & set(name) and self.selects(name)]
 
-    def capture(self, stream: str) -> T:
+    def capture(self, stream: str) -> Config:
         """Return the configuration of a stream's capture. Raises ConfigError."""
         source = {name: value for name, value in self._data["source"].items() if name not in (*MANY, "max_streams")}
         if isinstance(consumer := source.get("consumer"), str):

@@ -389,10 +389,6 @@ class Config(Section):
         return self
 
     @property
-    def stream_name(self) -> str:
-        return self.source.stream
-
-    @property
     def stored_subject(self) -> str:
         """The subject of `on_stored`; "" without one."""
         return (self.on_stored.subject or "").replace(PLACEHOLDER, self.source.stream)
@@ -442,41 +438,25 @@ def _of_one(data: object) -> dict[str, Any]:
     return data
 
 
-class Managed(Section):
-    """The sections that `jetcapture apply` needs. At least one of `stream` and `source` is set."""
-
-    nats: NatsConfig = Field(default_factory=NatsConfig)
-    stream: StreamSection | None = None
-    source: SourceConfig | None = None
-
-    @model_validator(mode="after")
-    def _something(self) -> Self:
-        if self.stream is None and self.source is None:
-            raise wrong("stream", "required, but not set (or set source)")
-        if self.source is None and self.stream is not None and self.stream.name is None:
-            raise wrong("stream", "its name is required without source, but not set")
-        same_stream(self.stream, self.source)
-        return self
-
-    @property
-    def stream_name(self) -> str:
-        return self.source.stream if self.source else str(self.stream and self.stream.name)
+def load_for_apply(path: Path) -> Config:
+    """Read a file as `parse_for_apply` does."""
+    return parse_for_apply(yaml_text.read(read_text(path, str(path)), os.environ))
 
 
-def load_managed(path: Path, env: Mapping[str, str] = os.environ) -> Managed:
-    """Read the sections that `jetcapture apply` manages, from a whole configuration or a file with only these sections.
+def parse_for_apply(data: object, env: Mapping[str, str] = os.environ) -> Config:
+    """Read what `jetcapture apply` needs: `store` may be missing, and with a named `stream` also `source`.
 
-    Raises ConfigError with one line per problem.
+    Without a source, its consumer is "". Raises ConfigError.
     """
-    return parse_managed(yaml_text.read(read_text(path, str(path)), env), env)
-
-
-def parse_managed(data: object, env: Mapping[str, str] = os.environ) -> Managed:
-    """Read the same from plain values. Raises ConfigError."""
-    if not isinstance(data, dict) or data.keys() - Managed.model_fields.keys():
-        whole = parse(data, env)
-        return Managed.model_construct(nats=whole.nats, stream=whole.stream, source=whole.source)
-    return validated(Managed, _of_one(data), env=env)
+    if not isinstance(data, dict):
+        return parse(data, env)
+    data = {"store": {"url": "/"}, **data}
+    if data.get("source") is not None:
+        return parse(data, env)
+    if not isinstance(stream := data.get("stream"), dict) or stream.get("name") is None:
+        raise ConfigError("source: required, but not set (or set stream.name, to apply only a stream)")
+    config = parse({**data, "source": {"stream": stream["name"], "consumer": "none"}}, env)
+    return config.model_copy(update={"source": config.source.model_copy(update={"consumer": ""})})
 
 
 def nats_section(servers: Sequence[str] | None, context: str | None) -> NatsConfig:

@@ -7,19 +7,18 @@ different names, do not do the same work twice, and agree on the HTTP address an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Generic, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from jetcapture_py.config import yaml_text
-from jetcapture_py.config.account import AccountConfig, Parse, T
+from jetcapture_py.config.account import AccountConfig, Parse
 from jetcapture_py.config.model import Config, HttpConfig, LogConfig, load, parse, read_text
 from jetcapture_py.config.section import validated
 from jetcapture_py.config.subjects import overlaps
-from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import plural
 
 CAPTURES_AT_ONCE = 8
@@ -42,7 +41,7 @@ _MAX_NAMED = 10
 
 
 class CaptureId(NamedTuple):
-    """A capture: its file and, if that is for many, its stream. Problems of a file or directory have no stream."""
+    """A capture: its file and, if that is for many, its stream."""
 
     path: Path
     stream: str = ""
@@ -51,10 +50,6 @@ class CaptureId(NamedTuple):
     def name(self) -> str:
         """The capture's name in logs, metrics and addresses."""
         return f"{self.path.stem}.{self.stream}" if self.stream else self.path.stem
-
-    @property
-    def whole(self) -> tuple[CaptureId, CaptureId]:
-        return CaptureId(self.path), CaptureId(self.path.parent)
 
     def __str__(self) -> str:
         return f"{self.path}: stream {self.stream}" if self.stream else str(self.path)
@@ -70,115 +65,128 @@ class SelectedStreams:
     """Streams that are left out, and why."""
 
 
-Find = Callable[[AccountConfig[T]], SelectedStreams]
+Find = Callable[[AccountConfig], SelectedStreams]
 """Finds streams. Raises JetcaptureError."""
 
 
-@dataclass(slots=True)
-class Captures(Generic[T]):
-    """The captures of a command's files."""
+@dataclass(slots=True, kw_only=True)
+class Captures:
+    """The captures of a command's files, and what they share in one process."""
 
-    configs: dict[CaptureId, T] = field(default_factory=dict)
+    configs: dict[CaptureId, Config] = field(default_factory=dict)
     """The configuration of each."""
     problems: dict[CaptureId, tuple[str, ...]] = field(default_factory=dict)
-    """Problems with other files, directories and streams, one line each."""
+    """Why selected streams cannot be captured, one line each."""
     left_out: dict[CaptureId, str] = field(default_factory=dict)
     """Why streams are left out, although their names are selected."""
-    failure: JetcaptureError | None = None
-    """Why streams could not be found."""
+    listen: str | None = None
+    """The address of the HTTP server; None without one."""
+    listen_required: bool = False
+    """Whether the address was configured, so that a port in use is an error."""
+    log: LogConfig = field(default_factory=LogConfig)
+    """The first format and level that a file states."""
 
 
-class CaptureFiles(Generic[T]):
-    """Configuration files, and directories of them. `streams` chooses captures; without it, `find` finds streams."""
+class CaptureFiles:
+    """Configuration files, and directories of them, as they are now. `streams` chooses captures; else `find` does.
+
+    `listen` overrides their `http`. With `together`, captures must be able to run in one process. Raises ConfigError.
+    """
 
     def __init__(
         self,
         arguments: Sequence[Path],
-        parse: Parse[T],
-        find: Find[T] | None,
-        streams: Sequence[str] = (),
+        listen: str | None = None,
         env: Mapping[str, str] = os.environ,
+        *,
+        find: Find | None = None,
+        streams: Sequence[str] = (),
+        together: bool = True,
+        parse: Parse = parse,
     ) -> None:
-        self.single = len(arguments) == 1 and not arguments[0].is_dir()
-        """Whether there is one capture, which output need not name. Final once the files have been read."""
-        self._directories = {path for path in arguments if path.is_dir()}
-        self._arguments, self._parse, self._find, self._streams, self._env = arguments, parse, find, streams, env
-        self._files: dict[Path, T | AccountConfig[T]] = {}
-        self._broken: dict[CaptureId, tuple[str, ...]] = {}
-        self._read = False
-        self.configs: Mapping[CaptureId, T] = {}
+        if listen is not None:
+            section, rename = {"listen": listen}, lambda line: line.replace("listen:", "--http:", 1)
+            listen = validated(HttpConfig, section, rename=rename).listen
+        self._arguments, self._listen, self._env, self._parse = arguments, listen, env, parse
+        self._find, self._streams, self._together = find, streams, together
+        self._files: dict[Path, Config | AccountConfig] = {}
+        self.configs: Mapping[CaptureId, Config] = {}
         """The configurations that were selected last."""
+        one = len(arguments) == 1 and not arguments[0].is_dir()
+        problems: list[str] = []
+        paths: dict[Path, None] = {}
+        for argument in arguments:
+            try:
+                paths |= dict.fromkeys(yaml_text.expand(argument))
+            except ConfigError as error:
+                problems += error.problems
+        for path in paths:
+            try:
+                self._files[path] = self._load(path, "" if one else f"{path}: ")
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(*problems)
+        self.of_many = any(isinstance(file, AccountConfig) for file in self._files.values())
+        """Whether some file is for many streams, which may change at any time."""
+        self.single = one and not self.of_many
+        """Whether there is one capture, which output need not name."""
 
-    def shows_one(self, captures: Captures[T]) -> bool:
+    def again(self) -> CaptureFiles:
+        """Read the same files again. Raises ConfigError."""
+        files = CaptureFiles(
+            self._arguments,
+            self._listen,
+            self._env,
+            find=self._find,
+            streams=self._streams,
+            together=self._together,
+            parse=self._parse,
+        )
+        if files.single is not self.single:
+            raise ConfigError("source.streams: restart the process to change between one stream and many")
+        return files
+
+    def shows_one(self, captures: Captures) -> bool:
         """Whether a command shows its only capture in full: one of a single file for one, or one that was chosen."""
         return len(captures.configs) == 1 and not captures.problems and (self.single or len(self._streams) == 1)
 
-    @property
-    def of_many(self) -> bool:
-        """Whether some file is for many streams, which may change at any time."""
-        return any(isinstance(file, AccountConfig) for file in self._files.values())
+    def select(self, running: Collection[CaptureId] = ()) -> Captures:
+        """Return what there should be. A `running` capture stays while it is selected: it ends with its stream.
 
-    def read(self) -> None:
-        """Read the files again. Errors become problems of `captures`; a file for many then stays as it was."""
-        before, self._files, self._broken, again = self._files, {}, {}, self._read
-        for path in self._expanded():
-            try:
-                file = self._load(path)
-                if isinstance(file, AccountConfig) and again and self.single:
-                    raise ConfigError("source.streams: restart the process to capture many streams")
-                self._files[path] = file
-            except ConfigError as error:
-                prefix = f"{path}: " if again or not self.single else ""
-                unread = error.problems[0].startswith(f"{path}: ")
-                self._broken[CaptureId(path)] = tuple(line if unread else f"{prefix}{line}" for line in error.problems)
-        for path, was in before.items():
-            if isinstance(was, AccountConfig) and {CaptureId(path), CaptureId(path.parent)} & self._broken.keys():
-                self._files.setdefault(path, was)
-        self.single, self._read = self.single and not self.of_many, True
-
-    def captures(self, running: Mapping[CaptureId, T] = MappingProxyType({})) -> Captures[T]:
-        """Return the captures. Where a file or directory has a problem, its `running` captures stay as they are."""
-        if not self._read:
-            self.read()
-        captures: Captures[T] = Captures(problems=dict(self._broken))
+        Raises ConfigError if captures exclude one another or a running one has become wrong, and JetcaptureError if
+        streams cannot be found.
+        """
+        captures = Captures()
         for path, file in self._files.items():
             if isinstance(file, AccountConfig):
                 self._add_streams(captures, path, file, running)
-            elif not self._streams or file.stream_name in self._streams:
+            elif not self._streams or file.source.stream in self._streams:
                 captures.configs[CaptureId(path)] = file
-        for capture, config in running.items():
-            if capture not in captures.configs and self._broken.keys() & {capture, *capture.whole}:
-                captures.configs[capture] = config
-        streams = {config.stream_name for config in captures.configs.values()}
+        streams = {config.source.stream for config in captures.configs.values()}
         streams |= {capture.stream for capture in captures.problems}
-        for stream in self._streams:
-            if stream not in streams and not self._broken:
-                text = f"--stream: the configuration has no capture of stream {stream}"
-                captures.problems[CaptureId(Path(stream))] = (text,)
+        if missing := [stream for stream in self._streams if stream not in streams]:
+            raise ConfigError(*(f"--stream: the configuration has no capture of stream {name}" for name in missing))
+        if self._together:
+            self._leave_out_conflicts(captures, running)
+            self._set_what_is_shared(captures)
+        refuse_wrong(captures, running)
         self.configs = captures.configs
         return captures
 
-    def chosen(self) -> Captures[T]:
-        """Return the captures of a command, with the problems of single streams.
+    def _load(self, path: Path, prefix: str) -> Config | AccountConfig:
+        text = read_text(path, str(path))
+        try:
+            data = yaml_text.read(text, self._env)
+            return AccountConfig.of(data, self._env, self._parse) or self._parse(data, self._env)
+        except ConfigError as error:
+            raise ConfigError(*(f"{prefix}{line}" for line in error.problems)) from error
 
-        Raises ConfigError for problems of files, and JetcaptureError if streams cannot be found.
-        """
-        captures = self.captures()
-        refuse_wrong_files(captures)
-        return captures
-
-    def _add_streams(
-        self, captures: Captures[T], path: Path, file: AccountConfig[T], running: Mapping[CaptureId, T]
-    ) -> None:
-        """Add the captures of a file for many. A running one stays while it is selected: it ends with its stream."""
-        names = [capture.stream for capture in running if capture.path == path and file.selects(capture.stream)]
+    def _add_streams(self, captures: Captures, path: Path, file: AccountConfig, running: Collection[CaptureId]) -> None:
         streams = SelectedStreams([name for name in self._streams if file.selects(name)])
         if self._find is not None and not self._streams:
-            try:
-                streams = self._find(file)
-            except JetcaptureError as error:
-                captures.failure = error
-                captures.problems[CaptureId(path)] = (f"{path}: {error}",)
+            streams = self._find(file)
+        names = [capture.stream for capture in running if capture.path == path and file.selects(capture.stream)]
         names += [name for name in streams.names if name not in names]
         captures.left_out |= {CaptureId(path, name): reason for name, reason in streams.left_out.items()}
         if more := names[file.max_streams :]:
@@ -191,30 +199,48 @@ class CaptureFiles(Generic[T]):
                 captures.configs[capture] = file.capture(name)
             except ConfigError as error:
                 captures.problems[capture] = tuple(f"{capture}: {line}" for line in error.problems)
-                if capture in running:
-                    captures.configs[capture] = running[capture]
 
-    def _expanded(self) -> list[Path]:
-        """Return all files; mark directories that are gone, unreadable or empty as broken."""
-        files: dict[Path, None] = {}
-        for argument in self._arguments:
-            try:
-                files.update(dict.fromkeys(yaml_text.expand([argument], self._directories)))
-            except ConfigError as error:
-                self._broken[CaptureId(argument)] = error.problems
-        return list(files)
+    # ------------------------------------------------------------------ captures of one process
 
-    def _load(self, path: Path) -> T | AccountConfig[T]:
-        data = yaml_text.read(read_text(path, str(path)), self._env)
-        return AccountConfig.of(data, self._env, self._parse) or self._parse(data, self._env)
+    def _leave_out_conflicts(self, captures: Captures, running: Collection[CaptureId]) -> None:
+        """Make problems of captures that cannot run with the ones before them; streams that run come first."""
+        if self.single:
+            return
+        owners: dict[_Identity, CaptureId] = {}
+        accepted: dict[CaptureId, Config] = {}
+        agreed: dict[str, tuple[str, CaptureId]] = {}
+        for capture in sorted(captures.configs, key=lambda each: bool(each.stream) and each not in running):
+            config = captures.configs[capture]
+            claims, stated = dict(_claims(capture, config)), _stated(config)
+            if self._listen is not None:
+                stated.pop("http.listen", None)
+            taken = next((problem(owners[claim]) for claim, problem in claims.items() if claim in owners), "")
+            unusable = _unusable(capture.path.stem)
+            if problem := unusable or taken or _repeated(config, accepted) or _differing(stated, agreed):
+                captures.problems[capture] = (f"{capture}: {problem}",)
+                continue
+            accepted[capture] = config
+            owners |= dict.fromkeys(claims, capture)
+            for name, value in stated.items():
+                agreed.setdefault(name, (value, capture))
+        captures.configs = {capture: config for capture, config in captures.configs.items() if capture in accepted}
+
+    def _set_what_is_shared(self, captures: Captures) -> None:
+        samples = [file.sample for file in self._files.values() if isinstance(file, AccountConfig)]
+        configs = [*captures.configs.values(), *samples]
+        stated: dict[str, str] = {}
+        for config in configs:
+            stated = {**_stated(config), **stated}
+        listen = self._listen or stated.get("http.listen", HttpConfig().listen)
+        captures.listen = None if listen == _OFF else listen
+        captures.listen_required = self._listen is not None or any("http" in each.model_fields_set for each in configs)
+        captures.log = LogConfig.model_validate({name: stated.get(f"log.{name}") for name in ("format", "level")})
 
 
-def refuse_wrong_files(captures: Captures[T]) -> None:
-    """Raise the reason why streams could not be found, or ConfigError for problems of files and directories."""
-    if captures.failure is not None:
-        raise captures.failure
-    if lines := [line for capture, lines in captures.problems.items() if not capture.stream for line in lines]:
-        raise ConfigError(*lines)
+def refuse_wrong(captures: Captures, running: Collection[CaptureId] = ()) -> None:
+    """Raise ConfigError with all problems if a file has one, or a stream whose capture runs."""
+    if any(not capture.stream or capture in running for capture in captures.problems):
+        raise ConfigError(*(line for lines in captures.problems.values() for line in lines))
 
 
 def only(path: Path, stream: str | None) -> Config:
@@ -224,117 +250,10 @@ def only(path: Path, stream: str | None) -> Config:
     """
     if stream is None:
         return load(path)
-    captures = ConfigFiles([path], streams=[stream]).chosen()
+    captures = CaptureFiles([path], streams=[stream]).select()
     if captures.problems:
         raise ConfigError(*(line for lines in captures.problems.values() for line in lines))
     return next(iter(captures.configs.values()))
-
-
-# ---------------------------------------------------------------------- captures of one process
-
-
-@dataclass(slots=True, kw_only=True)
-class SelectedConfigs(Captures[Config]):
-    """The captures that should run in a process, and what they share.
-
-    `problems` also has those of running captures' new configurations.
-    """
-
-    listen: str | None
-    """The address of the HTTP server; None without one."""
-    listen_required: bool
-    """Whether the address was configured, so that a port in use is an error."""
-    log: LogConfig
-    """The first format and level that a file states."""
-
-
-class ConfigFiles(CaptureFiles[Config]):
-    """The configuration files of a process. `listen` overrides their `http`. Raises ConfigError if it is wrong.
-
-    With `together`, `chosen` also refuses captures that cannot run in one process.
-    """
-
-    def __init__(
-        self,
-        arguments: Sequence[Path],
-        listen: str | None = None,
-        env: Mapping[str, str] = os.environ,
-        *,
-        find: Find[Config] | None = None,
-        streams: Sequence[str] = (),
-        together: bool = True,
-    ) -> None:
-        super().__init__(arguments, parse, find, streams, env)
-        self._together = together
-        if listen is not None:
-            section, rename = {"listen": listen}, lambda line: line.replace("listen:", "--http:", 1)
-            listen = validated(HttpConfig, section, rename=rename).listen
-        self._listen = listen
-
-    def chosen(self) -> Captures[Config]:
-        """See `CaptureFiles.chosen`."""
-        if not self._together:
-            return super().chosen()
-        selected = self.select()
-        refuse_wrong_files(selected)
-        return selected
-
-    def select(
-        self, running: Mapping[CaptureId, Config] = MappingProxyType({}), *, again: bool = True
-    ) -> SelectedConfigs:
-        """Return the captures that should run. Where something has a problem, its `running` captures stay as they are.
-
-        Unless the files are to be read `again`, only the streams are looked up.
-        """
-        if again:
-            self.read()
-        found = self.captures(running)
-        configs, refused = found.configs, found.problems
-        while conflicts := self._conflicts(configs, running):
-            for capture, problem in conflicts.items():
-                refused[capture] = (f"{capture}: {problem}",)
-                if capture in running and configs[capture] != running[capture]:
-                    configs[capture] = running[capture]
-                else:
-                    del configs[capture]
-        samples = [file.sample for file in self._files.values() if isinstance(file, AccountConfig)]
-        stated: dict[str, str] = {}
-        for config in (*configs.values(), *samples):
-            stated = {**_stated(config), **stated}
-        listen = self._listen or stated.get("http.listen", HttpConfig().listen)
-        return SelectedConfigs(
-            configs=configs,
-            problems=refused,
-            left_out=found.left_out,
-            failure=found.failure,
-            listen=None if listen == _OFF else listen,
-            listen_required=self._listen is not None
-            or any("http" in config.model_fields_set for config in (*configs.values(), *samples)),
-            log=LogConfig.model_validate({name: stated.get(f"log.{name}") for name in ("format", "level")}),
-        )
-
-    def _conflicts(
-        self, configs: Mapping[CaptureId, Config], running: Mapping[CaptureId, Config]
-    ) -> dict[CaptureId, str]:
-        """Return the problems of captures that cannot run with the ones before them; unchanged ones come first."""
-        conflicts: dict[CaptureId, str] = {}
-        owners: dict[_Identity, CaptureId] = {}
-        agreed: dict[str, tuple[str, CaptureId]] = {}
-        for capture in sorted(configs, key=lambda capture: running.get(capture) != configs[capture]):
-            claims = {} if self.single else dict(_claims(capture, configs[capture]))
-            stated = {} if self.single else _stated(configs[capture])
-            if self._listen is not None:
-                stated.pop("http.listen", None)
-            taken = next((problem(owners[claim]) for claim, problem in claims.items() if claim in owners), "")
-            repeated = _repeated(configs[capture], {other: configs[other] for other in owners.values()})
-            unusable = "" if self.single else _unusable(capture.path.stem)
-            if problem := unusable or taken or repeated or _differing(stated, agreed):
-                conflicts[capture] = problem
-                continue
-            owners |= dict.fromkeys(claims, capture)
-            for name, value in stated.items():
-                agreed.setdefault(name, (value, capture))
-        return conflicts
 
 
 def _stated(config: Config) -> dict[str, str]:
@@ -390,10 +309,10 @@ def _archive(config: Config) -> str:
 
 
 def _server(url: str) -> _Identity:
-    """Return host, port and credentials of a server's address."""
+    """Return host and port of a server's address."""
     parts = urlsplit(url)
     host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    return host, parts.port or _PORTS.get(parts.scheme, 4222), parts.username, parts.password
+    return host, parts.port or _PORTS.get(parts.scheme, 4222)
 
 
 def _unusable(name: str) -> str:

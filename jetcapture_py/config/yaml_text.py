@@ -17,7 +17,7 @@ empty counts as not set; in quotes it is the empty text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,13 @@ _NO_TEXT = "not valid text: it contains a surrogate"
 _HARMLESS_QUOTES = re.compile(r"'(?:<[a-z -]+>|[][{},:?-])'")
 
 
-def expand(arguments: Sequence[Path], directories: Collection[Path] | None = None) -> list[Path]:
-    """Return each file that a command line names once, a directory's in the order of their names.
+def expand(path: Path) -> list[Path]:
+    """Return the file that a command line names, or the files of a directory in the order of their names.
 
-    `directories` are those of the arguments that stand for their files, by default all that are directories now. Files
-    directly in a directory count if their names end in .yaml or .yml and do not start with a dot. Raises
+    Files directly in a directory count if their names end in .yaml or .yml and do not start with a dot. Raises
     ConfigError for a directory that cannot be read or has none.
     """
-    paths: dict[Path, None] = {}
-    for path in arguments:
-        expands = path.is_dir() if directories is None else path in directories
-        paths.update(dict.fromkeys(_files(path) if expands else [path]))
-    return list(paths)
+    return _files(path) if path.is_dir() else [path]
 
 
 def _files(directory: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from jetcapture_py.config.account import WORK_QUEUE, AccountConfig, T
+from jetcapture_py.config.account import WORK_QUEUE, AccountConfig
 from jetcapture_py.config.several import SelectedStreams
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
@@ -19,7 +19,7 @@ MISSING = "it does not exist"
 UNKNOWN = "the server cannot describe it at the moment: it is missing or offline"
 
 
-def on_server(file: AccountConfig[T]) -> SelectedStreams:
+def on_server(file: AccountConfig) -> SelectedStreams:
     """Find the streams that the server has now. Raises JetcaptureError, also if this process can open no connection."""
     try:
         return asyncio.run(_on_server(file))
@@ -29,7 +29,7 @@ def on_server(file: AccountConfig[T]) -> SelectedStreams:
         raise SourceError(f"cannot look for streams: {one_line(error)}") from error
 
 
-async def _on_server(file: AccountConfig[T]) -> SelectedStreams:
+async def _on_server(file: AccountConfig) -> SelectedStreams:
     names, left_out, listed = [], {}, set()
     async with ReadSession(file.sample.nats, "jetcapture streams", timeout=TIMEOUT) as session:
         async for answer in stream_lists(session):

@@ -21,9 +21,9 @@ from jetcapture_py import text
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.section import validated
-from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedConfigs, refuse_wrong_files
+from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures
 from jetcapture_py.config.units import format_duration
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import about, event, setup
 from jetcapture_py.maintain.compact import CompactionSettings
 from jetcapture_py.maintain.maintenance import Maintenance, PassResult, Progress
@@ -69,7 +69,7 @@ class CompactRequest:
 
 
 def maintain(
-    files: ConfigFiles, request: CompactRequest | None = None, *, dry_run: bool = False, as_json: bool = False
+    files: CaptureFiles, request: CompactRequest | None = None, *, dry_run: bool = False, as_json: bool = False
 ) -> int:
     """Make one pass over the archive of each capture, with `request` only of compaction; return the exit code.
 
@@ -79,7 +79,7 @@ def maintain(
         return _one_pass(files, request, dry_run=dry_run, as_json=as_json)
 
 
-def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
+def _one_pass(files: CaptureFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
     passes: dict[CaptureId, tuple[str, Maintenance]] = {}
     selected = _required(files, section=request is None)
     for lines in selected.problems.values():
@@ -125,17 +125,12 @@ def _one_pass(files: ConfigFiles, request: CompactRequest | None, *, dry_run: bo
     return code
 
 
-def _required(files: ConfigFiles, *, section: bool) -> SelectedConfigs:
-    """Return the captures, with the problems of single streams.
-
-    Raises ConfigError if a file is wrong or, with `section`, lacks `maintain`, and JetcaptureError.
-    """
+def _required(files: CaptureFiles, *, section: bool) -> Captures:
+    """Return the captures. Raises JetcaptureError, also if a file lacks `maintain` with `section`."""
     selected = files.select()
-    for capture, config in selected.configs.items() if section else ():
-        if config.maintain is None:
-            whole = CaptureId(capture.path)
-            selected.problems[whole] = (f"{'' if files.single else f'{whole}: '}{_NO_SECTION}",)
-    refuse_wrong_files(selected)
+    lacking = {capture.path: None for capture, config in selected.configs.items() if config.maintain is None}
+    if section and lacking:
+        raise ConfigError(*(f"{'' if files.single else f'{path}: '}{_NO_SECTION}" for path in lacking))
     return selected
 
 
@@ -192,11 +187,11 @@ def _interrupted(*_: object) -> None:
 # ---------------------------------------------------------------------- service
 
 
-def serve(files: ConfigFiles, every: float, server: HttpServer | None = None) -> int:
+def serve(files: CaptureFiles, every: float, server: HttpServer | None = None) -> int:
     """Make a pass over each archive every `every` seconds until SIGTERM or SIGINT; return the exit code.
 
     After the first signal, objects that are being merged are finished; a second one exits immediately. `server` already
-    answers probes. Raises ConfigError for problems at the start; later ones leave a capture's settings as they were.
+    answers probes. Raises ConfigError for problems at the start; later ones leave all settings as they were.
     """
     _required(files, section=True)
     service = _Service(files, every)
@@ -207,7 +202,7 @@ def serve(files: ConfigFiles, every: float, server: HttpServer | None = None) ->
 class _Service:
     """The passes of a process, one archive after the other."""
 
-    def __init__(self, files: ConfigFiles, every: float) -> None:
+    def __init__(self, files: CaptureFiles, every: float) -> None:
         self._files, self._every = files, every
         self._stop = threading.Event()
         self._passes: dict[CaptureId, Maintenance] = {}
@@ -228,7 +223,7 @@ class _Service:
         event(log, logging.INFO, "maintain.started", captures=len(selected.configs), every=format_duration(self._every))
         while not self._stop.is_set():
             started = time.monotonic()
-            self._adopt(self._files.select({capture: each.config for capture, each in self._passes.items()}))
+            self._read_again()
             for capture, maintenance in self._passes.items():
                 with about(None if self._files.single else capture.name):
                     self._pass(maintenance, self._states[capture.name])
@@ -237,7 +232,7 @@ class _Service:
             server.stop()
         return DONE
 
-    def _listening(self, selected: SelectedConfigs, server: HttpServer | None) -> HttpServer | None:
+    def _listening(self, selected: Captures, server: HttpServer | None) -> HttpServer | None:
         """Serve metrics and probes. Raises JetcaptureError if nothing can listen on a configured address."""
         site = MaintenanceSite(self._states)
         if server is not None and server.listen != selected.listen:
@@ -254,8 +249,13 @@ class _Service:
             server.serve(site)
         return server
 
-    def _adopt(self, selected: SelectedConfigs) -> None:
-        """Have passes over the archives that the files name now."""
+    def _read_again(self) -> None:
+        """Have passes over the archives that the files name now; if a file is wrong, over the same as before."""
+        try:
+            selected = self._files.again().select()
+        except JetcaptureError as error:
+            event(log, logging.ERROR, "config.refused", error=one_line("; ".join(str(error).splitlines()), MAX_LOGGED))
+            return
         for lines in selected.problems.values():
             event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), MAX_LOGGED))
         wanted = {capture: config for capture, config in selected.configs.items() if config.maintain is not None}

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from jetcapture_py.config.model import Managed
+from jetcapture_py.config.model import Config
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import Difference, differences, differing
@@ -87,9 +87,9 @@ class Applied:
         }
 
 
-def run(managed: Managed, *, dry_run: bool, may_delete: bool = False) -> CommandResult:
+def run(config: Config, *, dry_run: bool, may_delete: bool = False) -> CommandResult:
     """Apply, and return what has changed. Raises SourceError."""
-    applied = asyncio.run(apply(managed, dry_run=dry_run, may_delete=may_delete))
+    applied = asyncio.run(apply(config, dry_run=dry_run, may_delete=may_delete))
     code = DONE
     if any(result.plan.left or (dry_run and result.plan.action != "none") for result in applied):
         code = LEFT
@@ -104,17 +104,17 @@ def run(managed: Managed, *, dry_run: bool, may_delete: bool = False) -> Command
     )
 
 
-async def apply(managed: Managed, *, dry_run: bool, may_delete: bool = False) -> list[Applied]:
+async def apply(config: Config, *, dry_run: bool, may_delete: bool = False) -> list[Applied]:
     """Create or update the stream and the consumer; change nothing if anything is refused. Raises SourceError."""
-    async with ReadSession(managed.nats, f"jetcapture apply {managed.stream_name}", timeout=TIMEOUT) as session:
-        planned = await plans(session, managed, may_delete=may_delete)
+    async with ReadSession(config.nats, f"jetcapture apply {config.source.stream}", timeout=TIMEOUT) as session:
+        planned = await plans(session, config, may_delete=may_delete)
         if dry_run or not all(plan.possible for plan in planned):
             return [Applied(plan=plan) for plan in planned]
-        return [await _made(session, managed, plan) if plan.requests else Applied(plan=plan) for plan in planned]
+        return [await _made(session, config, plan) if plan.requests else Applied(plan=plan) for plan in planned]
 
 
-async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
-    stream = managed.stream_name
+async def _made(session: ReadSession, config: Config, plan: Plan) -> Applied:
+    stream = config.source.stream
     if plan.kind == "stream":
         subject, body = f"STREAM.{plan.action.upper()}.{stream}", plan.request
     else:
@@ -129,6 +129,6 @@ async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
         raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error
     if plan.kind == "consumer":  # the answer to the first update after a restart of the server is the state before it
         answer = (await session.request(f"CONSUMER.INFO.{stream}.{plan.name}"))["config"]
-    consumer = managed.source if plan.kind == "consumer" else None
-    left = differing(plan.configured, answer) if consumer is None else differences(consumer, answer)
+    is_stream = plan.kind == "stream"
+    left = differing(plan.configured, answer) if is_stream else differences(config.source, answer)
     return Applied(plan=plan, answer=answer, ignored=[found for found in left if found.name not in plan.left])

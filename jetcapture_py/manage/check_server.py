@@ -12,7 +12,7 @@ from typing import Any, Literal
 import nats.errors
 from rich.text import Text
 
-from jetcapture_py.config.model import Config, Managed, SourceConfig
+from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.config.units import format_duration, format_size
 from jetcapture_py.errors import SourceError
@@ -155,9 +155,8 @@ def check_clock(findings: Findings, answer: Mapping[str, Any], received: datetim
 
 async def check_plans(session: ReadSession, config: Config, findings: Findings) -> list[Plan]:
     """Compare stream and consumer with the configuration."""
-    managed = Managed.model_construct(nats=config.nats, stream=config.stream, source=config.source)
     try:
-        planned = await plans(session, managed)
+        planned = await plans(session, config)
     except SourceError as error:
         text = f"{error}".replace("NATS refused: ", "")
         if not any(text in finding.text for finding in findings.problems):

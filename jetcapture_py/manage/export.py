@@ -15,8 +15,7 @@ from rich.text import Text
 
 from jetcapture_py.config import yaml_text
 from jetcapture_py.config.buckets import bucket_of
-from jetcapture_py.config.model import TOO_MANY_UNACKED, Managed, NatsConfig
-from jetcapture_py.config.section import validated
+from jetcapture_py.config.model import TOO_MANY_UNACKED, NatsConfig, parse_for_apply
 from jetcapture_py.config.stream import UNLIMITED, ConsumerSection, StreamSection
 from jetcapture_py.config.units import format_nanoseconds, format_size
 from jetcapture_py.errors import ConfigError, SourceError
@@ -74,7 +73,7 @@ async def export(nats: NatsConfig, stream: str, consumer: str | None) -> dict[st
                 raise SourceError(f"consumer {consumer} does not exist on stream {stream}")
             sections["source"] = source_section(stream, consumer, described["config"])
     try:
-        validated(Managed, {**sections, "nats": {}})
+        parse_for_apply({**sections, "nats": {}})
     except ConfigError as error:
         reasons = "; ".join(error.problems)
         raise SourceError(f"stream {stream} has settings that a configuration does not support: {reasons}") from None

@@ -19,9 +19,9 @@ from rich.text import Text
 
 from jetcapture_py import text
 from jetcapture_py.archive import layout
-from jetcapture_py.config.account import AccountConfig, T
-from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles, CaptureId, ConfigFiles, Find, SelectedStreams
+from jetcapture_py.config.account import AccountConfig, Parse
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles, CaptureId, Find, SelectedStreams
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server
@@ -40,7 +40,7 @@ _WORST = (0, 3, 1, 2)
 # ---------------------------------------------------------------------- streams
 
 
-def in_archive(file: AccountConfig[Config]) -> SelectedStreams:
+def in_archive(file: AccountConfig) -> SelectedStreams:
     """Find the streams that the archive has, also deleted ones; those of the server if no archive can list all.
 
     Raises JetcaptureError.
@@ -57,11 +57,12 @@ def captures(
     streams: Sequence[str] | None = None,
     http: str | None = None,
     *,
-    find: Find[Config] = on_server,
+    find: Find = on_server,
     together: bool = False,
-) -> ConfigFiles:
+    parse: Parse = parse,
+) -> CaptureFiles:
     """Return the files that a command names. With `together`, their captures must be able to run in one process."""
-    return ConfigFiles(paths, http, find=find, streams=streams or (), together=together)
+    return CaptureFiles(paths, http, find=find, streams=streams or (), together=together, parse=parse)
 
 
 # ---------------------------------------------------------------------- work
@@ -84,8 +85,8 @@ class CommandResult:
 
 
 def run(
-    files: CaptureFiles[T],
-    work: Callable[[T, Progress], CommandResult],
+    files: CaptureFiles,
+    work: Callable[[Config, Progress], CommandResult],
     *,
     as_json: bool = False,
     at_once: bool = False,
@@ -100,7 +101,7 @@ def run(
     Raises ConfigError for wrong files, and JetcaptureError if streams cannot be found, or if the work fails for a
     single capture.
     """
-    found = files.chosen()
+    found = files.select()
     if of_one and len(found.configs) > 1:
         raise ConfigError(f"expected one capture, got {len(found.configs)}; --stream chooses one")
     if files.shows_one(found) or (of_one and found.configs and not found.problems):
@@ -128,7 +129,7 @@ def run(
         for capture, result in zip(captures, pool.map(attempted, captures), strict=True):
             codes.append(result.code)
             config = found.configs.get(capture)
-            stream = capture.stream if config is None else config.stream_name
+            stream = capture.stream if config is None else config.source.stream
             show_line(capture.name, stream, result, width, as_json=as_json)
     return max(codes, key=_WORST.index)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jetcapture_py.config.buckets import new_stream
-from jetcapture_py.config.model import Managed, SourceConfig
+from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.stream import StreamSection, api_values
 from jetcapture_py.config.subjects import covers
 from jetcapture_py.config.units import format_nanoseconds
@@ -155,21 +155,21 @@ class Plan:
         return self.action == "create" or len(self.changes) > len(self.left)
 
 
-async def plans(session: ReadSession, managed: Managed, *, may_delete: bool = False) -> list[Plan]:
+async def plans(session: ReadSession, config: Config, *, may_delete: bool = False) -> list[Plan]:
     """Return the plans, the stream's first; with `may_delete`, nothing is left out. Raises SourceError."""
-    name = managed.stream_name
+    name = config.source.stream
     answer = await info_or_none(session, f"STREAM.INFO.{name}", STREAM_NOT_FOUND)
     actual = answer["config"] if answer is not None else None
     planned = []
-    if managed.stream is not None:
-        planned.append(_stream_plan(managed, managed.stream, actual, may_delete=may_delete))
+    if config.stream is not None:
+        planned.append(_stream_plan(config.source, config.stream, actual, may_delete=may_delete))
     elif actual is None:
         raise SourceError(f"stream {name} does not exist, and there is no section stream to create it from")
-    if managed.source is not None:
-        subject = f"CONSUMER.INFO.{name}.{managed.source.consumer}"
+    if config.source.consumer:
+        subject = f"CONSUMER.INFO.{name}.{config.source.consumer}"
         info = None if actual is None else await info_or_none(session, subject, CONSUMER_NOT_FOUND)
         settings = planned[0].request if planned else actual or {}
-        planned.append(_consumer_plan(managed.source, info, settings, may_delete=may_delete))
+        planned.append(_consumer_plan(config.source, info, settings, may_delete=may_delete))
     return planned
 
 
@@ -184,10 +184,10 @@ async def info_or_none(session: ReadSession, subject: str, missing: int) -> dict
 
 
 def _stream_plan(
-    managed: Managed, section: StreamSection, actual: Mapping[str, Any] | None, *, may_delete: bool
+    source: SourceConfig, section: StreamSection, actual: Mapping[str, Any] | None, *, may_delete: bool
 ) -> Plan:
-    name, source = managed.stream_name, managed.source
-    defaults = new_stream(*source.holds) if source is not None and source.holds is not None else {}
+    name = source.stream
+    defaults = {} if source.holds is None else new_stream(*source.holds)
     configured = {**api_values(section), "name": name}
     if actual is None:
         request = {setting: value for setting, value in {**defaults, **configured}.items() if value is not None}

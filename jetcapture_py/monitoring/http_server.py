@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -231,7 +232,7 @@ def _stated_address(arguments: Sequence[Path]) -> str | None:
     """Return the first address in the files, or the default; None if `http` is off. Raises ValueError and others."""
     from jetcapture_py.config import yaml_text
 
-    for path in yaml_text.expand(arguments):
+    for path in chain.from_iterable(map(yaml_text.expand, arguments)):
         data = yaml_text.read(path.read_text("utf-8-sig"), os.environ)
         section = data.get("http", {}) if isinstance(data, dict) else None
         if not isinstance(section, dict):

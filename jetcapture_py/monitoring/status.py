@@ -15,7 +15,7 @@ from typing import Any
 from jetcapture_py.archive import watermark
 from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config, NatsConfig
-from jetcapture_py.config.several import CAPTURES_AT_ONCE, ConfigFiles
+from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
@@ -85,9 +85,9 @@ class CaptureStatus:
         )
 
 
-def run(files: ConfigFiles, *, watch: bool, as_json: bool) -> int:
+def run(files: CaptureFiles, *, watch: bool, as_json: bool) -> int:
     """Print the status of each capture; return 1 if there are problems, else 0. Raises JetcaptureError."""
-    found = files.chosen()
+    found = files.select()
     wrong = {
         capture.name: CaptureStatus(stream=capture.stream, problems=problems)
         for capture, problems in found.problems.items()

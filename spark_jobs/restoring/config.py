@@ -8,7 +8,7 @@ from typing import Any
 
 from jetcapture_py.archive import stream_config
 from jetcapture_py.archive.stream_config import StreamConfig
-from jetcapture_py.config.model import SourceConfig, load_managed
+from jetcapture_py.config.model import SourceConfig, load_for_apply
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.consumer import consumer_config
@@ -48,7 +48,7 @@ def target_config(
     unwanted = _FEEDS if name != source or prefix else ("sources",)
     config = {setting: value for setting, value in config.items() if setting not in unwanted}
     if changes is not None:
-        section = load_managed(changes).stream
+        section = load_for_apply(changes).stream
         if section is None:
             raise ConfigError(f"{changes}: stream: required, but not set")
         config |= api_values(section)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetcapture_py import log
-from jetcapture_py.config.model import Config, parse_managed
+from jetcapture_py.config.model import Config, parse
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.verify.findings import Kind, Report
@@ -45,8 +45,8 @@ def test_check_warns_of_the_limit_of_the_stream_and_its_advice_works(
         assert [text for text in await warnings(configuration) if text.startswith(DELETES)]
         advised = settings(server.url, tmp_path, source={"consumer_config": {"inactive_threshold": "36500d"}})
         advised["stream"] = {"consumer_limits": {"inactive_threshold": "36500d", "max_ack_pending": 100_000}}
-        managed = parse_managed({name: advised[name] for name in ("nats", "stream", "source")})
-        assert all(applied.plan.possible and not applied.ignored for applied in await apply(managed, dry_run=False))
+        results = await apply(parse(advised), dry_run=False)
+        assert all(applied.plan.possible and not applied.ignored for applied in results)
         assert not [text for text in await warnings(config(server.url, tmp_path)) if "deletes" in text]
         return await ask(server.url, f"CONSUMER.INFO.{STREAM}.{CONSUMER}")
 

@@ -18,8 +18,8 @@ from nats.aio.client import Client
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.config.model import Config, Managed
-from jetcapture_py.config.several import ConfigFiles
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import ConfigError, DrainError, MissingStreamError, SourceError
 from jetcapture_py.jetstream import acks, ordered_source
 from jetcapture_py.jetstream.consumer import GROUP, consumer_config
@@ -279,8 +279,7 @@ async def _a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(t
         await capture_all(config(url, archive))
         await send(url, [b"x"] * 100)
         ordered = config(url, archive, source=ORDERED)
-        managed = Managed.model_construct(nats=ordered.nats, stream=None, source=ordered.source)
-        (refused,) = [each.plan.refusal for each in await apply(managed, dry_run=False) if each.plan.kind == "consumer"]
+        (refused,) = [each.plan.refusal for each in await apply(ordered, dry_run=False) if each.plan.kind == "consumer"]
         assert refused is not None
         assert refused.endswith("start_sequence to its ack floor + 1, which is now 101")
         with pytest.raises(SourceError, match=r"is not one for source\.mode ordered"):
@@ -346,19 +345,21 @@ def test_a_configuration_that_is_only_for_the_other_mode_is_refused(setting: dic
 
 
 def test_captures_of_the_same_subjects_are_refused_only_in_this_mode(tmp_path: Path) -> None:
-    def selected(mode: str, *filters: str) -> tuple[list[str], list[str]]:
+    def refused(mode: str, *filters: str) -> str:
         for number, subject in enumerate(filters):
             source = {"mode": mode, "consumer": f"c{number}", "filter_subjects": [subject]}
             text = yaml.safe_dump(settings("nats://127.0.0.1:4222", "/archive", source=source))
             (tmp_path / f"{number}.yaml").write_text(text)
-        found = ConfigFiles([tmp_path]).select()
-        return [capture.name for capture in found.configs], [line for each in found.problems.values() for line in each]
+        try:
+            CaptureFiles([tmp_path]).select()
+        except ConfigError as error:
+            return str(error)
+        return ""
 
-    assert selected("shared", "orders.*", "orders.a") == (["0", "1"], [])
-    assert selected("ordered", "orders.a", "orders.b") == (["0", "1"], [])
-    accepted, (problem,) = selected("ordered", "orders.*", "orders.a")
-    assert accepted == ["0"]
-    assert "captures some of the same subjects into this archive; set other source.filter_subjects" in problem
+    assert refused("shared", "orders.*", "orders.a") == ""
+    assert refused("ordered", "orders.a", "orders.b") == ""
+    problem = "captures some of the same subjects into this archive; set other source.filter_subjects"
+    assert refused("ordered", "orders.*", "orders.a") == f"{tmp_path}/1.yaml: {tmp_path}/0.yaml {problem}"
 
 
 def test_a_consumer_that_gives_up_messages_is_refused(tmp_path: Path) -> None:

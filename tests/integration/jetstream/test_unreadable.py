@@ -14,7 +14,7 @@ import yaml
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.account import WORK_QUEUE
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import ConfigFiles
+from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.streams import MISSING, on_server
 from jetcapture_py.manage.check import check
@@ -109,7 +109,7 @@ def test_a_configuration_of_many_leaves_it_out_and_a_running_capture_ends(nats_s
 
     with pytest.raises(SourceError, match=SELF):
         asyncio.run(edited())
-    found = ConfigFiles([file], find=on_server).chosen()
+    found = CaptureFiles([file], find=on_server).select()
     assert found.configs == {}
     assert [SELF in reason for reason in found.left_out.values()] == [True]
 
@@ -124,7 +124,7 @@ def test_captures_whose_notifications_feed_each_other_are_refused(
         sections = settings(server.url, tmp_path / "archive", on_stored={"subject": f"{other}.stored"})
         files[name] = tmp_path / f"{name}.yaml"
         files[name].write_text(yaml.safe_dump({**sections, "source": {"stream": name, "consumer": CONSUMER}}))
-    both = ConfigFiles([*files.values()])
+    both = CaptureFiles([*files.values()])
     selected = both.select()
     one, another = selected.configs.values()
     found = asyncio.run(check(one, [one, another]))
@@ -163,7 +163,7 @@ def test_a_run_until_caught_up_fails_if_a_selected_stream_is_not_captured(
         await create(server.url, {"name": "KV_cfg", "subjects": ["$KV.cfg.>"]})
 
     asyncio.run(streams())
-    files = ConfigFiles([file], find=on_server)
+    files = CaptureFiles([file], find=on_server)
     selected = files.select()
     assert {capture.stream: reason for capture, reason in selected.left_out.items()} == left_out
     supervisor = Supervisor(files, until_caught_up=True)

@@ -34,7 +34,7 @@ from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.maintain import TableConfig
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.config.section import validated
-from jetcapture_py.config.several import ConfigFiles
+from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.maintain import iceberg, manifests, service
 from jetcapture_py.maintain import table as table_module
@@ -329,12 +329,12 @@ def test_what_fails_with_one_archives_table_leaves_the_others_alone(
         raise ValueError("a bug")
 
     monkeypatch.setattr("jetcapture_py.maintain.table_columns.TableColumns.add", broken)
-    assert service.maintain(ConfigFiles(paths)) == 1
+    assert service.maintain(CaptureFiles(paths)) == 1
     printed = capsys.readouterr()
     assert "cannot keep table nats.orders: ValueError: a bug" in printed.err
     assert "b  " in printed.out
     monkeypatch.setattr(Maintenance, "_tabulate", broken)
-    assert service.maintain(ConfigFiles(paths[:1])) == 1
+    assert service.maintain(CaptureFiles(paths[:1])) == 1
     assert "jetcapture: ValueError: a bug" in capsys.readouterr().err
 
 
@@ -820,7 +820,7 @@ def test_the_command_prints_what_it_did_to_tables_and_no_secret(
         sections = {"store": {"url": str(world.root)}, "source": {"stream": "ORDERS", "consumer": "archive"}}
         settings = {"compact": {"after": "0s", "grace": "0s"}, "table": {"name": "nats.orders", "catalog": catalog}}
         config.write_text(json.dumps({**sections, "maintain": settings}))
-        return service.maintain(ConfigFiles([config]), as_json=as_json)
+        return service.maintain(CaptureFiles([config]), as_json=as_json)
 
     assert maintain(world.catalog) == 0
     text = capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from jetcapture_py.config import yaml_text
-from jetcapture_py.config.model import Managed, NatsConfig, load_managed
+from jetcapture_py.config.model import Config, NatsConfig, load_for_apply
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.manage.apply import Applied, apply, run
 from jetcapture_py.manage.export import export
@@ -78,10 +78,10 @@ LATER: list[dict[str, Any]] = [
 CASES = [(stream, None) for stream in (*STREAMS, *LATER)] + [({}, consumer) for consumer in CONSUMERS]
 
 
-def managed(tmp_path: Path, url: str, text: dict[str, Any]) -> Managed:
+def managed(tmp_path: Path, url: str, text: dict[str, Any]) -> Config:
     path = tmp_path / "config.yaml"
     path.write_text(yaml_text.write({"nats": {"servers": [url]}, **text}))
-    return load_managed(path)
+    return load_for_apply(path)
 
 
 def applied(tmp_path: Path, url: str, text: dict[str, Any]) -> list[Applied]:
@@ -409,17 +409,17 @@ def test_a_consumer_that_cannot_be_captured_from_is_not_exported(nats_server: St
         ("stream: {name: S, max_age: 1x}", "stream.max_age: expected a duration such as 15m"),
         ("stream: {name: S, max_bytes: 1k}", "stream.max_bytes: expected 1KiB (1024s) or 1KB (1000s)"),
         ("stream: {name: S, storage: disk}", "stream.storage: expected file or memory"),
-        ("stream: {max_age: 1d}", "stream: its name is required without source"),
+        ("stream: {max_age: 1d}", "source: required, but not set (or set stream.name"),
         ("stream: {name: S}\nsource: {stream: T, consumer: c}", "stream: expected the name T, as in source.stream"),
         ("stream: {name: S, sources: [{nam: A}]}", "stream.sources[0].nam: unknown setting"),
-        ("nats: {servers: ['nats://a']}", "stream: required, but not set (or set source)"),
+        ("nats: {servers: ['nats://a']}", "source: required, but not set (or set stream.name"),
     ],
 )
 def test_a_section_that_is_wrong_is_explained(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as raised:
-        load_managed(path)
+        load_for_apply(path)
     assert problem in str(raised.value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.model import Config, Managed, NatsConfig, parse
+from jetcapture_py.config.model import Config, NatsConfig, parse, parse_for_apply
 from jetcapture_py.errors import SourceError
 from jetcapture_py.manage import cases
 from jetcapture_py.manage.apply import run as apply
@@ -44,7 +44,7 @@ async def use(url: str) -> None:
 
 def test_a_missing_bucket_is_created_as_clients_create_it(nats_server: Start) -> None:
     server = nats_server()
-    managed = Managed.model_validate(
+    managed = parse_for_apply(
         {
             "nats": {"servers": [server.url]},
             "stream": {"max_msgs_per_subject": 5},
@@ -73,7 +73,7 @@ def test_a_missing_bucket_is_created_as_clients_create_it(nats_server: Start) ->
 def test_a_missing_object_store_is_created_as_clients_create_it(nats_server: Start) -> None:
     server = nats_server()
     sections = {"stream": {"max_age": "7d"}, "source": {"object_store": "files", "consumer": "archive"}}
-    managed = Managed.model_validate({"nats": {"servers": [server.url]}, **sections})
+    managed = parse_for_apply({"nats": {"servers": [server.url]}, **sections})
     assert show_one(apply(managed, dry_run=False)) == 0
 
     async def put() -> bytes:
@@ -93,7 +93,7 @@ def test_an_export_names_the_bucket_and_applies_without_a_change(nats_server: St
     found = asyncio.run(export(NatsConfig(servers=(server.url,)), "KV_settings", "archive"))
     assert found["source"]["bucket"] == "settings"
     assert "stream" not in found["source"]
-    managed = Managed.model_validate(yaml.safe_load(yaml.safe_dump(found)))
+    managed = parse_for_apply(yaml.safe_load(yaml.safe_dump(found)))
     assert show_one(apply(managed, dry_run=True)) == 0
 
 

@@ -19,7 +19,7 @@ from nats.js.errors import NotFoundError
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import HttpConfig
-from jetcapture_py.config.several import ConfigFiles
+from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.monitoring import health, http_server
 from jetcapture_py.monitoring import http as endpoint
 from jetcapture_py.monitoring.http_server import Answer, HttpServer, Starting
@@ -371,7 +371,7 @@ def test_an_address_that_turns_out_to_be_another_one_is_listened_on_instead(tmp_
     assert early is not None
     wanted = settings("nats://127.0.0.1:1", tmp_path / "archive", http={"listen": "localhost:0"})
     with Command(tmp_path, wanted) as command:
-        files = ConfigFiles([command.path])
+        files = CaptureFiles([command.path])
     server = Supervisor(files, early)._listen_at(files.select())
     assert server is not None
     try:

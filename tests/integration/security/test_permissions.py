@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.config.model import Managed, NatsConfig
+from jetcapture_py.config.model import NatsConfig, parse_for_apply
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage import export, tap
 from jetcapture_py.manage.apply import apply
@@ -134,7 +134,7 @@ NEW: dict[str, Any] = {**SMALLER, "stream": {"subjects": ["orders.>"]}}
 
 def applied(server: NatsServer, sections: dict[str, Any]) -> list[str]:
     """Apply as the example's user; what was done."""
-    managed = Managed.model_validate({"nats": as_user(server, "applier"), **sections})
+    managed = parse_for_apply({"nats": as_user(server, "applier"), **sections})
     return [each.plan.action for each in asyncio.run(apply(managed, dry_run=False))]
 
 

@@ -14,8 +14,8 @@ import yaml
 
 from jetcapture_py.capture.parts import describe_key, preparer
 from jetcapture_py.config.account import AccountConfig
-from jetcapture_py.config.model import Config, parse
-from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedStreams, only
+from jetcapture_py.config.model import parse
+from jetcapture_py.config.several import CaptureFiles, SelectedStreams, only
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream import streams
 from tests.support.batches import batch_of
@@ -30,7 +30,7 @@ def given(source: dict[str, Any], **sections: Any) -> dict[str, Any]:
     return {**found, "source": {"consumer": "archive", **source}}
 
 
-def account(source: dict[str, Any], **sections: Any) -> AccountConfig[Config]:
+def account(source: dict[str, Any], **sections: Any) -> AccountConfig:
     found = AccountConfig.of(given(source, **sections), ENV, parse)
     assert found is not None
     return found
@@ -166,7 +166,7 @@ class Server:
     def __init__(self, *names: str) -> None:
         self.names: tuple[str, ...] | None = names
 
-    def find(self, file: AccountConfig[Config]) -> SelectedStreams:
+    def find(self, file: AccountConfig) -> SelectedStreams:
         if self.names is None:
             raise SourceError("cannot connect to NATS")
         return SelectedStreams([name for name in self.names if file.selects(name)])
@@ -180,35 +180,41 @@ def written(tmp_path: Path, source: dict[str, Any], **sections: Any) -> Path:
 
 def test_captures_come_with_streams_and_a_running_one_stays_until_it_ends_or_is_not_selected(tmp_path: Path) -> None:
     server, path = Server("A", "B"), written(tmp_path, {"streams": ["*"]})
-    files = ConfigFiles([path], find=server.find)
+    files = CaptureFiles([path], find=server.find)
     running = files.select().configs
     assert [capture.name for capture in running] == ["account.A", "account.B"]
     assert not files.single
     assert files.of_many
     server.names = ("C",)
-    found = files.select(running, again=False)
+    found = files.select(running)
     assert [capture.stream for capture in found.configs] == ["A", "B", "C"], "a capture tells by itself that it ends"
-    ended = {capture: config for capture, config in found.configs.items() if capture.stream != "A"}
-    assert [capture.stream for capture in files.select(ended, again=False).configs] == ["B", "C"]
+    ended = [capture for capture in found.configs if capture.stream != "A"]
+    assert [capture.stream for capture in files.select(ended).configs] == ["B", "C"]
     server.names = None
-    found = files.select(ended, again=False)
-    assert (list(found.configs), str(found.failure)) == (list(ended), "cannot connect to NATS")
-    assert found.problems == {CaptureId(path): (f"{path}: cannot connect to NATS",)}
+    with pytest.raises(SourceError, match=r"^cannot connect to NATS$"):
+        files.select(ended)
     server.names = ("A", "B", "C")
     written(tmp_path, {"streams": ["*", "!B"]})
-    assert [capture.stream for capture in files.select(ended, again=False).configs] == ["B", "C", "A"], "as it was read"
-    assert [capture.stream for capture in files.select(ended).configs] == ["C", "A"]
+    assert [capture.stream for capture in files.select(ended).configs] == ["B", "C", "A"], "as it was read"
+    assert [capture.stream for capture in files.again().select(ended).configs] == ["C", "A"]
     written(tmp_path, {"streams": ["*"]}, key=5)
-    found = files.select(ended)
-    assert {capture.stream: config.key for capture, config in found.configs.items()} == dict.fromkeys(
-        ("A", "B", "C"), "{subject}"
-    ), "a broken file stays as it was"
-    assert list(found.problems) == [CaptureId(path)]
+    with pytest.raises(ConfigError, match=r"^key: expected text, got 5"):
+        files.again()
+
+
+def test_a_running_capture_whose_settings_become_wrong_is_refused_and_a_new_one_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, {"streams": ["*"]}, store={"url": "/archive/{stream}"})
+    files = CaptureFiles([path], find=Server("A", "odd name").find)
+    running = files.select()
+    assert [capture.stream for capture in running.configs] == ["A"]
+    assert [capture.stream for capture in running.problems] == ["odd name"]
+    with pytest.raises(ConfigError, match=f"^{path}: stream odd name: "):
+        files.select([*running.problems])
 
 
 def test_no_more_streams_are_captured_than_allowed_and_the_others_are_named(tmp_path: Path) -> None:
     server, path = Server("A", "B", "C"), written(tmp_path, {"streams": ["*"], "max_streams": 2})
-    found = ConfigFiles([path], find=server.find).select()
+    found = CaptureFiles([path], find=server.find).select()
     assert [capture.stream for capture in found.configs] == ["A", "B"]
     (problem,) = found.problems.values()
     assert problem == (f"{path}: source.max_streams: 3 streams match, and 2 are captured; left out: C",)
@@ -218,22 +224,20 @@ def test_a_stream_that_another_file_captures_is_left_out_with_a_remedy(tmp_path:
     own = tmp_path / "own.yaml"
     own.write_text(yaml.safe_dump(given({"stream": "A"})))
     path = written(tmp_path, {"streams": ["*"]})
-    found = ConfigFiles([own, path], find=Server("A", "B").find).select()
+    found = CaptureFiles([own, path], find=Server("A", "B").find).select()
     assert [capture.name for capture in found.configs] == ["own", "account.B"]
     (problem,) = found.problems.values()
     work = "already captures stream A with consumer archive into this archive"
     assert problem == (f'{path}: stream A: {own} {work}; leave it out with "!A"',)
 
 
-def test_what_runs_goes_on_if_the_process_cannot_even_look_for_streams(
+def test_a_process_that_can_open_no_connection_says_so_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_session(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     path = written(tmp_path, {"streams": ["*"]})
-    running = ConfigFiles([path], find=Server("A").find).select().configs
     monkeypatch.setattr(streams, "ReadSession", no_session)
-    found = ConfigFiles([path], find=streams.on_server).select(running)
-    assert found.configs == running
-    assert "Too many open files" in str(found.failure)
+    with pytest.raises(SourceError, match="Too many open files"):
+        CaptureFiles([path], find=streams.on_server).select()

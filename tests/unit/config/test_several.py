@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.several import CaptureId, ConfigFiles, SelectedConfigs
+from jetcapture_py.config.several import CaptureFiles, Captures
 from jetcapture_py.errors import ConfigError
 from tests.support.running import settings
 
@@ -24,15 +24,14 @@ def write(directory: Path, name: str, **sections: Any) -> Path:
     return path
 
 
-def lines(selected: SelectedConfigs) -> tuple[str, ...]:
-    return tuple(line for problem in selected.problems.values() for line in problem)
+def lines(*arguments: Path) -> tuple[str, ...]:
+    """Why these files cannot be captured in one process."""
+    with pytest.raises(ConfigError) as refused:
+        CaptureFiles(arguments).select()
+    return refused.value.problems
 
 
-def problems(selected: SelectedConfigs) -> dict[str, tuple[str, ...]]:
-    return {capture.path.name: problem for capture, problem in selected.problems.items()}
-
-
-def paths(selected: SelectedConfigs) -> list[Path]:
+def paths(selected: Captures) -> list[Path]:
     return [capture.path for capture in selected.configs]
 
 
@@ -41,22 +40,20 @@ def test_a_directory_stands_for_its_yaml_files_that_are_not_hidden(tmp_path: Pat
         write(tmp_path / name.rpartition("/")[0], name.rpartition("/")[2])
     (tmp_path / "notes.txt").write_text("no configuration")
     (tmp_path / "d.yml").write_text((tmp_path / "a.yaml").read_text().replace("stream: A", "stream: D"))
-    files = ConfigFiles([tmp_path, tmp_path / "a.yaml"])
+    files = CaptureFiles([tmp_path, tmp_path / "a.yaml"])
     assert not files.single
     assert [path.name for path in paths(files.select())] == ["a.yaml", "b.yaml", "d.yml"]
 
 
 def test_a_directory_without_configurations_is_an_error(tmp_path: Path) -> None:
-    (problem,) = ConfigFiles([tmp_path]).select().problems[CaptureId(tmp_path)]
+    (problem,) = lines(tmp_path)
     assert problem.endswith("expected files that end in .yaml or .yml, found none")
 
 
 def test_a_single_file_is_reported_as_ever_and_several_name_theirs(tmp_path: Path) -> None:
     wrong = write(tmp_path, "wrong", key=5)
-    alone = ConfigFiles([wrong]).select()
-    found = ConfigFiles([wrong, write(tmp_path, "right")]).select()
-    assert lines(found) == tuple(f"{wrong}: {line}" for line in lines(alone))
-    assert [path.name for path in paths(found)] == ["right.yaml"]
+    also, right = write(tmp_path, "also", kye="a"), write(tmp_path, "right")
+    assert lines(wrong, right, also) == tuple(f"{path}: {line}" for path in (wrong, also) for line in lines(path))
 
 
 @pytest.mark.parametrize(
@@ -90,9 +87,7 @@ def test_files_that_cannot_run_together_are_reported_with_path_and_suggestion(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], problem: str
 ) -> None:
     one, two = write(tmp_path, "first", **first), write(tmp_path, "second", **second)
-    found = ConfigFiles([one, two]).select()
-    assert lines(found)[0].startswith(f"{two}: {problem.format(first=one)}")
-    assert paths(found) == [one]
+    assert lines(one, two)[0].startswith(f"{two}: {problem.format(first=one)}")
 
 
 def test_the_same_stream_is_captured_twice_with_another_consumer_or_login_or_server(tmp_path: Path) -> None:
@@ -109,13 +104,13 @@ def test_the_same_stream_is_captured_twice_with_another_consumer_or_login_or_ser
         nats = {**CAPTURE["nats"], **login}
         source = {"stream": "FIRST", "consumer": "archive"}
         write(tmp_path, f"more{number}", nats=nats, source=source, store={"url": f"/elsewhere/{number}"})
-    assert len(ConfigFiles([tmp_path]).select().configs) == 7
+    assert len(CaptureFiles([tmp_path]).select().configs) == 7
 
 
 def test_captures_are_named_after_their_files_so_names_differ_and_leave_room_for_metrics(tmp_path: Path) -> None:
     one, two = write(tmp_path / "a", "same"), write(tmp_path / "b", "same", source={"stream": "B", "consumer": "c"})
     reserved = write(tmp_path, "metrics")
-    assert lines(ConfigFiles([one, two, reserved]).select()) == (
+    assert lines(one, two, reserved) == (
         f"{two}: captures are named after their files, and {one} is called same as well; rename one",
         f"{reserved}: captures are named after their files, and metrics is reserved; rename the file",
     )
@@ -124,103 +119,50 @@ def test_captures_are_named_after_their_files_so_names_differ_and_leave_room_for
 def test_an_address_on_the_command_line_is_used_in_place_of_those_in_the_files(tmp_path: Path) -> None:
     write(tmp_path, "first", http={"listen": ":1"})
     write(tmp_path, "second", http=None)
-    files = ConfigFiles([tmp_path], ":3")
+    files = CaptureFiles([tmp_path], ":3")
     found = files.select()
     assert not found.problems
     assert (found.listen, found.listen_required) == (":3", True)
     with pytest.raises(ConfigError, match=r"^--http: expected an address and a port"):
-        ConfigFiles([tmp_path], "nowhere")
+        CaptureFiles([tmp_path], "nowhere")
 
 
 def test_what_one_file_states_holds_for_all(tmp_path: Path) -> None:
     write(tmp_path, "first")
     write(tmp_path, "second", http={"listen": ":1"}, log={"level": "debug"})
-    found = ConfigFiles([tmp_path]).select()
+    found = CaptureFiles([tmp_path]).select()
     assert (found.listen, found.log.level, found.log.format) == (":1", "debug", "auto")
 
 
-def test_a_file_that_broke_keeps_what_runs_and_a_removed_one_does_not(tmp_path: Path) -> None:
+def test_files_that_are_read_again_are_all_there_is_and_two_may_swap_their_streams(tmp_path: Path) -> None:
     for name in ("first", "second", "third"):
         write(tmp_path, name)
-    files = ConfigFiles([tmp_path])
-    running = files.select().configs
-    write(tmp_path, "first", key=5)
-    write(tmp_path, "second", key="changed")
-    (tmp_path / "third.yaml").unlink()
-    found = files.select(running)
-    assert {capture.path.name: config.key for capture, config in found.configs.items()} == {
-        "first.yaml": "{subject}",
-        "second.yaml": "changed",
-    }
-    assert [*problems(found)] == ["first.yaml"]
-
-
-def test_a_changed_file_that_conflicts_with_a_running_one_is_refused_wherever_it_is_in_order(tmp_path: Path) -> None:
-    write(tmp_path, "first")
-    write(tmp_path, "second")
-    files = ConfigFiles([tmp_path])
-    running = files.select().configs
-    write(tmp_path, "first", source={"stream": "SECOND", "consumer": "archive"})
-    found = files.select(running)
-    assert found.configs == running
-    assert [*problems(found)] == ["first.yaml"]
-
-
-def test_two_files_may_swap_their_streams(tmp_path: Path) -> None:
-    write(tmp_path, "first")
-    write(tmp_path, "second")
-    files = ConfigFiles([tmp_path])
-    running = files.select().configs
+    files = CaptureFiles([tmp_path])
     write(tmp_path, "first", source={"stream": "SECOND", "consumer": "archive"})
     write(tmp_path, "second", source={"stream": "FIRST", "consumer": "archive"})
-    found = files.select(running)
+    (tmp_path / "third.yaml").unlink()
+    found = files.again().select()
     assert [config.source.stream for config in found.configs.values()] == ["SECOND", "FIRST"]
-    assert not found.problems
+    assert [config.source.stream for config in files.select().configs.values()] == ["FIRST", "SECOND", "THIRD"]
 
 
-def test_a_directory_that_is_gone_keeps_what_runs(tmp_path: Path) -> None:
-    path = write(tmp_path / "captures", "first")
-    files = ConfigFiles([tmp_path / "captures"])
-    running = files.select().configs
-    path.unlink()
-    found = files.select(running)
-    assert found.configs == running
-    assert found.problems
-
-
-def test_a_directory_that_is_renamed_or_becomes_a_file_keeps_what_runs_and_other_files_are_read(tmp_path: Path) -> None:
-    write(tmp_path / "captures", "first")
-    other = write(tmp_path, "other")
-    files = ConfigFiles([other, tmp_path / "captures"])
-    running = files.select().configs
-    (tmp_path / "captures").rename(tmp_path / "moved")
-    write(tmp_path, "other", key="changed")
-    for reason in ("No such file or directory", "Not a directory"):
-        found = files.select(running)
-        assert {capture.path.name: config.key for capture, config in found.configs.items()} == {
-            "other.yaml": "changed",
-            "first.yaml": "{subject}",
-        }
-        assert problems(found) == {"captures": (f"{tmp_path}/captures: cannot be read: {reason}",)}
-        (tmp_path / "captures").write_text("a file")
-
-
-def test_a_file_that_becomes_a_directory_keeps_its_capture(tmp_path: Path) -> None:
-    path = write(tmp_path, "alone")
-    files = ConfigFiles([path])
-    running = files.select().configs
-    path.unlink()
-    write(path, "first")
-    found = files.select(running)
-    assert found.configs == running
-    assert lines(found) == (f"{path}: cannot be read: Is a directory",)
+def test_what_is_gone_or_has_become_something_else_is_refused(tmp_path: Path) -> None:
+    directory, file = write(tmp_path / "captures", "first").parent, write(tmp_path, "file")
+    for files, path, problem in (
+        (CaptureFiles([file, directory]), directory, f"{directory}: cannot be read: No such file or directory"),
+        (CaptureFiles([file]), file, f"{file}: cannot be read: No such file or directory"),
+    ):
+        path.rename(tmp_path / f"{path.name} moved")
+        with pytest.raises(ConfigError, match=f"^{problem}$"):
+            files.again()
+    write(file, "first")
+    with pytest.raises(ConfigError, match=r"^source.streams: restart the process to change between one "):
+        files.again()
 
 
 def test_a_file_whose_name_is_not_printable_is_refused(tmp_path: Path) -> None:
     right = write(tmp_path, "right")
     odd = write(tmp_path, "odd").rename(tmp_path / os.fsdecode(b"caf\xe9.yaml"))
-    found = ConfigFiles([right, odd]).select()
-    assert paths(found) == [right]
-    assert lines(found) == (
+    assert lines(right, odd) == (
         f"{odd}: captures are named after their files, and this name is not printable; rename the file",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.model import load_managed
+from jetcapture_py.config.model import load_for_apply
 from jetcapture_py.manage.apply import apply
 from spark_jobs.restore import main
 from tests.support.nats_server import NatsServer
@@ -116,7 +116,7 @@ def test_the_captures_consumer_is_the_one_that_apply_would_create(
     file.write_text(yaml.safe_dump(settings(two.url, tmp_path / "a", source=source)))
     command = ["--config", str(file), "--consumer", "archive=1", "--consumer", "other=3", "--allow-holes"]
     assert main(command) == 0
-    (plan,) = asyncio.run(apply(load_managed(file), dry_run=True))
+    (plan,) = asyncio.run(apply(load_for_apply(file), dry_run=True))
     assert (plan.plan.kind, plan.plan.action) == ("consumer", "none")
     assert "filter_subjects" not in asyncio.run(consumer_of(two.url, "ORDERS", "other"))
     asyncio.run(publish(two.url, ("orders.b", None), ("orders.a", None)))
