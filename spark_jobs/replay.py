@@ -145,15 +145,13 @@ def replay(
         raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     streams, ingested = _streams(rows, target, None if allow_loop else origin, into)
-    found = None
     if survey or not is_certain(rows.pattern, streams, ingested):
-        found, rows = take_preview(rows, streams, ingested), rows.surveyed()
+        take_preview(rows, streams, ingested)
+        rows = rows.surveyed()
     for line in warnings(streams):
         log.warning("%s", line)
-    if rows.messages:
-        warning = short_window(streams, found.seconds(pace) if found else 0.0)
-        if warning is not None:
-            log.warning("%s", warning)
+    if rows.messages and (warning := short_window(streams)) is not None:
+        log.warning("%s", warning)
     left, skipped = _left(rows, target.replayed(streams, rows.pattern, replay_id)) if resume else (rows, 0)
     task = Task(
         login=target.login,

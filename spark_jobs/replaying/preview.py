@@ -19,39 +19,30 @@ from spark_jobs.publishing.instructions import describe_removed
 from spark_jobs.publishing.subjects import matching
 from spark_jobs.replaying.rows import ODD, ReplayRows
 from spark_jobs.replaying.target import Stream
-from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
+from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP
 
 SAFE_WINDOW = 120.0
 """Seconds; warn about a shorter duplicate window, because Spark may retry a lost task after minutes."""
 
 _SHOWN = 5
 _SLICE = 10_000_000
-_FAST = 50_000
-"""Minimum messages per second of a replay without a pace, to estimate its duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a replay will publish. `first` and `last` are the oldest and newest timestamp in microseconds. `size`
-    (payload bytes), `distinct`, `subjects` (most frequent target subjects, with counts) and `removed` (headers that are
-    not published, with counts of messages) are only set with details."""
+    """What a replay will publish. All but `messages` are only set with details.
+
+    `first` and `last` are the oldest and newest timestamp in microseconds, `size` payload bytes, `subjects` the most
+    frequent target subjects, with counts, and `removed` the headers that are not published, with counts of messages.
+    """
 
     messages: int
     first: int | None = None
     last: int | None = None
-    size: int | None = None
+    size: int = 0
     distinct: int = 0
     subjects: Sequence[tuple[str, int]] = field(default=())
     removed: Mapping[str, int] = field(default_factory=dict)
-
-    def seconds(self, pace: Pace | None) -> float:
-        if pace is None:
-            return self.messages / _FAST
-        by_rate = self.messages / (pace.rate or _FAST)
-        if pace.speed is None or self.first is None or self.last is None:
-            return by_rate
-        longest = float("inf") if pace.max_gap is None else pace.max_gap * self.messages
-        return max(by_rate, min((self.last - self.first) / 1e6 / pace.speed, longest))
 
 
 def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, Sequence[str]]) -> bool:
@@ -69,7 +60,7 @@ def take_preview(
     details: bool = False,
     keep_headers: Collection[str] = (),
 ) -> Preview:
-    """Count the rows; `details` adds bytes, subjects and the headers that are removed unless in `keep_headers`.
+    """Count the rows; `details` adds bytes, times, subjects and the headers that are removed unless in `keep_headers`.
 
     Raises JetcaptureError if a row has no subject or an invalid one, if no stream takes it, or if the archive's own
     capture would capture it again.
@@ -78,7 +69,7 @@ def take_preview(
     nowhere = ~matching(subject, [each for stream in streams for each in stream.subjects])
     captured = (matching(subject, each.subjects) & matching(subject, ingested.get(each.name, ())) for each in streams)
     back = reduce(or_, captured, sf.lit(False))  # noqa: FBT003
-    timed = TIMESTAMP in rows.examined.columns
+    timed = details and TIMESTAMP in rows.examined.columns
     (found,) = rows.examined.agg(
         sf.count("*").alias("messages"),
         sf.count_if(subject.isNull()).alias("without"),
@@ -96,7 +87,7 @@ def take_preview(
         messages=found["messages"],
         first=found["first"] if timed else None,
         last=found["last"] if timed else None,
-        size=(found["size"] or 0) if details else None,
+        size=(found["size"] or 0) if details else 0,
         distinct=found["distinct"] if details else 0,
         subjects=[(row[0], row[1]) for row in frequent.collect()] if details else (),
         removed=rows.removed(keep_headers) if details else {},
@@ -149,7 +140,7 @@ def is_recreated(rows: ReplayRows) -> bool:
 
 def describe(found: Preview, streams: Sequence[Stream]) -> Iterator[str]:
     """Yield the preview as lines of text."""
-    yield f"would replay {plural(found.messages, 'message', grouped=True)} with {size(found.size or 0)}"
+    yield f"would replay {plural(found.messages, 'message', grouped=True)} with {size(found.size)}"
     if found.subjects:
         shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
         others = ", …" if found.distinct > len(found.subjects) else ""
@@ -175,15 +166,12 @@ def _time(microseconds: int) -> str:
     return format_time(moment_of(microseconds), precision="microseconds")
 
 
-def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
-    """Return a warning if a duplicate window is too short for a replay of `seconds`, else None."""
-    needed = max(SAFE_WINDOW, seconds)
-    short = [stream for stream in streams if stream.window < needed]
-    if not short:
+def short_window(streams: Sequence[Stream]) -> str | None:
+    """Return a warning if a duplicate window is too short for retried tasks, else None."""
+    worst = min(streams, key=lambda stream: stream.window, default=None)
+    if worst is None or worst.window >= SAFE_WINDOW:
         return None
-    worst = min(short, key=lambda stream: stream.window)
     return (
         f"stream {worst.name} remembers message ids for only {format_duration(worst.window)} (duplicate_window); "
-        f"{format_duration(round(needed))} would be safe: messages that a retried task republishes later are stored "
-        "twice"
+        f"{format_duration(SAFE_WINDOW)} would be safe: messages that a retried task republishes later are stored twice"
     )
