@@ -16,7 +16,6 @@ import yaml
 
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.check import check, messages_per_object, run
 from jetcapture_py.manage.check_server import CheckFinding, skips_messages
@@ -292,24 +291,6 @@ def test_json_has_the_findings_and_the_figures(
     figures = found["figures"]
     assert figures["keys"] == 3
     assert figures["messages_per_object"] >= 1
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        ("a.b", "a.b", True),
-        ("a.*", "a.b", True),
-        ("a.>", "a.b.c", True),
-        ("*.b", "a.*", True),
-        (">", "a", True),
-        ("a", "a.b", False),
-        ("a.*", "a.b.c", False),
-        ("a.b", "a.c", False),
-    ],
-)
-def test_subjects_overlap(one: str, other: str, both: bool) -> None:
-    assert overlaps(one, other) is both
-    assert overlaps(other, one) is both
 
 
 def test_servers_whose_consumers_skip_messages_are_known_by_their_versions() -> None:

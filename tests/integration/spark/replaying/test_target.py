@@ -14,7 +14,6 @@ import yaml
 from nats.js.api import ConsumerConfig
 
 from jetcapture_py.archive.watermark import Watermark, combined, path
-from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.errors import ConfigError
 from spark_jobs.arguments import login
 from spark_jobs.replay import main
@@ -190,34 +189,6 @@ def test_a_short_duplicate_window_is_worth_one_line(archive: Archive, nats_serve
     assert main([*arguments, "--subject", "replay.{key}"]) == 0
     warning, _ = capsys.readouterr().err.splitlines()
     assert warning.startswith("replay: stream REPLAY remembers message ids for only 1m40s (duplicate_window); 2m ")
-
-
-# ------------------------------------------------------------------ patterns
-
-
-def test_patterns_cover_and_overlap_as_nats_has_it() -> None:
-    for pattern, other, covered, overlapping in (
-        ("a.b", "a.b", True, True),
-        ("a.b", "a.c", False, False),
-        ("a.*", "a.b", True, True),
-        ("a.b", "a.*", False, True),
-        ("a.*", "a.>", False, True),
-        ("a.>", "a.*", True, True),
-        ("a.>", "a.b.c", True, True),
-        ("a.>", "a", False, False),
-        (">", "a.b", True, True),
-        ("a.b", ">", False, True),
-        ("*.b", "a.*", False, True),
-        ("a.*.c", "*.b.>", False, True),
-        ("a.*.c", "*.b", False, False),
-        ("a.b.c", "a.b", False, False),
-        ("*", ">", False, True),
-    ):
-        assert (covers(pattern, other), overlaps(pattern, other), overlaps(other, pattern)) == (
-            covered,
-            overlapping,
-            overlapping,
-        ), (pattern, other)
 
 
 # ------------------------------------------------------------------ logins
