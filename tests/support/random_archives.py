@@ -26,7 +26,7 @@ from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import moves, units
+from jetcapture_py.compaction.plan import units
 from jetcapture_py.compaction.unit import CompactionSpec, compact_unit
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.archives import put
@@ -267,9 +267,8 @@ def archives(draw: some.DrawFn, root: Path) -> RandomArchive:
     phase = draw(some.sampled_from(["none", "written", "half removed", "removed"]))
     if phase != "none":
         target = draw(some.sampled_from([2_000, 6_000, 1 << 20]))
-        bundles = draw(some.sampled_from([0, 0, min(layouts)]))
-        archive.log.append(f"compacted: {phase}, {target} bytes, {bundles} bundles")
-        _compact(archive.url, target, bundles, {"written": 0.0, "half removed": 0.5, "removed": 1.0}[phase])
+        archive.log.append(f"compacted: {phase}, {target} bytes")
+        _compact(archive.url, target, {"written": 0.0, "half removed": 0.5, "removed": 1.0}[phase])
     return archive
 
 
@@ -361,20 +360,13 @@ def _batch(messages: Sequence[Message], delivered: int, *, with_keys: bool) -> p
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _compact(url: str, target: int, bundles: int, removed: float) -> None:
+def _compact(url: str, target: int, removed: float) -> None:
     """Compact archive and quarantine, up to the removal of this share of the objects that were replaced."""
     files = Files(ArchiveFiles(url, {}))
-    spec = CompactionSpec(target=target, closed=BEGIN.timestamp() + 10 * 86_400, bundles=bundles)
+    spec = CompactionSpec(target=target, closed=BEGIN.timestamp() + 10 * 86_400)
     for directory in (STREAM, f"{layout.QUARANTINE}/{STREAM}"):
-        sources = files.find([directory])
-        quarantine = directory != STREAM
-        if bundles and not quarantine:
-            work = list(moves(sources, bundles, target))
-        else:
-            work = [unit.sources for unit in units(sources, target)]
-        spec_ = spec if not quarantine else CompactionSpec(target=target, closed=spec.closed)
-        for objects in work:
-            for outcome in compact_unit(files, spec_, objects):
+        for unit in list(units(files.find([directory]), target)):
+            for outcome in compact_unit(files, spec, unit.sources):
                 assert not outcome.failed, outcome.left
                 removals = outcome.removals[: round(len(outcome.removals) * removed)]
                 assert all(result is True for result in files.remove(removals))

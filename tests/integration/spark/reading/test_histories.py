@@ -176,10 +176,8 @@ class History:
                     (root / name.path).unlink()
 
     def compact(self) -> None:
-        bundles = self.chance.choice([0, 0, 3])
-        compact = CompactionSettings(
-            target=self.chance.choice([4 << 10, 1 << 20]), after=0, grace=0, incomplete=True, bundles=bundles
-        )
+        target = self.chance.choice([4 << 10, 1 << 20])
+        compact = CompactionSettings(target=target, after=0, grace=0, incomplete=True)
         if objects(self.captured.root):
             before = self._numbers_in_archive()
             maintenance = Maintenance(self.captured.config, compact=compact)
