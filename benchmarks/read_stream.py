@@ -51,12 +51,12 @@ async def fill(url: str, root: Path, rows: int, live: int) -> None:
     answer = await client.request(f"$JS.API.STREAM.INFO.{STREAM}")
     created = str(parse_created(answer.data))
     await client.close()
-    mark = watermark.Watermark(
+    mark = watermark.ConsumerWatermark(
         stream=STREAM, consumer="archive", created=created, seq=rows, time=datetime(2026, 5, 2, tzinfo=UTC)
     )
     note = stream_config.StreamConfig(stream=STREAM, created=created, config={})
     for path, data in (
-        (watermark.path(STREAM), mark.encode()),
+        (watermark.path(STREAM, "archive"), mark.encode()),
         (stream_config.path(STREAM, created), note.encode()),
     ):
         (root / path).parent.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,17 @@ class Origin:
     sample: Sample | None = None
     """One of its messages; None if unknown."""
 
+    def continues(self, other: Origin) -> bool:
+        """Whether both are known to be the same stream, without asking a server."""
+        if self.created == other.created:
+            return True
+        if self.sample is None or other.sample is None:
+            return False
+        if self.sample.seq == other.sample.seq:
+            return self.sample.time == other.sample.time
+        known = {self.created, self.sample.created} & {other.created, other.sample.created}
+        return bool(known - {""})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:

@@ -1,17 +1,18 @@
 """The watermark: up to which position and time of the stream everything is stored.
 
-    {store.url}/_watermark/{stream}.json
+    {store.url}/_watermark/{stream}/{consumer}.json
 
-It follows the consumer's ack floor, because a message is acknowledged only once it is stored. Any replica may write
-it, and none moves it backward, with one exception: a time in the future comes from a clock that was wrong.
+Only the replicas of one capture write a file. It follows the consumer's ack floor, because a message is acknowledged
+only once it is stored. Readers take the minimum of a stream's files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from jetcapture_py.archive.incarnations import Origin, Sample
@@ -25,40 +26,51 @@ MARGIN = timedelta(seconds=5)
 """Maximum clock difference between the leaders of the stream and of the consumer."""
 READER_MARGIN = timedelta(minutes=5)
 """Maximum delay of a reader's clock against the servers'."""
-_MAX_FILTERS = 100
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+"""The time of a capture that has just begun."""
+END = 1 << 62
+"""After every sequence."""
+Subjects = tuple[str, ...]
+"""Sorted filter subjects; none for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """The consumer's filter subjects, sorted, none for all, by which it selected the messages after sequence `after`.
-
-    Unless they are `sure`, they had just been changed, and the server may have skipped messages that they match, or
-    delivered others by the filters before them.
-    """
+    """The consumer's filter subjects, as its configuration had them, and whose messages they selected."""
 
     after: int
-    subjects: tuple[str, ...]
-    sure: bool = True
+    """They alone selected the messages after this sequence, up to the next entry's."""
+    subjects: Subjects
     consumer: str = ""
-    """When the consumer was created, as the server writes it; "" if unknown. Another one starts over."""
-    until: int | None = None
-    """The last sequence that they selected, of a consumer that was created again since; else None."""
-    deliveries: int = field(default=0, compare=False)
-    """Deliveries that the consumer had made by then; not in the file."""
-    repaired: bool = False
-    """A repair has stored messages here, so that archived messages do not tell what the consumer selected."""
+    """When the consumer was created, as the server wrote it; "" if unknown."""
+    doubtful: tuple[int, int | None] | None = None
+    """First and last sequence of messages that may have been skipped, or selected by the filters before; the last one
+    is None while the server has delivered nothing since the change."""
+
+    @property
+    def first(self) -> int:
+        """The first sequence that they may have selected."""
+        return self.after + 1 if self.doubtful is None else self.doubtful[0]
+
+    @property
+    def certain_after(self) -> int:
+        """They certainly selected the messages after this sequence."""
+        return self.after if self.doubtful is None else self.doubtful[1] or END
 
     def fields(self) -> dict[str, Any]:
         """Return the entry of the watermark's file."""
-        optional = {"consumer": self.consumer, "until": self.until, "repaired": self.repaired}
-        known = {name: value for name, value in optional.items() if value not in ("", None, False)}
-        return {"after": self.after, "subjects": self.subjects, "sure": self.sure, **known}
+        fields: dict[str, Any] = {"after": self.after, "subjects": self.subjects}
+        if self.consumer:
+            fields["consumer"] = self.consumer
+        if self.doubtful is not None:
+            fields["doubtful"] = self.doubtful
+        return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watermark:
-    """Every message of the stream that the consumer's filters match, up to and with sequence `seq`, and every one
-    whose `_nats_timestamp` is not after `time` (UTC), is in the archive or the quarantine.
+class ConsumerWatermark:
+    """Every message of the stream that the consumer's filters matched, up to and with sequence `seq`, and every one
+    whose `_nats_timestamp` is not after `time` (UTC), is in the archive or the quarantine, but for doubtful ones.
 
     A recreated stream counts from 1 again. Times are those of the servers' clocks.
     """
@@ -69,6 +81,7 @@ class Watermark:
     """First known creation time of the stream; "" if unknown."""
     seq: int
     time: datetime
+    """`NEVER` in a file that promises nothing by time yet."""
     deliveries: int = 0
     """Deliveries that the consumer has made, which identify it; 0 if unknown."""
     sample: Sample | None = None
@@ -78,11 +91,10 @@ class Watermark:
     filters: tuple[Filters, ...] = ()
     """The consumer's filters over time, in order, the last ones the present ones.
 
-    Each holds for the messages after its `after`, up to and with that of the next, or its `until`; before the first of
-    a consumer they are not known. A change that was undone before any replica saw it is not in them.
+    Before the first entry's `after` they are not known. A change that was undone before any replica saw it is missing.
     """
     key_rule: str | None = None
-    """The rule for keys of the capture that wrote it, as in footers; None if unknown."""
+    """The rule for keys of the capture, as in footers; None if unknown."""
     interval: int = 0
     """Its `block.interval` in seconds; 0 if unknown."""
     bucket_time: str = STREAM_TIME
@@ -91,34 +103,15 @@ class Watermark:
     Unless it is the stream's timestamp, which `time` is about, a message may still join a bucket that ended before
     `time`.
     """
-    parts: tuple[Watermark, ...] = ()
-    """One of each consumer, if captures of several, with different subjects, store to this archive; else none. This one
-    then is `combined` from them."""
-
-    def of(self, consumer: str) -> Watermark:
-        """Return the part of a consumer; this one if there is none."""
-        return next((part for part in self.parts if part.consumer == consumer), self)
 
     @property
     def origin(self) -> Origin:
         return Origin(self.created, self.sample)
 
-    def consumer_created(self, created: str, deliveries: int) -> str:
-        """Return the consumer's creation time in this watermark if it is the same consumer, else `created`.
-
-        Servers move creation times; a new consumer starts again at 0 `deliveries`.
-        """
-        known = self.filters[-1].consumer if self.filters else ""
-        return known if known and 0 < self.deliveries <= deliveries else created
-
     def encode(self) -> bytes:
-        fields = {"format": 1, "stream": self.stream} | self._fields()
-        if self.parts:
-            fields["captures"] = [part._fields() for part in self.parts]
-        return json.dumps(fields).encode() + b"\n"
-
-    def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
+            "format": 1,
+            "stream": self.stream,
             "consumer": self.consumer,
             "stream_created": self.created,
             "seq": self.seq,
@@ -142,118 +135,136 @@ class Watermark:
             fields["filters"] = [entry.fields() for entry in self.filters]
         if self.bucket_time != STREAM_TIME:
             fields["bucket_time"] = self.bucket_time
-        return fields
-
-    def after(self, other: Watermark | None) -> Watermark | None:
-        """Merge with `other`, an older one; None if that changes nothing in it."""
-        if other is None:
-            return self
-        same = self.created and self.created == other.created  # without permission to ask for it, it is unknown
-        seq = max(self.seq, other.seq) if same else self.seq
-        last = _latest(self, other)
-        sample = self.sample or (other.sample if same else None)
-        merged = replace(self, seq=seq, time=max(self.time, other.time), sample=sample, last_stored=last)
-        return None if merged == other else merged
+        return json.dumps(fields).encode() + b"\n"
 
 
-def divided(there: Watermark, now: Watermark) -> bool:
-    """Whether the watermark in the file is, or becomes with `now`, one of several consumers with different subjects.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermark:
+    """What holds for all captures of a stream in an archive: the minimum of their files."""
 
-    A consumer that may select the same messages as the one before takes its place instead, and so does any consumer of
-    a recreated stream.
+    stream: str
+    created: str
+    """First known creation time of the newest incarnation of the stream; "" if unknown."""
+    seq: int
+    """0 while a capture has not begun with this incarnation."""
+    time: datetime
+    sample: Sample | None = None
+    """A message of this incarnation; None if unknown."""
+    last_stored: datetime | None = None
+    """When an object was stored last; None if unknown."""
+    bucket_time: str = STREAM_TIME
+    """What buckets are made of; other than the stream's timestamp if it is for one of the captures."""
+    filters: tuple[tuple[int, Subjects], ...] = ()
+    """After which sequence the captures together select which subjects, in order; empty if unknown."""
+    counted: tuple[ConsumerWatermark, ...] = ()
+    """The files that it is the minimum of."""
+    files: tuple[ConsumerWatermark, ...] = ()
+    """All files, also those that do not count."""
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.created, self.sample)
+
+    def of(self, consumer: str) -> ConsumerWatermark | None:
+        """Return the file of a consumer; None without one."""
+        return next((mark for mark in self.files if mark.consumer == consumer), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A range of sequences of which the same filters selected the messages."""
+
+    first: int
+    last: int
+    candidates: tuple[Subjects, ...]
+    """The filters that may have selected them; one, unless they are doubtful."""
+    doubtful: bool = False
+    """Whether messages that the candidates match may have been skipped."""
+
+
+def stretches(filters: Sequence[Filters]) -> Iterator[Stretch]:
+    """Yield the stretches from sequence 1 on. The first filters that are known are taken for those before them."""
+    doubts = [(entry.first, entry.certain_after) for entry in filters if entry.doubtful is not None]
+    cuts = {1, *(entry.after + 1 for entry in filters[1:]), *(first for first, _ in doubts)}
+    cuts |= {last + 1 for _, last in doubts}
+    for first, end in pairwise([*sorted(cut for cut in cuts if cut <= END), END + 1]):
+        candidates = []
+        for entry in reversed(filters):
+            if first >= entry.first or entry is filters[0]:
+                candidates.append(entry.subjects)
+            if first > entry.after:
+                break
+        doubtful = any(low <= first <= high for low, high in doubts)
+        yield Stretch(first=first, last=end - 1, candidates=tuple(dict.fromkeys(candidates)), doubtful=doubtful)
+
+
+def union(filters: Iterable[Subjects]) -> Subjects:
+    """Return subjects of all messages that any of these filters matches, as a consumer can filter them.
+
+    All subjects if patterns overlap, and none of them has all that the other one has.
     """
-    if there.parts:
-        return True
-    if there.created and now.created and there.created != now.created:
-        return False
-    if there.consumer == now.consumer or not there.filters or not now.filters:
-        return False
-    theirs, own = (mark.filters[-1].subjects or (">",) for mark in (there, now))
-    return not any(overlaps(one, another) for one in theirs for another in own)
+    every = {subject for subjects in filters for subject in subjects or (">",)}
+    own = [one for one in every if not any(covers(other, one) for other in every if other != one)]
+    ambiguous = any(overlaps(one, other) for one in own for other in own if one != other)
+    return () if ambiguous or ">" in own else tuple(sorted(own))
 
 
-def combined(marks: Sequence[Watermark]) -> Watermark:
-    """Return what holds for all of several consumers: the minimum of their positions and times.
+def all_covered(subjects: Subjects, by: Subjects) -> bool:
+    """Whether filters `by` match every message that filters `subjects` match."""
+    return all(any(covers(pattern, subject) for pattern in by or (">",)) for subject in subjects or (">",))
 
-    Those are left out whose messages another one, which has got as far, selects as well.
+
+def minimum(files: Sequence[ConsumerWatermark]) -> Watermark | None:
+    """Return what holds for all captures of a stream; None without any file.
+
+    A file does not count if another one, which has got as far, has all of its messages from there on. One of an earlier
+    incarnation of the stream is at position 0 of the newest one.
     """
-    parts: list[Watermark] = []
-    for index, mark in enumerate(marks):
-        if not any(_replaces(other, mark) for other in (*parts, *marks[index + 1 :])):
-            parts.append(mark)
-    if len(parts) == 1:
-        return replace(parts[0], parts=())
-    created = max((part.created for part in parts), key=lambda text: (bool(text), text and _time(text)))
-    slowest = min(parts, key=lambda part: (part.created == created, part.seq))
-    newest = max(parts, key=lambda part: (part.created == created, part.time))
-    return replace(
-        slowest,
-        created=created,
-        seq=slowest.seq if slowest.created == created else 0,
-        sample=newest.sample,
-        time=min(part.time for part in parts),
-        last_stored=_latest(*parts),
-        filters=_union([part.filters if part.created == created else part.filters[-1:] for part in parts]),
-        bucket_time=next((part.bucket_time for part in parts if part.bucket_time != STREAM_TIME), STREAM_TIME),
-        parts=tuple(sorted(parts, key=lambda part: part.consumer)),
+    if not files:
+        return None
+    newest = max(files, key=lambda mark: (bool(mark.created), mark.created and _time(mark.created)))
+    present = [mark for mark in files if mark.origin.continues(newest.origin)]
+
+    def position(mark: ConsumerWatermark) -> int:
+        return mark.seq if mark in present else 0
+
+    def has_all_of(mark: ConsumerWatermark, other: ConsumerWatermark) -> bool:
+        if mark not in present or not mark.filters or not other.filters or mark.time < other.time:
+            return False
+        last = mark.filters[-1]
+        as_far = last.certain_after <= position(other) <= position(mark)
+        return as_far and all_covered(other.filters[-1].subjects, last.subjects)
+
+    counted: list[ConsumerWatermark] = []
+    for index, mark in enumerate(files):
+        if not any(has_all_of(other, mark) for other in (*counted, *files[index + 1 :])):
+            counted.append(mark)
+    times = [mark.created for mark in present if mark.created]
+    samples = [mark.sample for mark in present if mark.sample is not None]
+    return Watermark(
+        stream=newest.stream,
+        created=min(times, key=_time, default=""),
+        seq=min(map(position, counted)),
+        time=min(mark.time for mark in counted),
+        sample=max(samples, key=lambda sample: sample.time, default=None),
+        last_stored=max((mark.last_stored for mark in files if mark.last_stored is not None), default=None),
+        bucket_time=next((mark.bucket_time for mark in counted if mark.bucket_time != STREAM_TIME), STREAM_TIME),
+        filters=_together([mark.filters if mark in present else mark.filters[-1:] for mark in counted]),
+        counted=tuple(counted),
+        files=tuple(files),
     )
 
 
-def _latest(*marks: Watermark) -> datetime | None:
-    """Return when the last object of any of several captures was stored; None if unknown."""
-    return max((mark.last_stored for mark in marks if mark.last_stored is not None), default=None)
-
-
-def _replaces(mark: Watermark, other: Watermark) -> bool:
-    """Whether all that `other` promises, and will ever promise, `mark` does."""
-    if mark.created != other.created or not mark.filters or not other.filters:
-        return False
-    last = mark.filters[-1]
-    own, theirs = last.subjects or (">",), other.filters[-1].subjects or (">",)
-    beyond = last.sure and last.after <= other.seq <= mark.seq and other.time <= mark.time
-    return beyond and all(any(covers(pattern, subject) for pattern in own) for subject in theirs)
-
-
-def _union(histories: Sequence[tuple[Filters, ...]]) -> tuple[Filters, ...]:
-    """Return the subjects that any of several consumers selected, over time."""
-    union = []
-    for after in sorted({entry.after for history in histories for entry in history}):
-        then = [
-            next((entry for entry in reversed(history) if entry.after <= after), history[0])
-            for history in histories
-            if history
-        ]
-        every = not all(entry.subjects for entry in then)
-        subjects = () if every else tuple(sorted({subject for entry in then for subject in entry.subjects}))
-        union.append(Filters(after=after, subjects=subjects, sure=all(entry.sure for entry in then)))
-    return tuple(union[-_MAX_FILTERS:])
-
-
-def merge_filters(there: Watermark, now: Filters, delivered: int) -> tuple[Filters, ...]:
-    """Return the history in `there`, continued with the consumer's filters `now`.
-
-    `delivered` is the consumer's last delivered sequence. After a change of filters the server does not report how far
-    it has searched. So a change adds one entry after the last position that is stored, and one after the last delivered
-    message if that is later; both are unsure. Messages after one delivered later were selected by the new filters.
-    """
-    if not there.filters:
-        return (now,)
-    last = there.filters[-1]
-    stored = max(there.seq, last.after)
-    if last.consumer and now.consumer and last.consumer != now.consumer:
-        now = replace(now, consumer=there.consumer_created(now.consumer, now.deliveries))
-        if last.consumer != now.consumer:
-            return (*there.filters[:-1], replace(last, until=stored), now)[-_MAX_FILTERS:]
-    if last.subjects != now.subjects:
-        positions = sorted({stored, max(stored, delivered)})
-        new = tuple(replace(now, after=position, sure=False) for position in positions)
-    elif not last.sure and delivered > last.after:
-        new = (replace(now, after=delivered),)
-    elif len(there.filters) == 1 or there.filters[-2].until is not None:
-        return (*there.filters[:-1], min(last, now, key=lambda entry: entry.after))
-    else:
-        new = ()
-    return (*there.filters, *new)[-_MAX_FILTERS:]
+def _together(histories: Sequence[tuple[Filters, ...]]) -> tuple[tuple[int, Subjects], ...]:
+    """Return after which sequence several consumers select which subjects."""
+    parts = [list(stretches(history)) for history in histories if history]
+    result: list[tuple[int, Subjects]] = []
+    for first in sorted({part.first for own in parts for part in own}):
+        there = [next(part for part in own if part.first <= first <= part.last) for own in parts]
+        subjects = union(candidate for part in there for candidate in part.candidates)
+        if not result or result[-1][1] != subjects:
+            result.append((first - 1, subjects))
+    return tuple(result)
 
 
 def time_text(time: datetime) -> str:
@@ -265,42 +276,34 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def path(stream: str) -> str:
+def directory(stream: str) -> str:
+    """The directory of a stream's files, relative to the archive's root."""
+    return f"{DIRECTORY}/{stream}"
+
+
+def path(stream: str, consumer: str) -> str:
     """The file's path, relative to the archive's root."""
-    return f"{DIRECTORY}/{stream}.json"
+    return f"{directory(stream)}/{consumer}.json"
 
 
-def decode(data: bytes, stream: str | None = None) -> Watermark:
-    """Read the file's content. Raises JetcaptureError if damaged, or if it belongs to another stream than `stream`."""
+def decode(data: bytes, stream: str, path: str) -> ConsumerWatermark:
+    """Read the content of the file at `path`. Raises JetcaptureError if damaged, or if it belongs to another stream."""
     try:
-        fields = json.loads(data)
-        found = _decoded(str(fields["stream"]), fields)
-        found = replace(found, parts=tuple(_decoded(found.stream, part) for part in fields.get("captures", ())))
+        found = _decoded(json.loads(data))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise JetcaptureError(f"the watermark is damaged: {error!r}") from error
-    if stream is not None and found.stream != stream:
-        raise JetcaptureError(f"the watermark belongs to stream {found.stream}, not {stream}")
+        raise JetcaptureError(f"{path} is damaged: {error!r}") from error
+    if found.stream != stream:
+        raise JetcaptureError(f"{path} belongs to stream {found.stream}, not {stream}")
     return found
 
 
-def _decoded(stream: str, fields: Mapping[str, Any]) -> Watermark:
+def _decoded(fields: dict[str, Any]) -> ConsumerWatermark:
     sample = None
     if message := fields.get("stream_message"):
         time = microseconds_of(_time(message["time"]))
         sample = Sample(int(message["seq"]), time, str(message["stream_created"]))
-    filters = [
-        Filters(
-            after=int(entry["after"]),
-            subjects=tuple(entry["subjects"]),
-            sure=bool(entry.get("sure", True)),
-            consumer=str(entry.get("consumer", "")),
-            until=None if entry.get("until") is None else int(entry["until"]),
-            repaired=bool(entry.get("repaired", False)),
-        )
-        for entry in fields.get("filters", ())
-    ]
-    return Watermark(
-        stream=stream,
+    return ConsumerWatermark(
+        stream=str(fields["stream"]),
         consumer=str(fields["consumer"]),
         created=str(fields["stream_created"]),
         seq=int(fields["seq"]),
@@ -308,24 +311,43 @@ def _decoded(stream: str, fields: Mapping[str, Any]) -> Watermark:
         deliveries=int(fields.get("deliveries", 0)),
         sample=sample,
         last_stored=_time(fields["last_stored"]) if "last_stored" in fields else None,
-        filters=tuple(filters),
+        filters=tuple(_entry(entry) for entry in fields.get("filters", ())),
         key_rule=fields.get("key_rule"),
         interval=int(fields.get("interval", 0)),
         bucket_time=str(fields.get("bucket_time", STREAM_TIME)),
     )
 
 
-def read(data: bytes | None, stream: str, *, future: bool = True) -> Watermark | None:
-    """Read the watermark of `stream` from the content of its file; None without one.
+def _entry(fields: dict[str, Any]) -> Filters:
+    doubtful = None
+    if given := fields.get("doubtful"):
+        first, last = given
+        doubtful = int(first), None if last is None else int(last)
+    return Filters(
+        after=int(fields["after"]),
+        subjects=tuple(fields["subjects"]),
+        consumer=str(fields.get("consumer", "")),
+        doubtful=doubtful,
+    )
 
-    Raises JetcaptureError for one that is damaged, of another stream, or, unless `future`, in the future.
+
+def read(
+    stream: str, paths: Iterable[str], contents: Callable[[list[str]], Iterable[bytes | None]], *, future: bool = True
+) -> Watermark | None:
+    """Read the watermark of `stream` from its files; None without any. `contents` returns those of some paths.
+
+    Raises JetcaptureError for a file that is damaged, of another stream, or, unless `future`, in the future.
     """
-    if data is None:
-        return None
-    mark = decode(data, stream)
-    if not future and mark.time > datetime.now(UTC) + READER_MARGIN:
-        raise JetcaptureError(
-            f"the watermark of {stream} says that everything up to {time_text(mark.time)} is stored, which is in the "
-            "future: a server's clock was wrong, or this machine's is; a running capture corrects it"
-        )
-    return mark
+    # a name with a dot at its beginning is a temporary file that a crash left behind
+    names = sorted(path for path in paths if path.endswith(".json") and not path.rpartition("/")[2].startswith("."))
+    marks = []
+    for path_, data in zip(names, contents(names), strict=True):
+        if data is None:  # removed meanwhile
+            continue
+        marks.append(mark := decode(data, stream, path_))
+        if not future and mark.time > datetime.now(UTC) + READER_MARGIN:
+            raise JetcaptureError(
+                f"{path_} says that everything up to {time_text(mark.time)} is stored, which is in the future: a "
+                "server's clock was wrong, or this machine's is; a running capture corrects it"
+            )
+    return minimum(marks)

@@ -174,7 +174,7 @@ async def _mark(state: CaptureState) -> None:
         await asyncio.sleep(MARK)
         await read_erased(state)
         if await state.source.refresh():
-            await _write_watermark(state, IDLE_MARK)
+            await write_watermark(state, IDLE_MARK)
 
 
 async def last_mark(state: CaptureState, deadline: float) -> None:
@@ -185,14 +185,14 @@ async def last_mark(state: CaptureState, deadline: float) -> None:
     try:
         async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LAST_MARK)):
             if answered:
-                await _write_watermark(state, timedelta())
+                await write_watermark(state, timedelta())
                 await keep_stream_config(state)
     except TimeoutError:
         state.store_hangs = True
         event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
 
 
-async def _write_watermark(state: CaptureState, idle: timedelta) -> None:
+async def write_watermark(state: CaptureState, idle: timedelta) -> None:
     """Move the watermark to the consumer's last known state; a failure is logged and retried with the next one.
 
     No watermark is written with one root per key, or if the store cannot keep notes.
@@ -213,7 +213,7 @@ async def _write_watermark(state: CaptureState, idle: timedelta) -> None:
     )
     try:
         state.watermark = await state.in_thread(
-            state.store_threads, move_watermark, state.notes, mark, source.state, idle
+            state.store_threads, move_watermark, state.notes, mark, [*state.observer.seen, source.state], idle
         )
         state.observer.recorded()
     except StoreError as error:

@@ -10,15 +10,16 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.capture.side_tasks import IDLE_MARK, write_watermark
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import probe
 from jetcapture_py.capture.stream_watch import TIMEOUT, recognize_stream
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
 from jetcapture_py.log import event
-from jetcapture_py.store import LocalStore, driver_of, read_watermark
+from jetcapture_py.store import LocalStore, driver_of, read_own_watermark, read_watermark
 from jetcapture_py.text import without_credentials
 
 log = logging.getLogger("jetcapture.capture")
@@ -41,6 +42,7 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
     await recognize_stream(state, mark)
     _warn_of_new_consumer(state, mark)
     state.observer.began(state.source.state)
+    await _begin_watermark(state)
 
 
 async def advised(state: CaptureState, error: SourceError) -> SourceError:
@@ -62,27 +64,35 @@ def _warn_of_new_archive(state: CaptureState) -> None:
         event(log, logging.WARNING, "archive.new", root=store.root, ack_floor=consumer.ack_floor, reason=reason)
 
 
-async def _watermark(state: CaptureState) -> Watermark | None:
-    """Return the consumer's watermark in the archive; None without one, or if it cannot be read."""
+async def _watermark(state: CaptureState) -> ConsumerWatermark | None:
+    """Return the capture's watermark; None without one, or if it cannot be read."""
     notes, source = state.notes, state.config.source
     if notes is None:
         return None
     try:
         async with asyncio.timeout(TIMEOUT):
-            mark = await state.in_thread(state.store_threads, read_watermark, notes, source.stream)
+            return await state.in_thread(state.store_threads, read_own_watermark, notes, source.stream, source.consumer)
     except (JetcaptureError, TimeoutError) as error:  # writing it fails as well, and that is logged
         event(log, logging.DEBUG, "rule.unknown", error=error)
         return None
-    return mark and mark.of(source.consumer)
 
 
-def _warn_of_new_consumer(state: CaptureState, mark: Watermark | None) -> None:
+async def _begin_watermark(state: CaptureState) -> None:
+    """Write the watermark before anything is pulled, so that readers wait for this capture from now on."""
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            await write_watermark(state, IDLE_MARK)
+    except TimeoutError:
+        event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
+
+
+def _warn_of_new_consumer(state: CaptureState, mark: ConsumerWatermark | None) -> None:
     """Warn when a consumer was created again and begins elsewhere than its watermark ends."""
     source = state.source
     if source.state.deliveries:
         return
     begins = source.state.delivered + 1
-    if mark is None or not mark.seq or (mark.consumer, mark.created) != (source.consumer, source.origin.created):
+    if mark is None or not mark.seq or mark.created != source.origin.created:
         return
     effect = {"fetches_again": f"{begins} to {mark.seq}"}
     if begins > mark.seq:
@@ -91,13 +101,13 @@ def _warn_of_new_consumer(state: CaptureState, mark: Watermark | None) -> None:
         event(log, logging.WARNING, "consumer.recreated", begins=begins, archived=mark.seq, **effect)
 
 
-def _warn_of_changed_rule(mark: Watermark | None, encoder: Encoder) -> None:
+def _warn_of_changed_rule(mark: ConsumerWatermark | None, encoder: Encoder) -> None:
     """Warn if the watermark's writer had another rule for keys and buckets."""
     if mark is not None and (fields := _changes(mark, encoder)):
         event(log, logging.WARNING, "rule.changed", **fields, advice=ADVICE)
 
 
-def _changes(mark: Watermark, encoder: Encoder) -> dict[str, str]:
+def _changes(mark: ConsumerWatermark, encoder: Encoder) -> dict[str, str]:
     """Compare the rule in the watermark with the encoder's: what it was and what it is, where that differs."""
     changes: dict[str, str] = {}
     if None not in (mark.key_rule, encoder.key_rule) and mark.key_rule != encoder.key_rule:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from jetcapture_py.archive.removed import Erased
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.capture import pressure
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules, StoredBlock
 from jetcapture_py.capture.pressure import CaptureMemory as CaptureMemory
@@ -83,7 +83,7 @@ class CaptureState:
         """Messages that are acknowledged without being stored."""
         self.key_rule: str | None = None
         """The rule for keys, as in footers; None if unknown."""
-        self.watermark: Watermark | None = None
+        self.watermark: ConsumerWatermark | None = None
         self.stream_config: bytes | None = None
         """What was last written of the stream's configuration."""
         self.stream_end: int | None = None

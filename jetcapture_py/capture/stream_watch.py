@@ -14,13 +14,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.stream_config import StreamConfig, decode, is_time, path
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.units import parse_time
 from jetcapture_py.errors import JetcaptureError, StoreError
+from jetcapture_py.jetstream.consumer import is_consumer_of
 from jetcapture_py.log import event
-from jetcapture_py.store import change_note, read_watermark
+from jetcapture_py.store import NoteStore, change_note, read_own_watermark, read_watermark
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -101,35 +103,44 @@ def _rewound(state: CaptureState, last: int | None) -> None:
     state.observer.forget()
 
 
-async def recognize_stream(state: CaptureState, mark: Watermark | None = None) -> bool:
+async def recognize_stream(state: CaptureState, mark: ConsumerWatermark | None = None) -> bool:
     """Compare the stream with the archive's watermark; log and count a stream that was created again.
 
-    The same stream keeps the archive's creation time. `mark` is the watermark if it has been read. False without an
-    answer from the store.
+    The same stream keeps the archive's creation time. `mark` is the capture's file if it has been read; without one,
+    those of other captures tell. False without an answer from the store.
     """
     if state.notes is None or state.stream_end is not None:
         return True
-    source = state.source
+    source, origin = state.source, None if mark is None else mark.origin
     try:
         async with asyncio.timeout(TIMEOUT):
             if mark is None:
-                stream = state.config.source.stream
-                mark = await state.in_thread(state.store_threads, read_watermark, state.notes, stream)
+                mark, origin = await state.in_thread(
+                    state.store_threads, _known, state.notes, source.stream, source.consumer
+                )
     except (StoreError, TimeoutError) as error:
         event(log, logging.WARNING, "watermark.failed", error=str(error) or "the store did not answer")
         return False
     except JetcaptureError as error:  # damaged: it is written again
         event(log, logging.WARNING, "watermark.failed", error=error)
-        mark = None
     state.stream_end = 0
-    mark = mark and mark.of(state.config.source.consumer)
     created = source.origin.created
-    if mark is None or not mark.created or not created:
+    if origin is None or not origin.created or not created:
         return True
-    if await source.recognize(mark):
-        if mark.seq >= source.state.config.get("opt_start_seq", 0):  # a consumer that starts later is at its start
-            state.stream_end = mark.seq  # before the stream is
+    if await source.recognize(origin, progressed=mark is not None and is_consumer_of(source.state, mark)):
+        # a consumer that starts later is at its start before the stream is
+        if mark is not None and mark.seq >= source.state.config.get("opt_start_seq", 0):
+            state.stream_end = mark.seq
         return True
-    event(log, logging.WARNING, "stream.recreated", created=created, archived=mark.created, was=mark.seq)
-    state.stats.stream_losses[RECREATED] += 1
+    if mark is not None:
+        event(log, logging.WARNING, "stream.recreated", created=created, archived=mark.created, was=mark.seq)
+        state.stats.stream_losses[RECREATED] += 1
     return True
+
+
+def _known(notes: NoteStore, stream: str, consumer: str) -> tuple[ConsumerWatermark | None, Origin | None]:
+    """Return the capture's file, and the stream by it or by those of other captures. Raises JetcaptureError."""
+    if (own := read_own_watermark(notes, stream, consumer)) is not None:
+        return own, own.origin
+    archived = read_watermark(notes, stream)
+    return None, None if archived is None else archived.origin

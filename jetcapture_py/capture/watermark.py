@@ -7,46 +7,55 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.watermark import (
     MARGIN,
+    NEVER,
+    ConsumerWatermark,
     Filters,
+    Stretch,
+    Subjects,
     Watermark,
-    combined,
+    all_covered,
     decode,
-    divided,
-    merge_filters,
     path,
+    stretches,
     time_text,
+    union,
 )
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.jetstream.consumer import ConsumerState, filters_of
+from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, Api, ApiError, UnavailableError
+from jetcapture_py.jetstream.consumer import ConsumerState, filters_of, is_consumer_of
 from jetcapture_py.log import event
-from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store import NoteStore, change_note, removal_of
 
 log = logging.getLogger("jetcapture.capture")
 
 SILENT = 20.0
 """Seconds without an answer after which the server's figures are old; it is asked every few seconds."""
 _MAX_SAMPLES = 4096
+_MAX_FILTERS = 100
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def move_watermark(store: NoteStore, current: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
-    """Merge `current` into the watermark's file, if that changes it; return the consumer's watermark in the file."""
+def move_watermark(
+    store: NoteStore, current: ConsumerWatermark, seen: Sequence[ConsumerState], idle: timedelta
+) -> ConsumerWatermark:
+    """Merge `current` into the consumer's file, if that changes it; return what the file then contains."""
     updates: list[WatermarkUpdate] = []
 
     def change(data: bytes | None) -> bytes | None:
-        updates.append(update_watermark(data, current, consumer, idle))
+        updates.append(update_watermark(data, current, seen, idle))
         return updates[-1].data
 
-    change_note(store, path(current.stream), change)
+    change_note(store, path(current.stream, current.consumer), change)
     for name, fields in updates[-1].warnings:
         event(log, logging.WARNING, name, **fields)
     return updates[-1].content
@@ -54,65 +63,141 @@ def move_watermark(store: NoteStore, current: Watermark, consumer: ConsumerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkUpdate:
-    """An update of the watermark's file."""
+    """An update of a consumer's file."""
 
-    content: Watermark
-    """The watermark in the file afterwards."""
+    content: ConsumerWatermark
+    """What the file contains afterwards."""
     data: bytes | None
     """What to write; None leaves the file as it is."""
     warnings: tuple[tuple[str, Mapping[str, object]], ...] = ()
     """Log events with their fields."""
 
 
-def update_watermark(data: bytes | None, current: Watermark, state: ConsumerState, idle: timedelta) -> WatermarkUpdate:
-    """Return how `current`, the watermark by the consumer's `state`, changes a file that contains `data`.
+def update_watermark(
+    data: bytes | None, current: ConsumerWatermark, seen: Sequence[ConsumerState], idle: timedelta
+) -> WatermarkUpdate:
+    """Return how `current` changes a file that contains `data`.
 
-    A file of which only the time changed, by less than `idle`, stays unchanged. The content of an update is the part of
-    this consumer.
+    `seen` are states of the consumer that the file may not know, the last one that of `current`. A file of which only
+    the time changed, by less than `idle`, stays unchanged.
     """
     warnings: list[tuple[str, Mapping[str, object]]] = []
-    stored: Watermark | None = None
+    stored: ConsumerWatermark | None = None
     if data is not None:
         try:
-            stored = decode(data, current.stream)
+            stored = decode(data, current.stream, path(current.stream, current.consumer))
         except JetcaptureError as error:
             warnings.append(("watermark.failed", {"error": error}))
-    others: list[Watermark] = []
-    if stored is not None and divided(stored, current):
-        parts = {part.consumer: part for part in stored.parts or (stored,)}
-        stored = parts.pop(current.consumer, None)
-        others += parts.values()
-    wrong = stored is not None and stored.time > state.asked + MARGIN
+    wrong = stored is not None and stored.time > seen[-1].asked + MARGIN
     if stored is not None and wrong:
         warnings.append(("watermark.corrected", {"was": time_text(stored.time), "now": time_text(current.time)}))
         stored = replace(stored, time=current.time)
-    current = replace(current, filters=_joined(stored, current, state, warnings))
-    new = current.after(stored)
-    if stored is not None and not wrong and (new is None or _only_later(new, stored, idle)):
+    new = _merged(stored, current, seen, warnings)
+    if stored is not None and not wrong and (new == stored or _only_later(new, stored, idle)):
         return WatermarkUpdate(content=stored, data=None, warnings=tuple(warnings))
-    new = new or stored or current
-    return WatermarkUpdate(content=new, data=combined([*others, new]).encode(), warnings=tuple(warnings))
+    return WatermarkUpdate(content=new, data=new.encode(), warnings=tuple(warnings))
 
 
-def _only_later(new: Watermark, old: Watermark, idle: timedelta) -> bool:
-    return (
-        replace(new, time=old.time, sample=old.sample, deliveries=old.deliveries) == old and new.time - old.time < idle
+def _only_later(new: ConsumerWatermark, old: ConsumerWatermark, idle: timedelta) -> bool:
+    same = replace(new, time=old.time, sample=old.sample, deliveries=old.deliveries) == old
+    return same and new.time - old.time < idle
+
+
+def _merged(
+    stored: ConsumerWatermark | None,
+    current: ConsumerWatermark,
+    seen: Sequence[ConsumerState],
+    warnings: list[tuple[str, Mapping[str, object]]],
+) -> ConsumerWatermark:
+    """Return `current` with what the file knows beyond it; add a warning if filters were changed."""
+    first = (Filters(after=seen[0].delivered, subjects=_subjects(seen[0]), consumer=seen[0].created),)
+    if stored is None or (stored.created and current.created and stored.created != current.created):
+        time = NEVER if stored is None else stored.time  # messages of a recreated stream are later
+        before = replace(current, seq=0, time=time, deliveries=0, filters=first)
+    else:
+        before = replace(stored, filters=stored.filters or first)
+    for state in seen:
+        last = before.filters[-1]
+        if (subjects := _subjects(state)) != last.subjects:
+            seq = max(before.seq, last.after)
+            warnings.append(("watermark.filters", {"seq": seq, "before": last.subjects, "now": subjects}))
+        before = observed(before, state)
+    known = current.created and current.created == before.created  # without permission to ask for it, it is unknown
+    stored_at = [mark.last_stored for mark in (stored, current) if mark is not None and mark.last_stored is not None]
+    return replace(
+        current,
+        seq=max(current.seq, before.seq) if known else current.seq,
+        time=max(current.time, before.time),
+        sample=current.sample or (before.sample if known else None),
+        last_stored=max(stored_at, default=None),
+        filters=before.filters[-_MAX_FILTERS:],
     )
 
 
-def _joined(
-    stored: Watermark | None, current: Watermark, state: ConsumerState, warnings: list[tuple[str, Mapping[str, object]]]
-) -> tuple[Filters, ...]:
-    """Return the filters of both; add a warning if they were changed."""
-    if stored is None or (stored.created and current.created and stored.created != current.created):
-        stored = replace(current, seq=0, filters=())
-    for entry in current.filters:
-        if stored.filters and (before := stored.filters[-1].subjects) != entry.subjects:
-            seq = max(stored.seq, stored.filters[-1].after)
-            warnings.append(("watermark.filters", {"seq": seq, "before": before, "now": entry.subjects}))
-        delivered = state.delivered if entry is current.filters[-1] else entry.after
-        stored = replace(stored, filters=merge_filters(stored, entry, delivered))
-    return stored.filters
+def observed(mark: ConsumerWatermark, state: ConsumerState) -> ConsumerWatermark:
+    """Return the watermark with what the consumer's state says of its filters.
+
+    After a change, the server does not report up to where it had searched with the filters before. A consumer that was
+    created again may have started after messages that the earlier one had not acknowledged. If it has started before
+    what is stored, and selects messages that were not selected there, the watermark starts over. Its time does whenever
+    more is selected: it may have passed messages that are delivered only now.
+    """
+    *earlier, last = mark.filters
+    subjects, same = _subjects(state), is_consumer_of(state, mark)
+    if same and subjects == last.subjects:
+        return replace(mark, filters=tuple(_closed(mark.filters, state.delivered)))
+    decided, begins = max(mark.seq, last.after), state.delivered
+    certain, before = decided, mark.filters
+    if not all_covered(subjects, last.subjects):
+        mark = replace(mark, time=NEVER)
+    if begins < decided and not _had_selected(before, begins, decided, subjects):
+        mark, joint = replace(mark, seq=0, time=NEVER), () if same else _joint(before, begins, decided, subjects)
+        if joint:
+            before = (*(entry for entry in before if entry.after <= begins), *joint)
+        else:
+            certain = begins
+    after = max(decided, begins)
+    doubtful = (certain + 1, None if same else after) if same or certain < after else None
+    new = Filters(after=after, subjects=subjects, consumer=last.consumer if same else state.created, doubtful=doubtful)
+    if subjects == last.subjects and doubtful is None:
+        return replace(mark, deliveries=state.deliveries, filters=(*earlier, replace(last, consumer=state.created)))
+    return replace(mark, deliveries=state.deliveries, filters=(*before, new))
+
+
+def _closed(filters: Sequence[Filters], delivered: int) -> Iterator[Filters]:
+    """Yield the filters; what was delivered since the last change ends doubts."""
+    *earlier, last = filters
+    if not earlier:  # of replicas that start together, the first one knows best
+        yield replace(last, after=min(last.after, delivered))
+        return
+    for entry in filters:
+        if entry.doubtful is not None and entry.doubtful[1] is None and delivered > last.after:
+            yield replace(entry, doubtful=(entry.doubtful[0], delivered))
+        else:
+            yield entry
+
+
+def _certain(filters: Sequence[Filters], after: int, last: int) -> Sequence[Stretch]:
+    """Return the stretches after a sequence, up to and with `last`; none if it is not certain who selected what."""
+    parts = [part for part in stretches(filters) if part.first <= last and part.last > after]
+    return () if after < filters[0].after or any(part.doubtful for part in parts) else parts
+
+
+def _had_selected(filters: Sequence[Filters], after: int, last: int, subjects: Subjects) -> bool:
+    """Whether the filters have selected all messages there that match `subjects`."""
+    parts = _certain(filters, after, last)
+    return bool(parts) and all(all_covered(subjects, part.candidates[0]) for part in parts)
+
+
+def _joint(filters: Sequence[Filters], after: int, last: int, subjects: Subjects) -> Sequence[Filters]:
+    """Return what the filters and `subjects` select together; nothing if it is not certain."""
+    consumer, joint = filters[-1].consumer, []
+    for part in _certain(filters, after, last):
+        both = union((part.candidates[0], subjects))
+        if not both and () not in (part.candidates[0], subjects):  # patterns that overlap
+            return ()
+        joint.append(Filters(after=max(part.first - 1, after), subjects=both, consumer=consumer))
+    return joint
 
 
 class Observer:
@@ -125,17 +210,18 @@ class Observer:
     def __init__(self, stream: str, consumer: str) -> None:
         self._stream, self._consumer = stream, consumer
         self._samples: list[tuple[int, int]] = []
-        self._seen: list[Filters] = []  # filters that are not in the watermark yet
+        self.seen: list[ConsumerState] = []
+        """States with filters, or of a consumer, that the file may not know yet."""
         self.overtaken: tuple[int, int] | None = None
         """Sequence and timestamp of a message, if a later one had a lower sequence: the server may have lost it."""
 
     def began(self, state: ConsumerState) -> None:
-        """Record the consumer's position and filters before anything is pulled: its filters until then are unknown."""
-        self._seen = [_filters(state)]
+        """Record the consumer before anything is pulled: its filters until then are unknown."""
+        self.seen = [state]
 
     def recorded(self) -> None:
-        """Forget the filters seen: the watermark has them."""
-        self._seen.clear()
+        """Forget the states seen: the file has them."""
+        self.seen.clear()
 
     def saw(self, seq: int, timestamp: int) -> None:
         """Record a received message: its sequence, and its timestamp in microseconds since the epoch."""
@@ -167,28 +253,25 @@ class Observer:
         oldest = self._samples[min(later, len(self._samples) - 1)][1]
         return max(timedelta(), state.asked - moment_of(oldest)) + since
 
-    def watermark(self, state: ConsumerState, origin: Origin) -> Watermark | None:
-        """Return the watermark that the consumer's state allows, None if it allows none.
+    def watermark(self, state: ConsumerState, origin: Origin) -> ConsumerWatermark | None:
+        """Return the watermark that the consumer's state allows, without filters.
 
         None for a consumer with `max_deliver`: its floor moves past messages that were never acknowledged.
         """
-        now = _filters(state)
-        if not self._seen or self._seen[-1].subjects != now.subjects:
-            self._seen.append(now)
+        if not self.seen or _subjects(self.seen[-1]) != _subjects(state):
+            self.seen.append(state)
         if state.config.get("max_deliver", -1) > 0:
             return None
+        time = NEVER
         if state.pending == 0 and state.unacked == 0:
             time = state.asked - MARGIN
             if self._samples and self._samples[-1][0] <= state.ack_floor:  # later messages have a later timestamp
                 time = max(time, min(moment_of(self._samples[-1][1]), state.asked))
-        else:
-            later = bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0])
-            if not later:
-                return None
+        elif later := bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0]):
             del self._samples[: later - 1]
             earliest = min(timestamp for _, timestamp in self._samples)  # not the first one after a clock went back
             time = min(moment_of(earliest) - _MICROSECOND, state.asked)
-        return Watermark(
+        return ConsumerWatermark(
             stream=self._stream,
             consumer=self._consumer,
             created=origin.created,
@@ -196,11 +279,30 @@ class Observer:
             sample=origin.sample,
             seq=state.ack_floor,
             time=time,
-            filters=tuple(self._seen),
         )
 
 
-def _filters(state: ConsumerState) -> Filters:
-    """Return the consumer's filters; those before its last delivered message are unknown."""
-    subjects = tuple(sorted(filters_of(state.config)))
-    return Filters(after=state.delivered, subjects=subjects, consumer=state.created, deliveries=state.deliveries)
+def _subjects(state: ConsumerState) -> Subjects:
+    return tuple(sorted(filters_of(state.config)))
+
+
+async def abandoned(api: Api, archived: Watermark, own: str, url: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the consumers, but for `own`, that hold readers back and do not exist any more, each with a line about it.
+
+    Nothing is known of those about which the server does not answer.
+    """
+    lines = {}
+    for mark in archived.counted:
+        try:
+            if mark.consumer != own:
+                await api.request(f"CONSUMER.INFO.{mark.stream}.{mark.consumer}")
+        except ApiError as error:
+            if error.err_code == CONSUMER_NOT_FOUND:
+                remedy = removal_of(url, options, path(mark.stream, mark.consumer))
+                lines[mark.consumer] = (
+                    f"consumer {mark.consumer} does not exist any more, and readers wait for its capture at sequence "
+                    f"{mark.seq}; if it was removed for good: {remedy}"
+                )
+        except UnavailableError:
+            continue
+    return lines

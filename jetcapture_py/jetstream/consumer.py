@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.archive.incarnations import Origin, Progress, is_same_stream
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import api_values
@@ -216,8 +216,10 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
     )
 
 
-def has_progressed(state: ConsumerState, mark: Watermark) -> bool:
-    """Whether the consumer is the watermark's, or has at least come as far."""
+def is_consumer_of(state: ConsumerState, mark: ConsumerWatermark) -> bool:
+    """Whether this is the watermark's consumer: by its creation time, which servers move, or as it has come as far."""
+    if mark.filters and mark.filters[-1].consumer == state.created:
+        return True
     return bool(mark.deliveries) and state.progress.continues(Progress(mark.deliveries, mark.seq))
 
 
@@ -463,12 +465,13 @@ class Consumer:
             self.origin = replace(self.origin, sample=state.ends.sample)
         return same
 
-    async def recognize(self, mark: Watermark) -> bool:
-        """Whether the stream is the watermark's; if so, it takes the watermark's creation time."""
-        stream, progressed = self._stream_state, has_progressed(self.state, mark)
-        if stream is None or not await is_same_stream(mark.origin, stream.ends, self._time_of, progressed=progressed):
+    async def recognize(self, origin: Origin, *, progressed: bool = False) -> bool:
+        """Whether the stream is that of `origin`; if so, it takes its creation time. `progressed` as in
+        `is_same_stream`."""
+        stream = self._stream_state
+        if stream is None or not await is_same_stream(origin, stream.ends, self._time_of, progressed=progressed):
             return False
-        self.origin = replace(self.origin, created=mark.created)
+        self.origin = replace(self.origin, created=origin.created)
         return True
 
     async def _is_same(self, continues: bool | None) -> bool:

@@ -243,7 +243,7 @@ def _creations(archive: ArchiveFiles, stream: str, mark: Watermark | None) -> li
     paths = [path for path in archive.notes(stream_config.directory(stream)) if stream_config.is_path(path)]
     notes = ((path, archive.read_note(path)) for path in paths)
     configs = [stream_config.decode(data, stream, path).created for path, data in notes if data is not None]
-    return [*configs, *(part.created for part in ((mark, *mark.parts) if mark is not None else ()))]
+    return [*configs, *(file.created for file in (mark.files if mark is not None else ()))]
 
 
 def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mapping[str, tuple[Any, datetime]]:

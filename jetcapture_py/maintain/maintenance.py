@@ -240,8 +240,8 @@ def _refuse_nothing(archive: ArchiveFiles, stream: str) -> None:
     """Raise JetcaptureError if no capture of the stream has ever begun here, as with a wrong URL or name."""
     if stream in archive.names() or stream in archive.names(layout.QUARANTINE):
         return
-    notes = (watermark.path(stream), expired_path(stream))
-    if not archive.notes(stream_config.directory(stream)) and not any(map(archive.read_note, notes)):
+    notes = [*archive.notes(stream_config.directory(stream)), *archive.notes(watermark.directory(stream))]
+    if not notes and not archive.read_note(expired_path(stream)):
         raise JetcaptureError(f"no archive of stream {stream} under {archive.shown}{archive.known_streams()}")
 
 

@@ -307,9 +307,9 @@ async def _new_consumer(session: ReadSession, config: Config, findings: Findings
     source, mark = config.source, None
     with suppress(JetcaptureError):  # `_store` says what is wrong with the store
         storage = ArchiveFiles(config.store.url, config.store.options)
-        mark = await asyncio.to_thread(storage.watermark, source.stream)
-    mark = mark and mark.of(source.consumer)
-    if mark is None or not mark.seq or mark.consumer != source.consumer:
+        archived = await asyncio.to_thread(storage.watermark, source.stream)
+        mark = None if archived is None else archived.of(source.consumer)
+    if mark is None or not mark.seq:
         return
     if await session.is_same(source.stream, mark.origin, StreamState.of(stream)):
         text = f"it was deleted: the archive has its messages up to sequence {mark.seq}; a new one begins with"

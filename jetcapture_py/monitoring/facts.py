@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from jetcapture_py.archive.watermark import NEVER
 from jetcapture_py.capture.stats import QuarantineReason, RecentObject
 from jetcapture_py.config.units import format_duration, format_size, format_time
 from jetcapture_py.monitoring.health import health
@@ -232,7 +233,7 @@ def gather(state: CaptureState, history: History) -> CaptureFacts:
         largest=largest,
         objects=tuple(stats.objects),
         quarantine=stats.quarantine.reasons,
-        watermark=state.watermark.time if state.watermark else None,
+        watermark=state.watermark.time if state.watermark and state.watermark.time > NEVER else None,
         watermark_seq=state.watermark.seq if state.watermark else None,
         has_watermark=state.notes is not None,
         settings=_settings(config),

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from jetcapture_py.archive import watermark
-from jetcapture_py.archive.watermark import MARGIN, Watermark
+from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Watermark
+from jetcapture_py.capture.watermark import abandoned
 from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles
 from jetcapture_py.config.units import format_time
@@ -24,10 +24,10 @@ from jetcapture_py.jetstream.consumer import (
     filters_of,
     first_time,
     get_consumer,
-    has_progressed,
+    is_consumer_of,
 )
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
-from jetcapture_py.store import configured_store, notes_of, read_watermark
+from jetcapture_py.store import configured_store, notes_of, read_own_watermark, read_watermark
 from jetcapture_py.text import MAX_LOGGED, age, duration, escaped, one_line, plural
 
 EVERY_S = 2.0
@@ -46,7 +46,7 @@ class CaptureStatus:
     state: ConsumerState | None = None
     lag: float | None = None
     """Age in seconds of the oldest message that is not stored; None without permission to ask for it."""
-    watermark: Watermark | None = None
+    watermark: ConsumerWatermark | None = None
     """The consumer's watermark in the archive."""
     problems: tuple[str, ...]
     """One line per failed read, or thing that is wrong."""
@@ -63,7 +63,7 @@ class CaptureStatus:
             "lag": self.lag,
             **{name: getattr(self.state, name) for name in _COUNTS},
             "watermark_seq": mark and mark.seq,
-            "watermark_time": mark and mark.time,
+            "watermark_time": mark and (None if mark.time == NEVER else mark.time),
             "last_stored": mark and mark.last_stored,
             "problems": self.problems,
         }
@@ -74,13 +74,16 @@ class CaptureStatus:
         if state is None:
             return [""] * (len(_COLUMNS) - 1)
         stored = mark and mark.last_stored
+        since = ""
+        if mark is not None and mark.time > NEVER:
+            since = f", {age((state.asked - mark.time).total_seconds())} ago"
         return (
             "unknown" if self.lag is None else duration(self.lag),
             f"{state.pending:,}",
             f"{state.unacked:,} of {state.max_ack_pending:,}",
             f"{state.redelivered:,}",
             f"{state.waiting_pulls:,}",
-            "none" if mark is None else f"{mark.seq:,}, {age((state.asked - mark.time).total_seconds())} ago",
+            "none" if mark is None else f"{mark.seq:,}{since}",
             "" if not stored else f"{age((datetime.now(UTC) - stored).total_seconds())} ago",
         )
 
@@ -167,9 +170,10 @@ async def examine(config: Config, session: ReadSession) -> CaptureStatus:
     mark = None
     try:
         notes = notes_of(configured_store(config.store), config.store.url)
-        if notes is not None and (whole := await asyncio.to_thread(read_watermark, notes, source.stream)):
-            mark = whole.of(source.consumer)
-            problems += _held_back(config, whole, state)
+        if notes is not None:
+            mark = await asyncio.to_thread(read_own_watermark, notes, source.stream, source.consumer)
+            if (archived := await asyncio.to_thread(read_watermark, notes, source.stream)) is not None:
+                problems += await _held_back(config, session, archived, state)
     except JetcaptureError as error:
         problems.append(f"watermark: {error}")
     if mark is not None and mark.time > state.asked + MARGIN:
@@ -189,13 +193,17 @@ async def examine(config: Config, session: ReadSession) -> CaptureStatus:
     )
 
 
-def _held_back(config: Config, mark: Watermark, state: ConsumerState) -> Iterator[str]:
-    """Yield a problem if a capture of other subjects has held the watermark back for long."""
-    last = min(mark.parts, key=lambda part: part.time, default=mark)
+async def _held_back(config: Config, session: ReadSession, archived: Watermark, state: ConsumerState) -> list[str]:
+    """Return a line for each other capture that has held the watermark back for long, or always will."""
+    store, own = config.store, config.source.consumer
+    removed = await abandoned(session.api, archived, own, store.url, store.options)
+    problems = [f"watermark: {line}" for line in removed.values()]
+    last = min(archived.counted, key=lambda mark: mark.time)
     idle = (state.asked - last.time).total_seconds()
-    if mark.parts and last.consumer != config.source.consumer and idle > config.block.late_after:
-        remedy = f"start it, or delete {watermark.path(mark.stream)} if it was removed for good"
-        yield f"watermark: the capture with consumer {last.consumer} has held it back for {duration(idle)}; {remedy}"
+    if last.consumer not in (own, *removed) and idle > config.block.late_after:
+        since = "since it began" if last.time == NEVER else f"for {duration(idle)}"
+        problems.append(f"watermark: the capture with consumer {last.consumer} has held it back {since}; start it")
+    return problems
 
 
 def _stalled(config: Config, state: ConsumerState, lag: float | None, stored: datetime | None) -> Iterator[str]:
@@ -217,13 +225,13 @@ def _stalled(config: Config, state: ConsumerState, lag: float | None, stored: da
     yield f"storing: {messages}, {times}; {action}"
 
 
-async def _stream_problems(session: ReadSession, mark: Watermark, consumer: ConsumerState) -> list[str]:
+async def _stream_problems(session: ReadSession, mark: ConsumerWatermark, consumer: ConsumerState) -> list[str]:
     """Compare the stream with the watermark; nothing without permission to ask for it."""
     try:
         info = await session.api.request(f"STREAM.INFO.{mark.stream}")
     except (ApiError, UnavailableError):
         return []
-    state, progressed = StreamState.of(info), has_progressed(consumer, mark)
+    state, progressed = StreamState.of(info), is_consumer_of(consumer, mark)
     if not await session.is_same(mark.stream, mark.origin, state, progressed=progressed):
         return [f"stream: it was created again at {info['created']}; the archive's watermark is of the earlier one"]
     starts = consumer.config.get("opt_start_seq", 0)  # a consumer may start after the stream's end

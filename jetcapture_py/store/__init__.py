@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from jetcapture_py.store.fast import UnsupportedError, open_fast
 from jetcapture_py.store.local_files import NO_RENAME, link, make_directory, rename, sync_directory, write_durably
 from jetcapture_py.store.remote import EXTRAS, NoteChange, RemoteStore, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
-from jetcapture_py.text import one_line
+from jetcapture_py.text import one_line, without_credentials
 
 if TYPE_CHECKING:
     from jetcapture_py.config.model import StoreConfig
@@ -139,10 +140,46 @@ def users_errors() -> Iterator[None]:
         raise StoreError(one_line(error)) from error
 
 
-def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
-    """Read the archive's watermark of a stream, None without one. Raises JetcaptureError, whatever a store raises."""
+def read_own_watermark(store: NoteStore, stream: str, consumer: str) -> watermark.ConsumerWatermark | None:
+    """Read the file of a consumer, None without one. Raises JetcaptureError, whatever a store raises."""
+    path = watermark.path(stream, consumer)
     with users_errors():
-        return watermark.read(store.read_note(watermark.path(stream)), stream)
+        data = store.read_note(path)
+    return None if data is None else watermark.decode(data, stream, path)
+
+
+def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
+    """Read the archive's watermark of a stream; None without one, or if the store cannot list its small files.
+
+    Raises JetcaptureError, whatever a store raises.
+    """
+    if not isinstance(store, NoteDirectoryStore):
+        return None
+    with users_errors():
+        names = store.list_notes(watermark.directory(stream))
+        return watermark.read(stream, names, lambda paths: map(store.read_note, paths))
+
+
+def removal_of(url: str, options: Mapping[str, Any], path: str) -> str:
+    """Return the command that removes a small file of the archive at `url`, or says what to remove."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return f"rm {shlex.quote(f'{root_of(rest if separator else url, None)}/{path}')}"
+    place, kind = f"{rest.rstrip('/')}/{path}", EXTRAS.get(scheme)
+    if kind == "s3":
+        return f"aws s3 rm {shlex.quote(f's3://{place}')}"
+    if kind == "azure":
+        container, _, name = place.partition("/")
+        container, _, host = container.partition("@")
+        account = host.partition(".")[0] or options.get("account_name")
+        flags = {"account-name": account, "container-name": container, "name": name}
+        return " ".join(
+            [
+                "az storage blob delete",
+                *(f"--{flag} {shlex.quote(str(value))}" for flag, value in flags.items() if value),
+            ]
+        )
+    return f"remove {without_credentials(f'{scheme}://{place}')}"
 
 
 def configured_store(config: StoreConfig) -> Store:

@@ -509,10 +509,10 @@ class ArchiveFiles:
     def watermark(self, stream: str, *, future: bool = False) -> Watermark | None:
         """Return the watermark of a stream; None without one.
 
-        Raises JetcaptureError if it is unreadable, damaged, of another stream, or, unless `future`, in the future.
+        Raises JetcaptureError if a file is unreadable, damaged, of another stream, or, unless `future`, in the future.
         """
-        data = None if self.divided else self.read_note(watermark.path(stream))
-        return watermark.read(data, stream, future=future)
+        names = self.notes(watermark.directory(stream))
+        return watermark.read(stream, names, lambda paths: self.map(self.read_note, paths), future=future)
 
     def expired(self, stream: str) -> Expired | None:
         """Return what has expired of a stream; None if nothing has. Raises JetcaptureError, also if it is damaged."""

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, plural, size
 
@@ -235,7 +235,7 @@ class Report:
     """Objects outside the quarantine, by their layout: under keys, or in some number of bundles."""
     filters: tuple[str, ...] = ()
     """If filters were changed, which subjects the consumer selected where."""
-    watermark: Watermark | None = None
+    watermark: ConsumerWatermark | None = None
     """None without one that can be read."""
     findings: tuple[Finding, ...] = ()
     """Everything that the checks have found."""

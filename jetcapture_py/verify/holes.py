@@ -26,8 +26,8 @@ class HoleFinder:
         self._floor, self._promised_seq, self._promised_time = floor, seq, time
         self.missing = Sequences()
         """Messages that the archive should have and lacks."""
-        self.uncertain = Sequences()
-        """Those that a change of the consumer's filters may have skipped."""
+        self.doubtful = Sequences()
+        """Those that may have been skipped near a change of the consumer's filters."""
         self.count = 0
         """Messages up to the ack floor that are missing."""
         self.promised = 0
@@ -39,20 +39,19 @@ class HoleFinder:
         self.listed: list[SequenceRange] = []
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
-    def compare(self, seqs: Any, times: Any, first: int, last: int, uncertain: Any | None = None) -> None:
+    def compare(self, seqs: Any, times: Any, first: int, last: int, *, doubtful: bool = False) -> None:
         """Compare the stream's messages from `first` to `last` with the archive; they follow those before.
 
-        `uncertain` masks messages that the consumer may have skipped.
+        `doubtful`: the consumer may have skipped them.
         """
         inside = (seqs >= first) & (seqs <= last)
         seqs, times = seqs[inside], times[inside]
         absent = ~(self.archived.contains(seqs) | self.missing.contains(seqs))
         absent[absent] = ~self._tombstones.contains(seqs[absent], times[absent] // 1000)
-        if uncertain is not None:
-            doubtful = absent & uncertain[inside]
-            absent &= ~doubtful
+        if doubtful:
             promised = (seqs <= max(self._floor, self._promised_seq)) | (times // 1000 <= self._promised_time)
-            self.uncertain.add(seqs[doubtful & promised])
+            self.doubtful.add(seqs[absent & promised])
+            return
         beyond = absent & (seqs > self._floor)
         promised = beyond & (seqs <= self._promised_seq)
         self.promised += int(promised.sum())

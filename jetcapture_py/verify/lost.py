@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.consumer import deleted_when_idle
@@ -89,7 +89,7 @@ async def find_losses(
     stream: str,
     scope: Scope,
     scan: ArchiveScan,
-    mark: Watermark | None,
+    mark: ConsumerWatermark | None,
     differences: Differences | None = None,
 ) -> list[Finding]:
     """Compare the archive with what the stream has now. `differences` are those of the content, if compared."""
@@ -135,33 +135,33 @@ def _deleted_with_consumer(archived: Sequences, server: ServerState, stream: Map
         yield Finding(kind=Kind.CONSUMER, severity=Severity.NOTE, summary=text)
     filters = server.mark.filters if server.mark is not None and stream.get("retention") == "interest" else ()
     for before, after in pairwise(filters):
-        if before.until is not None and before.consumer != after.consumer:
-            for gap in find_gaps(archived, before.until + 1, after.after):
+        if before.consumer != after.consumer and after.doubtful is not None:
+            first, last = after.doubtful[0], after.certain_after
+            for gap in find_gaps(archived, first, last):
                 yield replace(
                     gap,
                     kind=Kind.CONSUMER,
-                    summary=f"the consumer was deleted after sequence {before.until} and created again before "
-                    f"{after.after + 1}: the server deleted messages in between that no other consumer needed",
+                    summary=f"the consumer was deleted after sequence {first - 1} and created again before {last + 1}: "
+                    "the server deleted messages in between that no other consumer needed",
                 )
 
 
-def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Finding]:
+def unselected(doubtful: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Finding]:
     """Yield what is not known of the consumer's filters between the sequences `first` and `last`.
 
-    `uncertain` are messages of the stream that the archive lacks.
+    `doubtful` are messages of the stream that the archive lacks.
     """
-    if count := len(uncertain):
+    if count := len(doubtful):
         yield Finding(
             kind=Kind.FILTERS,
             severity=Severity.WARNING,
             count=count,
-            **_ranges(uncertain.all()),
-            summary=f"{_count(count)} of the stream {are(count)} not archived, near a change of the consumer's "
-            "filters: skipped because of it, or missing",
+            **_ranges(doubtful.all()),
+            summary=f"near a change of filters: {_count(count)} may have been skipped",
             action="jetcapture verify --repair stores them",
         )
     if (unknown := min(history.unknown, last)) >= first:
-        subjects = ", ".join(history.consumers[0][0].subjects)
+        subjects = ", ".join(history.parts[0].candidates[0])
         yield Finding(
             kind=Kind.UNKNOWN_FILTERS,
             severity=Severity.WARNING,

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from threading import Event
 
 from jetcapture_py.archive.block_writer import UserWriter, make_writer
-from jetcapture_py.archive.watermark import MARGIN, Watermark
+from jetcapture_py.archive.watermark import MARGIN, ConsumerWatermark, Stretch, Watermark, union
+from jetcapture_py.capture.watermark import abandoned
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
@@ -26,7 +27,7 @@ from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences, compare
 from jetcapture_py.verify.examine import ObjectExaminer
-from jetcapture_py.verify.filters import FilterHistory, Stretch
+from jetcapture_py.verify.filters import FilterHistory, selected
 from jetcapture_py.verify.findings import (
     Finding,
     Kind,
@@ -59,8 +60,8 @@ class Evidence:
     """Messages of the stream that are in the archive, or were removed from it on purpose."""
     missing: Sequences
     """Messages in the stream that the archive should have."""
-    uncertain: Sequences
-    """Those that a change of the consumer's filters may have skipped."""
+    doubtful: Sequences
+    """Those that may have been skipped near a change of the consumer's filters."""
 
 
 async def verify(config: Config, *, deep: bool = False, content: bool = False, progress: Progress = ignore) -> Report:
@@ -78,7 +79,8 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
     stream, consumer = config.source.stream, config.source.consumer
     suffix = own_suffix(config)
     storage = ArchiveFiles(config.store.url, config.store.options)
-    mark, findings = await asyncio.to_thread(_read_watermark, storage, stream, consumer)
+    archived, findings = await asyncio.to_thread(_read_watermark, storage, stream)
+    mark = None if archived is None else archived.of(consumer)
     session = comparison = differences = start = None
     async with AsyncExitStack() as stack:
         server: ServerState | None = None
@@ -87,7 +89,12 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
             session = await stack.enter_async_context(
                 ReadSession(config.nats, name, timeout=TIMEOUT, connect_timeout=TIMEOUT / 2)
             )
-            server = await server_state(session, stream, consumer, mark)
+            server = await server_state(session, stream, consumer, archived)
+            if archived is not None:
+                lines = await abandoned(session.api, archived, consumer, config.store.url, config.store.options)
+                findings += [
+                    Finding(kind=Kind.CONSUMER, severity=Severity.NOTE, summary=line) for line in lines.values()
+                ]
         except SourceError as error:
             findings.append(not_checked(f"the stream: {error}; only the archive itself was checked", Severity.FAILURE))
         scope = Scope.of(server, mark)
@@ -105,7 +112,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         findings += await find_losses(session, stream, scope, scan, mark, differences)
     history = None if comparison is None else comparison.history
     if server is not None and history is not None and server.state.retention not in GONE_ONCE_ACKED:
-        findings += unselected(holes.uncertain, history, max(scope.start, server.state.first), scope.top)
+        findings += unselected(holes.doubtful, history, max(scope.start, server.state.first), scope.top)
     end = (scan.sequences.last or 0) if start is None else min(start - 1, scope.top)
     stored = len(scan.sequences) if server is None else scan.sequences.count(scope.start, scope.top)
     unavailable = any(finding.is_unproven for finding in findings)
@@ -137,7 +144,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         watermark=mark,
         findings=tuple(sorted(findings, key=lambda finding: [*Kind].index(finding.kind))),
     )
-    return Evidence(report=report, accounted=accounted, missing=holes.missing, uncertain=holes.uncertain)
+    return Evidence(report=report, accounted=accounted, missing=holes.missing, doubtful=holes.doubtful)
 
 
 def own_suffix(config: Config) -> str:
@@ -152,11 +159,10 @@ def own_suffix(config: Config) -> str:
     return writer.suffix if isinstance(writer, UserWriter) else ""
 
 
-def _read_watermark(storage: ArchiveFiles, stream: str, consumer: str) -> tuple[Watermark | None, list[Finding]]:
-    """Read the consumer's watermark; return it, or a finding if that fails."""
+def _read_watermark(storage: ArchiveFiles, stream: str) -> tuple[Watermark | None, list[Finding]]:
+    """Read the watermark; return it, or a finding if that fails."""
     try:
-        mark = storage.watermark(stream, future=True)
-        return mark and mark.of(consumer), []
+        return storage.watermark(stream, future=True), []
     except JetcaptureError as error:
         return None, [_wrong_mark(str(error), Severity.WARNING)]
 
@@ -211,15 +217,12 @@ class _Comparison:
         first = max(first, _started(self.scan.sequences, *self.server.unsure))
         if self.server.note:
             self.findings.append(not_checked(self.server.note))
-        consumers = self.history.consumers
         try:
-            for index, parts in enumerate(consumers):
-                end = top if len(consumers) == 1 or index else min(top, scope.floor)
-                for part in parts:
-                    low, high = max(part.first, first), min(part.last, end)
-                    async with aclosing(self._look_up(part, low, high)) as steps:
-                        async for seq in steps:
-                            self.progress("stream", min(seq, high) - first + 1, top - first + 1)
+            for part in self.history.parts:
+                low, high = max(part.first, first), min(part.last, top)
+                async with aclosing(self._look_up(part, low, high)) as steps:
+                    async for seq in steps:
+                        self.progress("stream", min(seq, high) - first + 1, top - first + 1)
             now = await self.session.state(self.stream)
         except SourceError as error:
             self.findings.append(not_checked(f"the stream: {error}", Severity.FAILURE))
@@ -230,27 +233,16 @@ class _Comparison:
 
     async def _look_up(self, part: Stretch, first: int, last: int) -> AsyncGenerator[int]:
         """Look up what the archive lacks from `first` to `last`, which lie in `part`; yield sequences on the way."""
-        archived, accounted = self.scan.sequences, self.accounted
         gaps = list(self.holes.archived.stretches(first, last, CLOSE)) if first <= last else []
         if not gaps:
             return
-        certain = len(part.candidates) == 1
-        if part.telling and not certain:
-            async for _, seqs, _, subjects in read(self.session, self.stream, part.subjects, [(first, last)]):
-                inside = (seqs >= first) & (seqs <= last) & (archived.contains(seqs) | ~accounted.contains(seqs))
-                matches = [mask[inside] for mask in part.matches(subjects)]
-                part.narrow(seqs[inside], archived.contains(seqs[inside]), matches)
         try:
-            async for begins, seqs, times, subjects in read(self.session, self.stream, part.subjects, gaps):
-                reached, uncertain = int(seqs[-1]), None
-                if not certain:
-                    selected, doubtful = part.classify(seqs, part.matches(subjects))
-                    either = selected | doubtful
-                    seqs, times, uncertain = seqs[either], times[either], doubtful[either]
+            async for begins, seqs, times, subjects in read(self.session, self.stream, union(part.candidates), gaps):
                 if begins:
                     self.holes.close()
-                self.holes.compare(seqs, times, first, last, uncertain)
-                yield reached
+                mask = selected(part, subjects)
+                self.holes.compare(seqs[mask], times[mask], first, last, doubtful=part.doubtful)
+                yield int(seqs[-1])
         finally:
             self.holes.close()
 
@@ -289,7 +281,9 @@ def _started(sequences: Sequences, low: int, high: int) -> int:
     return low
 
 
-def _not_checked(scope: Scope, first: int | None, start: int | None, mark: Watermark | None) -> Iterator[Finding]:
+def _not_checked(
+    scope: Scope, first: int | None, start: int | None, mark: ConsumerWatermark | None
+) -> Iterator[Finding]:
     """Yield what of the `scope` could not be checked; the archive starts at `first`, the stream now at `start`."""
     if start is not None and first is not None and scope.start < (end := min(start, first)) <= scope.top:
         yield not_checked(
@@ -304,7 +298,7 @@ def _not_checked(scope: Scope, first: int | None, start: int | None, mark: Water
         yield not_checked("whether messages older than the watermark are missing: the stream could not be read")
 
 
-def _promises(scope: Scope, mark: Watermark | None, holes: HoleFinder) -> Iterator[Finding]:
+def _promises(scope: Scope, mark: ConsumerWatermark | None, holes: HoleFinder) -> Iterator[Finding]:
     """Yield what the watermark promises and is not stored, or does not exist yet."""
     if mark is None:
         return

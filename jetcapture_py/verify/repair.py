@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture, Rows
@@ -28,7 +28,7 @@ from jetcapture_py.jetstream.acks import sequences
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.store import NoteStore, change_note, configured_store, users_errors
+from jetcapture_py.store import NoteStore, users_errors
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
 from jetcapture_py.transform.keys import Run
@@ -137,10 +137,7 @@ async def verify_and_repair(
     done. `deep` and `content` are those of `verify`. Raises ConfigError, SourceError, StoreError."""
     proof = partial(prove, config, deep=deep, content=content, progress=progress)
     before = await proof()
-    if len(before.uncertain) and isinstance(store := configured_store(config.store), NoteStore):
-        await asyncio.to_thread(change_note, store, watermark.path(config.source.stream), _repaired)
-        before = await proof()  # there may be more without what archived messages tell
-    absent = Sequences.union(before.missing, before.uncertain)
+    absent = Sequences.union(before.missing, before.doubtful)
     after, done = before, Repair()
     if len(absent):
         damaged = [] if "{key}" in config.store.url else _names(before.report, Kind.DAMAGED)
@@ -341,18 +338,6 @@ def _unrepairable(report: Report, accounted: Sequences) -> tuple[Unrepairable, .
             if len(parts) > MAX_LISTED:
                 return tuple(parts[:MAX_LISTED])
     return tuple(parts)
-
-
-def _repaired(data: bytes | None) -> bytes | None:
-    """Return the watermark with the note that messages near its changes of filters were stored again."""
-    if data is None:
-        return None
-    mark = watermark.decode(data)
-
-    def noted(mark: watermark.Watermark) -> watermark.Watermark:
-        return replace(mark, filters=tuple(replace(entry, repaired=not entry.sure) for entry in mark.filters))
-
-    return replace(noted(mark), parts=tuple(map(noted, mark.parts))).encode()
 
 
 def _block(name: ObjectName) -> BlockId:

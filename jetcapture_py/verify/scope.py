@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive.removed import Erased, Expired
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark, Watermark
+from jetcapture_py.capture.watermark import observed
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.acks import ack_numbers
-from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state, has_progressed
+from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state, is_consumer_of
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import REPLY, SUBJECT
@@ -95,21 +96,26 @@ class ServerState:
     """What cannot be proven about its first messages; "" if it is certain."""
     unsure: tuple[int, int]
     """Range of sequences in which the consumer may have started."""
-    mark: Watermark | None
-    """The watermark, if it is of the current incarnation."""
+    mark: ConsumerWatermark | None
+    """The consumer's watermark, if it is of the current incarnation."""
     aged: int | None
     """The last sequence stored at or before the watermark's time, None if unknown."""
 
 
-async def server_state(session: ReadSession, stream: str, consumer: str, mark: Watermark | None) -> ServerState:
+async def server_state(session: ReadSession, stream: str, consumer: str, archived: Watermark | None) -> ServerState:
     """Ask the server. Raises SourceError."""
     known = consumer_state(await session.request(f"CONSUMER.INFO.{stream}.{consumer}"))
-    if mark is not None:
-        session.know(stream, mark.origin, progressed=has_progressed(known, mark))
+    mark = None if archived is None else archived.of(consumer)
+    if archived is not None:
+        origin, progressed = (mark or archived).origin, mark is not None and is_consumer_of(known, mark)
+        session.know(stream, origin, progressed=progressed)
     state = await session.state(stream)
-    if mark is not None and mark.created == state.created:
-        known = replace(known, created=mark.consumer_created(known.created, known.deliveries))
     start, moment, note = _start(known)
+    present = mark if mark is not None and mark.created == state.created else None
+    if present is not None and known.config.get("deliver_policy") != "last_per_subject":
+        history = observed(present, known).filters
+        if len({entry.consumer for entry in history}) > 1:  # created again: what the earlier one selected counts too
+            start, moment, note = min(start, history[0].after + 1), None, ""
     unsure = (1, 0)
     if moment is not None and state.retention not in GONE_ONCE_ACKED:
         start = await session.first_at(stream, moment)
@@ -123,7 +129,7 @@ async def server_state(session: ReadSession, stream: str, consumer: str, mark: W
         start=start,
         note=note,
         unsure=unsure,
-        mark=mark if mark is not None and mark.created == state.created else None,
+        mark=present,
     )
 
 
@@ -142,7 +148,7 @@ async def restored_to(session: ReadSession, stream: str, state: StreamState) -> 
 
 
 async def _aged(
-    session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: Watermark | None
+    session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: ConsumerWatermark | None
 ) -> int | None:
     """Return the last sequence that the watermark covers by its time; 0 if it is of another incarnation."""
     if mark is None or mark.created not in ("", state.created):
@@ -175,7 +181,7 @@ class Scope:
     """The watermark covers everything up to this time, in microseconds."""
 
     @classmethod
-    def of(cls, server: ServerState | None, mark: Watermark | None) -> Scope:
+    def of(cls, server: ServerState | None, mark: ConsumerWatermark | None) -> Scope:
         """Return the scope of a proof; `server` is None if the stream is unavailable."""
         incarnation: Incarnation | None = None
         if server is None:

@@ -21,7 +21,7 @@ from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.stream_config import StreamConfig
-from jetcapture_py.archive.watermark import Filters, Watermark
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
@@ -140,7 +140,7 @@ class BoundaryFinder:
         own = OwnMessages(oldest=own.oldest, links=own.links, erased=files.erased(stream, own.erased))
         self._known = basis, incarnations, own
         same = mark is not None and _is_of(mark, state)
-        filters = _history(mark.filters if mark is not None and same else ()) or [(0, self._subjects)]
+        filters = (mark.filters if mark is not None and same else ()) or [(0, self._subjects)]
         if len(incarnations) > 1 and state.first_time < datetime.fromisoformat(state.created):
             # what the stream was restored with, and still has, had been selected before
             restored = incarnations[1][1]
@@ -241,15 +241,6 @@ def _micros(created: str) -> int:
 def _is_of(mark: Watermark, state: StreamState) -> bool:
     """Whether the watermark is of the stream's present incarnation."""
     return mark.created == state.created or (not mark.created and mark.time >= datetime.fromisoformat(state.created))
-
-
-def _history(entries: Sequence[Filters]) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the selected subjects, each with the sequence after which they hold; consumers follow one another."""
-    history, ended = [], 0
-    for entry in entries:
-        history.append((max(entry.after, ended), entry.subjects))
-        ended = entry.until or ended
-    return history
 
 
 async def _archived(reads: ReadSession, mark: Watermark, state: StreamState, limit: int) -> int:

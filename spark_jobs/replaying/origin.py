@@ -24,7 +24,7 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     others = [file for name, file in found if name.event_time]  # their buckets are in no order with incarnations
     created: dict[str, None] = {}
     mark = files.watermark(stream)  # an archive that several captures share has objects of all of them in any order
-    consumers = dict.fromkeys(each.consumer for each in (*mark.parts, mark)) if mark is not None else {}
+    consumers = dict.fromkeys(file.consumer for file in mark.files) if mark is not None else {}
     footers = [
         *_footers(files, [file for _, file in ordered]),
         *files.map(lambda file: _footer(files, file), others),

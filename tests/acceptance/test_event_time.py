@@ -19,7 +19,17 @@ from jetcapture_py.archive import footer, layout, watermark
 from jetcapture_py.config.units import microseconds_of, moment_of
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, Message, capture_all, config, objects, publish, publish_and_capture, rows
+from tests.support.running import (
+    CONSUMER,
+    STREAM,
+    Message,
+    capture_all,
+    config,
+    objects,
+    publish,
+    publish_and_capture,
+    rows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +100,7 @@ def test_messages_of_which_some_are_late_or_early_lie_in_their_own_buckets_and_a
     report = asyncio.run(verify(settings, deep=True))
     assert report.complete
     assert report.stored == count
-    mark = watermark.decode((root / watermark.path(STREAM)).read_bytes())
+    mark = watermark.decode((root / watermark.path(STREAM, CONSUMER)).read_bytes(), STREAM, "")
     assert mark.bucket_time == "at"
 
     stored = sorted(row[layout.TIMESTAMP] for row in found.values())

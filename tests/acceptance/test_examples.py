@@ -124,7 +124,7 @@ def test_the_s3_configuration_needs_only_its_environment(nats_server: Callable[.
 
     found: dict[str | None, list[dict[str, Any]]] = {}
     entries = {entry["Key"]: entry for entry in client.list_objects_v2(Bucket="archive")["Contents"]}
-    assert entries.pop(f"nats/{watermark.path('ORDERS')}")
+    assert entries.pop(f"nats/{watermark.path('ORDERS', 'archive')}")
     (note,) = (path for path in entries if path.startswith("nats/_streams/ORDERS/"))
     del entries[note]
     for entry in entries.values():

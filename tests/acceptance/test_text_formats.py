@@ -25,6 +25,7 @@ from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
+    CONSUMER,
     STREAM,
     Command,
     Message,
@@ -283,7 +284,7 @@ def test_nothing_is_lost_and_nothing_is_half_there_after_a_kill_at_any_moment(
     assert not report.paths(Kind.DAMAGED)
     found = {each["id"]: each["text"] for path in stored(root) for each in whole(root / path)}
     assert found == {each["id"]: each["text"] for each in values(count)}
-    mark = watermark.decode((root / watermark.path(STREAM)).read_bytes())
+    mark = watermark.decode((root / watermark.path(STREAM, CONSUMER)).read_bytes(), STREAM, "")
     assert mark.seq == count
 
 

@@ -115,7 +115,7 @@ def test_copies_a_watermark_from_the_future_and_an_object_without_checksums_are_
     first, second, third = objects(root)
     copy_to(root, first, key="elsewhere")
     strip(root / third.path)
-    mark = root / "_watermark" / f"{STREAM}.json"
+    mark = root / "_watermark" / STREAM / f"{CONSUMER}.json"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "time": "2100-01-01T00:00:00Z"}))
     strict = run(path, "--strict")
     assert (strict.returncode, strict.stderr) == (1, "")

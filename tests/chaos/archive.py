@@ -16,9 +16,9 @@ import boto3  # type: ignore[import-untyped]
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from tests.support import s3
-from tests.support.running import STREAM
+from tests.support.running import CONSUMER, STREAM
 
-WATERMARK = f"_watermark/{STREAM}.json"
+WATERMARK = f"_watermark/{STREAM}/{CONSUMER}.json"
 _KNOWN = ("_watermark/", "_streams/", "_probe/")
 
 

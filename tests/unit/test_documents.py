@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.watermark import Watermark as ArchiveWatermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.config import model
 from jetcapture_py.config.account import AccountConfig
 from jetcapture_py.errors import ConfigError
@@ -32,7 +32,7 @@ from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
 ENVIRONMENT = {"PWD": "/srv"}
-WATERMARK = {"created": "stream_created", "parts": "captures", "sample": "stream_message"}
+WATERMARK = {"created": "stream_created", "sample": "stream_message"}
 """Attributes that have another name in the file."""
 PACKAGES = ("jetcapture_py", "spark_jobs")
 
@@ -213,7 +213,7 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
     for column in (*layout.ENVELOPE, layout.ROW, layout.STAGE, layout.ERROR, layout.RAW_HEADERS):
         assert f"`{column}`" in text
     written = section("docs/archive-format.md", "Watermark")
-    for name in ArchiveWatermark.__dataclass_fields__:
+    for name in ConsumerWatermark.__dataclass_fields__:
         assert f"`{WATERMARK.get(name, name)}`" in written
 
 

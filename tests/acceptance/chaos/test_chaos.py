@@ -43,7 +43,7 @@ def test_nothing_is_lost_or_read_twice_when_consumer_and_stream_are_deleted_and_
 
     async def marked(world: World) -> None:
         await in_turn(["daemon.stop"], pause=0.3)(world)  # it writes the watermark
-        while not any((tmp_path / "archive" / "_watermark").glob("*.json")):
+        while not any((tmp_path / "archive" / "_watermark").rglob("*.json")):
             world.check_alive()
             await asyncio.sleep(0.1)
         await in_turn(order, pause=0.3)(world)

@@ -144,7 +144,7 @@ def test_a_start_is_silent_where_the_watermark_cannot_be_read(
 
     publish_and_capture(server.url, root, of(b"x"))
     caplog.clear()
-    (root / "_watermark" / "ORDERS.json").write_text("damaged")
+    (root / "_watermark" / "ORDERS" / "archive.json").write_text("damaged")
     capture()
     assert said(caplog) == []
     assert {record.msg for record in caplog.records} <= {"blocks.stored", "watermark.failed"}

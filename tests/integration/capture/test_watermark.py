@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark, stretches
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
@@ -35,8 +35,9 @@ from tests.support.running import (
 Start = Callable[..., NatsServer]
 
 
-def written(root: Path) -> Watermark | None:
-    return ArchiveFiles(str(root), {}).watermark(STREAM)
+def written(root: Path) -> ConsumerWatermark | None:
+    found = ArchiveFiles(str(root), {}).watermark(STREAM)
+    return found and found.of(CONSUMER)
 
 
 def test_a_capture_that_has_caught_up_leaves_it_at_the_streams_end(nats_server: Start, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_an_older_state_does_not_move_it_back(nats_server: Start, tmp_path: Path
         first = written(tmp_path / "a")
         assert first is not None
         ahead = replace(first, seq=1000, time=datetime.now(UTC))
-        store.write_note(watermark.path(STREAM), ahead.encode())
+        store.write_note(watermark.path(STREAM, CONSUMER), ahead.encode())
         await capture_all(config(server.url, tmp_path / "a"))
         assert written(tmp_path / "a") == ahead
 
@@ -132,7 +133,7 @@ def test_a_time_in_the_future_is_corrected_and_said(
         first = written(tmp_path / "a")
         assert first is not None
         wrong = replace(first, time=datetime(2100, 1, 1, tzinfo=UTC))
-        LocalStore(str(tmp_path / "a")).write_note(watermark.path(STREAM), wrong.encode())
+        LocalStore(str(tmp_path / "a")).write_note(watermark.path(STREAM, CONSUMER), wrong.encode())
         with caplog.at_level(logging.WARNING, "jetcapture"):
             await capture_all(config(server.url, tmp_path / "a"))
         found = written(tmp_path / "a")
@@ -165,7 +166,7 @@ def test_it_says_which_filters_selected_the_messages(
         found = written(tmp_path / "a")
         assert found is not None
         (entry,) = found.filters
-        assert (entry.after, entry.subjects, entry.sure, entry.consumer[:2]) == (0, both, True, "20")
+        assert (entry.after, entry.subjects, entry.doubtful, entry.consumer[:2]) == (0, both, None, "20")
         with caplog.at_level(logging.WARNING, "jetcapture"):
             for subjects in (both[:1], both):
                 await filtered(server.url, *subjects)
@@ -180,10 +181,9 @@ def test_it_says_which_filters_selected_the_messages(
         assert 12 not in stored
         present = found.filters[-1]
         assert present.subjects == both
-        assert present.sure
-        assert set(range(present.after + 1, 41)) <= stored
-        promised = [each for each in found.filters if each.after < 12][-1]
-        assert both[1] not in promised.subjects or not promised.sure
+        assert set(range(present.certain_after + 1, 41)) <= stored
+        (held,) = (part for part in stretches(found.filters) if part.first <= 12 <= part.last)
+        assert held.doubtful or both[1] not in held.candidates[0]
         assert [record.msg for record in caplog.records].count("watermark.filters") == 2
 
     asyncio.run(scenario())
@@ -232,7 +232,7 @@ def test_a_damaged_one_is_replaced(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, [("orders.eu", b"x", None)] * 10)
-        LocalStore(str(tmp_path / "a")).write_note(watermark.path(STREAM), b"{half")
+        LocalStore(str(tmp_path / "a")).write_note(watermark.path(STREAM, CONSUMER), b"{half")
         await capture_all(config(server.url, tmp_path / "a"))
         found = written(tmp_path / "a")
         assert found is not None

@@ -94,13 +94,13 @@ def test_a_capture_whose_archive_cannot_be_read_fails_alone(tmp_path: Path) -> N
     archive = Archive(tmp_path / "archive")
     fill(archive)
     fill(archive, "EVENTS")
-    (archive.root / "_watermark").mkdir()
-    (archive.root / "_watermark" / "EVENTS.json").write_text("{")
+    (archive.root / "_watermark" / "EVENTS").mkdir(parents=True)
+    (archive.root / "_watermark" / "EVENTS" / "archive.json").write_text("{")
     for stream in ("ORDERS", "EVENTS"):
         capture(tmp_path / "captures", stream, archive.root)
     done = jetcapture("maintain", tmp_path / "captures")
     assert done.returncode == 1
-    assert done.stderr.startswith("jetcapture: events: ")
+    assert done.stderr.startswith("jetcapture: events: _watermark/EVENTS/archive.json is damaged: ")
     assert done.stderr.count("\n") == 1
     assert len(objects(archive.root)) == 15 + 3
 
@@ -113,8 +113,9 @@ def test_a_stream_or_store_without_an_archive_is_an_error(tmp_path: Path) -> Non
         done = jetcapture(command, misspelled)
         assert (done.returncode, done.stdout) == (1, "")
         assert f"no archive of stream ORDRS under file://{archive.root}; there are: ORDERS" in done.stderr
-    (archive.root / "_watermark").mkdir()
-    (archive.root / "_watermark" / "ORDRS.json").write_text("{}")  # a capture has begun, and stored nothing yet
+    (archive.root / "_watermark" / "ORDRS").mkdir(parents=True)
+    # a capture has begun, and stored nothing yet
+    (archive.root / "_watermark" / "ORDRS" / "archive.json").write_text("{}")
     assert "no archive" not in jetcapture("maintain", misspelled).stderr
 
 

@@ -95,8 +95,8 @@ def test_passes_leave_what_they_replaced_to_a_later_one_and_tell_how_it_goes(tmp
         assert ask(port, "/nothing")[0] == 404
         broken = tmp_path / "broken"
         broken.mkdir()
-        (broken / "_watermark").mkdir()
-        (broken / "_watermark" / "EVENTS.json").write_text("{")
+        (broken / "_watermark" / "EVENTS").mkdir(parents=True)
+        (broken / "_watermark" / "EVENTS" / "archive.json").write_text("{")
         capture(captures, "EVENTS", broken)  # the files are read again before each pass
         until(lambda: ask(port, "/readyz")[0] == 503, "not ready")
         assert ask(port, "/readyz")[1].startswith("events: the last pass failed: ")

@@ -29,7 +29,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.schema import ENVELOPE
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.maintain import TableConfig
 from jetcapture_py.config.model import Config, parse
@@ -460,9 +460,11 @@ def test_an_object_that_was_stored_again_is_read_with_its_new_columns(tmp_path: 
 
 def mark(world: World, time: int) -> None:
     moment = datetime.fromtimestamp(time, UTC)
-    written = Watermark(stream="ORDERS", consumer="archive", created="2024-01-01T00:00:00Z", seq=99, time=moment)
-    path = world.root / "_watermark" / "ORDERS.json"
-    path.parent.mkdir(exist_ok=True)
+    written = ConsumerWatermark(
+        stream="ORDERS", consumer="archive", created="2024-01-01T00:00:00Z", seq=99, time=moment
+    )
+    path = world.root / "_watermark" / "ORDERS" / "archive.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(written.encode())
 
 

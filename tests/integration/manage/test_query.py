@@ -217,8 +217,8 @@ def test_complete_only_ends_with_the_watermark(orders: Archive, told: Any, query
     assert query(orders, SEQS, "--complete-only") == 1
     assert "has no watermark for stream ORDERS, which --complete-only needs" in capsys.readouterr().err
     time_of_2 = datetime.fromtimestamp(HOUR + 2e-6, UTC)
-    known = watermark.Watermark(stream="ORDERS", consumer="archive", created="", seq=2, time=time_of_2)
-    path = orders.root / watermark.path("ORDERS")
+    known = watermark.ConsumerWatermark(stream="ORDERS", consumer="archive", created="", seq=2, time=time_of_2)
+    path = orders.root / watermark.path("ORDERS", "archive")
     path.parent.mkdir(parents=True)
     path.write_bytes(known.encode())
     assert told(orders, SEQS, "--complete-only") == ['"1,2"']

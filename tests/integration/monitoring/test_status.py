@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,9 +18,20 @@ import pytest
 import yaml
 
 from jetcapture_py.config import block
-from jetcapture_py.config.model import Config
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
-from tests.support.running import capture_all, config, publish, publish_and_capture, running, settings, status_of, until
+from tests.support.running import (
+    capture_all,
+    config,
+    connection,
+    publish,
+    publish_and_capture,
+    running,
+    settings,
+    status_of,
+    until,
+)
 
 Start = Callable[..., NatsServer]
 
@@ -106,11 +118,11 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(nats_server: Start, t
     server = nats_server()
     archive = tmp_path / "archive"
     publish_and_capture(server.url, archive, [("orders.a", b"", None)])
-    (archive / "_watermark" / "ORDERS.json").write_text("{")
+    (archive / "_watermark" / "ORDERS" / "archive.json").write_text("{")
     found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
     assert found["ack_floor"] == 1
     (problem,) = found["problems"]
-    assert problem.startswith("watermark: the watermark is damaged")
+    assert problem.startswith("watermark: _watermark/ORDERS/archive.json is damaged")
 
 
 def test_a_consumer_that_is_not_there_and_a_server_that_does_not_answer_are_one_line(
@@ -162,7 +174,7 @@ def test_watching_goes_on_until_it_is_interrupted_and_survives_the_server(nats_s
     ("changes", "problem"),
     [
         ({"time": "2100-01-01T00:00:00Z"}, "in the future"),
-        ({"stream": "OTHER"}, "the watermark belongs to stream OTHER"),
+        ({"stream": "OTHER"}, "_watermark/ORDERS/archive.json belongs to stream OTHER"),
     ],
 )
 def test_a_watermark_that_cannot_be_true_is_a_problem(
@@ -170,24 +182,42 @@ def test_a_watermark_that_cannot_be_true_is_a_problem(
 ) -> None:
     server, archive = nats_server(), tmp_path / "archive"
     publish_and_capture(server.url, archive, [("orders.a", b"", None)] * 40)
-    mark = archive / "_watermark" / "ORDERS.json"
+    mark = archive / "_watermark" / "ORDERS" / "archive.json"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), **changes}))
     found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
     (said,) = found["problems"]
     assert problem in said
 
 
-def test_a_capture_of_other_subjects_that_holds_the_watermark_back_is_a_problem(
-    nats_server: Start, tmp_path: Path
-) -> None:
+def test_a_capture_that_holds_the_watermark_back_is_a_problem(nats_server: Start, tmp_path: Path) -> None:
     server, archive = nats_server(), tmp_path / "archive"
-    publish_and_capture(server.url, archive, [("orders.a", b"", None)] * 40)
-    mark = archive / "_watermark" / "ORDERS.json"
-    own = json.loads(mark.read_text())
-    late = {**own, "consumer": "late", "seq": 50, "time": "2026-01-01T00:00:00Z"}
-    idle = {**own, "consumer": "idle", "seq": 1}
-    mark.write_text(json.dumps({**idle, "time": late["time"], "captures": [own, late, idle]}))
-    found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
+    wanted = settings(server.url, archive, source={"filter_subjects": ["orders.a"]})
+    publish_and_capture(server.url, archive, [("orders.a", b"", None)] * 40, source={"filter_subjects": ["orders.a"]})
+    mark = archive / "_watermark" / "ORDERS" / "archive.json"
+    own, other = json.loads(mark.read_text()), [{"after": 0, "subjects": ["orders.b"]}]
+    late = {**own, "consumer": "late", "seq": 20, "time": "2026-01-01T00:00:00Z", "filters": other}
+    mark.with_name("late.json").write_text(json.dumps(late))
+    (said,) = json.loads(status(tmp_path, wanted, "--json", code=1))["problems"]
+    remove = f"rm {mark.with_name('late.json')}"
+    assert said == (
+        "watermark: consumer late does not exist any more, and readers wait for its capture at sequence 20; "
+        f"if it was removed for good: {remove}"
+    )
+    report = asyncio.run(verify(parse(wanted)))
+    assert (report.complete, report.exit_code(strict=True)) == (True, 0)
+    assert f"consumer: {said.removeprefix('watermark: ')}" in report.as_text().splitlines()
+
+    asyncio.run(add_consumer(server.url, "late"))
+    found = json.loads(status(tmp_path, wanted, "--json", code=1))
     (said,) = found["problems"]
     assert said.startswith("watermark: the capture with consumer late has held it back for ")
+    assert said.endswith("; start it")
     assert found["watermark_seq"] == own["seq"]
+
+    subprocess.run(shlex.split(remove), check=True)
+    assert json.loads(status(tmp_path, wanted, "--json"))["problems"] == []
+
+
+async def add_consumer(url: str, name: str) -> None:
+    async with connection(url) as client:
+        await client.jetstream().add_consumer("ORDERS", durable_name=name, ack_policy="explicit")

@@ -950,7 +950,7 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
     assert lines[0] == "stream ORDERS: 29 messages erased"
     assert "in the stream: 30 messages deleted and overwritten" in lines
     assert lines[-1] == "nothing remains in the archive and the stream of what was stored up to sequence 30"
-    assert "key=" not in (root / "_watermark/ORDERS.json").read_text()
+    assert "key=" not in (root / "_watermark/ORDERS/archive.json").read_text()
     nowhere = config.model_copy(update={"store": config.store.model_copy(update={"url": str(tmp_path / "b")})})
     with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under"):
         run(nowhere)

@@ -59,10 +59,10 @@ def test_parquet_goes_to_a_directory_and_never_over_another(
 
 def mark(archive: Archive, seconds: float) -> None:
     """Write a watermark `seconds` after HOUR."""
-    known = watermark.Watermark(
+    known = watermark.ConsumerWatermark(
         stream="ORDERS", consumer="archive", created="", seq=2, time=datetime.fromtimestamp(HOUR + seconds, UTC)
     )
-    path = archive.root / watermark.path("ORDERS")
+    path = archive.root / watermark.path("ORDERS", "archive")
     path.parent.mkdir(parents=True)
     path.write_bytes(known.encode())
 

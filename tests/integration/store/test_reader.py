@@ -77,9 +77,9 @@ def test_what_is_gone_is_said_to_be(place: Place) -> None:
 def test_a_note_is_read_or_is_not_there(place: Place) -> None:
     store, shelf = place.open(), ArchiveFiles(place.url, place.options)
     assert isinstance(store, NoteStore)
-    assert shelf.read_note(watermark.path("ORDERS")) is None
-    store.write_note(watermark.path("ORDERS"), b"{}")
-    assert shelf.read_note(watermark.path("ORDERS")) == b"{}"
+    assert shelf.read_note(watermark.path("ORDERS", "archive")) is None
+    store.write_note(watermark.path("ORDERS", "archive"), b"{}")
+    assert shelf.read_note(watermark.path("ORDERS", "archive")) == b"{}"
 
 
 def test_an_archive_that_is_not_there_yet_is_empty(place: Place) -> None:

@@ -58,7 +58,11 @@ def test_what_earlier_filters_selected_is_missing_when_its_objects_are_gone(
             report = await verify(settings, deep=deep)
             assert (holes(report), report.exit_code()) == (gone, 1)
             assert report.as_text().startswith("NOT complete: 200 messages in 1 hole")
-            assert report.filters == ("1 to 200: orders.a", "from 201: orders.a or orders.b")
+            assert report.filters == (
+                "1 to 200: orders.a",
+                "201 to 400: orders.b, or skipped",
+                "from 401: orders.b",
+            )
             after, repair = await verify_and_repair(settings, content=deep)
             assert (repair.messages, after.complete, after.exit_code(strict=True)) == (200, True, 0)
         assert {row["key"] for row in rows(root) if row[layout.SEQ] <= 200} == {"a"}
@@ -78,11 +82,12 @@ def test_messages_that_a_change_of_filters_may_have_skipped_fail_a_strict_proof(
                 await publish(server.url, orders(10, "ab"))
                 await capture_all(settings)
             report = await verify(settings)
-            assert (report.missing, doubtful(report)) == (0, {12, 14, 16, 18, 20}), report.as_text()
+            assert (report.missing, doubtful(report)) == (0, {20}), report.as_text()
+            assert "filters: near a change of filters: 1 message may have been skipped\n" in report.as_text()
             assert report.as_text().startswith("NOT proven: 25 messages up to sequence 30 (")
             assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (False, 0, 1)
             after, repair = await verify_and_repair(settings)
-            assert (repair.messages, after.complete, after.exit_code(strict=True)) == (5, True, 0)
+            assert (repair.messages, after.complete, after.exit_code(strict=True)) == (1, True, 0)
 
     asyncio.run(scenario())
 
@@ -101,8 +106,8 @@ def test_a_consumer_that_was_created_again_owes_what_both_selected(nats_server: 
             evidence = await prove(settings)
             report = evidence.report
         assert len(gone) == 27
-        assert set(evidence.missing.within(1, 40).tolist()) == gone
-        assert "promises everything up to 40, but 1 message after the ack floor 38 is not stored" in report.as_text()
+        # the watermark starts over, and its position has not got to the last message yet
+        assert (everything(evidence.missing), report.ack_floor) == (gone - {40}, 38)
 
     asyncio.run(scenario())
 
@@ -112,7 +117,7 @@ def test_without_a_watermark_earlier_filters_are_said_to_be_unknown(nats_server:
         root = tmp_path / "a"
         sections: dict[str, Any] = {"source": {"filter_subjects": ["orders.a"]}}
         async with captured(nats_server, root, orders(20, "a"), **sections) as (_, settings):
-            (root / watermark.path(STREAM)).unlink()
+            (root / watermark.path(STREAM, CONSUMER)).unlink()
             report = await verify(settings)
         (loss,) = losses_of(report)
         assert (loss.kind, spans(loss.ranges)) == (Kind.UNKNOWN_FILTERS, ((1, 20),))
@@ -168,7 +173,7 @@ def test_every_message_of_lost_objects_is_named_whatever_filters_and_bundles_the
         gone = subject.lose(chance)
         evidence = asyncio.run(prove(subject.settings, deep=chance.random() < 0.5))
         report = evidence.report
-        assert gone <= {*everything(evidence.missing), *everything(evidence.uncertain)}, report.as_text()
+        assert gone <= {*everything(evidence.missing), *everything(evidence.doubtful)}, report.as_text()
         if gone:
             assert not report.complete
             assert not report.as_text().startswith("complete"), report.as_text()

@@ -24,6 +24,7 @@ from tests.support.archives import by_place, copy_to, merge, strip
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import named_files, watermark_problems
 from tests.support.running import (
+    CONSUMER,
     STREAM,
     capture_all,
     config,
@@ -140,7 +141,7 @@ def test_messages_of_an_earlier_life_with_the_same_sequences_are_no_copies(nats_
             await publish(server.url, orders(300, "b"))
             await capture_all(settings)
             assert (await verify(settings)).count(Kind.READ_TWICE) == 0
-            (root / watermark.path(STREAM)).unlink()
+            (root / watermark.path(STREAM, CONSUMER)).unlink()
             server.kill()
             report = await verify(settings)  # and now nothing tells the lives apart but the timestamps
         assert (report.count(Kind.DUPLICATES), report.count(Kind.READ_TWICE)) == (300, 0)
@@ -180,11 +181,11 @@ def test_few_copies_among_many_are_told_exactly(
 @contextlib.asynccontextmanager
 async def with_pending(
     nats_server: Start, root: Path, **sections: Any
-) -> AsyncIterator[tuple[Any, LocalStore, watermark.Watermark]]:
+) -> AsyncIterator[tuple[Any, LocalStore, watermark.ConsumerWatermark]]:
     """A capture of 300 messages, of which 100 more are delivered and not stored; the watermark before them."""
     async with captured(nats_server, root, orders(300, "a"), **sections) as (server, settings):
         store = LocalStore(str(root))
-        data = store.read_note(watermark.path(STREAM))
+        data = store.read_note(watermark.path(STREAM, CONSUMER))
         assert data is not None
         async with running(config(server.url, root, key="", **sections)):
             await publish(server.url, orders(100))
@@ -193,18 +194,18 @@ async def with_pending(
                 return bool((await consumer(server.url)).num_ack_pending == 100)
 
             await until(delivered, "they are delivered")
-            yield settings, store, watermark.decode(data)
+            yield settings, store, watermark.decode(data, STREAM, "")
 
 
 def test_a_watermarks_time_in_the_future_fails(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (_, settings):
             store = LocalStore(str(tmp_path / "a"))
-            data = store.read_note(watermark.path(STREAM))
+            data = store.read_note(watermark.path(STREAM, CONSUMER))
             assert data is not None
             for time in (datetime(2100, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)):
-                wrong = replace(watermark.decode(data), time=time)
-                store.write_note(watermark.path(STREAM), wrong.encode())
+                wrong = replace(watermark.decode(data, STREAM, ""), time=time)
+                store.write_note(watermark.path(STREAM, CONSUMER), wrong.encode())
                 report = await verify(settings)
                 (line,) = lines(report, "watermark: ")
                 assert time.isoformat().replace("+00:00", "Z") in line
@@ -220,7 +221,7 @@ def test_a_watermarks_time_that_pending_messages_belie_fails(nats_server: Start,
             report = await verify(settings)
             assert (report.complete, report.exit_code(strict=True)) == (True, 0)
             for time in (datetime.now(UTC), datetime.now(UTC) + timedelta(days=300)):
-                store.write_note(watermark.path(STREAM), replace(found, time=time).encode())
+                store.write_note(watermark.path(STREAM, CONSUMER), replace(found, time=time).encode())
                 report = await verify(settings)
                 line = watermark_problems(report)
                 assert "but 100 earlier messages of the stream are not stored, starting with 301" in line
@@ -238,7 +239,7 @@ def test_a_watermark_with_a_time_between_messages_is_right(nats_server: Start, t
             assert first.time is not None
             for micros, promised in ((-1, 0), (0, 1)):
                 time = first.time.replace(microsecond=first.time.microsecond) + timedelta(microseconds=micros)
-                store.write_note(watermark.path(STREAM), replace(found, time=time).encode())
+                store.write_note(watermark.path(STREAM, CONSUMER), replace(found, time=time).encode())
                 report = await verify(settings)
                 assert report.exit_code(strict=True) == promised
 
@@ -255,11 +256,11 @@ def test_a_watermark_in_the_future_of_a_work_queue_fails(nats_server: Start, tmp
         settings = config(server.url, tmp_path / "a", **KEYED)
         await capture_all(settings)
         store = LocalStore(str(tmp_path / "a"))
-        data = store.read_note(watermark.path(STREAM))
+        data = store.read_note(watermark.path(STREAM, CONSUMER))
         assert data is not None
-        wrong = replace(watermark.decode(data), time=datetime(2300, 1, 1, tzinfo=UTC))
+        wrong = replace(watermark.decode(data, STREAM, ""), time=datetime(2300, 1, 1, tzinfo=UTC))
         assert (await verify(settings)).exit_code(strict=True) == 0
-        store.write_note(watermark.path(STREAM), wrong.encode())
+        store.write_note(watermark.path(STREAM, CONSUMER), wrong.encode())
         assert (await verify(settings)).exit_code(strict=True) == 1
 
     asyncio.run(scenario())
@@ -269,12 +270,14 @@ def test_a_watermark_of_another_stream_fails(nats_server: Start, tmp_path: Path)
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(30, "a")) as (_, settings):
             store = LocalStore(str(tmp_path / "a"))
-            data = store.read_note(watermark.path(STREAM))
+            data = store.read_note(watermark.path(STREAM, CONSUMER))
             assert data is not None
-            other = replace(watermark.decode(data), stream="PAYMENTS")
-            store.write_note(watermark.path(STREAM), other.encode())
+            other = replace(watermark.decode(data, STREAM, ""), stream="PAYMENTS")
+            store.write_note(watermark.path(STREAM, CONSUMER), other.encode())
             report = await verify(settings)
-        assert lines(report, "watermark: ") == [f"watermark: the watermark belongs to stream PAYMENTS, not {STREAM}"]
+        assert lines(report, "watermark: ") == [
+            f"watermark: {watermark.path(STREAM, CONSUMER)} belongs to stream PAYMENTS, not {STREAM}"
+        ]
         assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
 
     asyncio.run(scenario())

@@ -468,9 +468,9 @@ def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
             store = LocalStore(str(tmp_path / "a"))
-            data = store.read_note(watermark.path(STREAM))
+            data = store.read_note(watermark.path(STREAM, CONSUMER))
             assert data is not None
-            found = watermark.decode(data)
+            found = watermark.decode(data, STREAM, "")
             async with running(config(server.url, tmp_path / "a", key="")):
                 await publish(server.url, orders(100))
 
@@ -478,14 +478,14 @@ def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp
                     return bool((await consumer(server.url)).num_ack_pending == 100)
 
                 await until(delivered, "they are delivered")
-                store.write_note(watermark.path(STREAM), replace(found, seq=340).encode())
+                store.write_note(watermark.path(STREAM, CONSUMER), replace(found, seq=340).encode())
                 report = await verify(settings)
             assert "40 messages after the ack floor 300 are not stored" in watermark_problems(report)
             assert (report.missing, report.complete) == (0, False)
-            store.write_note(watermark.path(STREAM), replace(found, seq=10_000).encode())
+            store.write_note(watermark.path(STREAM, CONSUMER), replace(found, seq=10_000).encode())
             report = await verify(settings)
             assert "the stream ends at 400" in watermark_problems(report)
-            store.write_note(watermark.path(STREAM), b"{half")
+            store.write_note(watermark.path(STREAM, CONSUMER), b"{half")
             report = await verify(settings)
             assert report.watermark is None
             assert "damaged" in watermark_problems(report)

@@ -32,6 +32,7 @@ from tests.support import s3
 from tests.support.archives import merge
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
+    CONSUMER,
     STREAM,
     Message,
     connection,
@@ -110,7 +111,7 @@ def test_what_was_removed_is_captured_again_under_the_same_names(
     before = None if text else contents(root)
     data = {name.path: (root / name.path).read_bytes() for name in names if not name.parquet}
     floor = position(asyncio.run(consumer(server.url)))
-    note = (root / f"_watermark/{STREAM}.json").read_bytes()
+    note = (root / f"_watermark/{STREAM}/{CONSUMER}.json").read_bytes()
     lost = [name for index, name in enumerate(names) if index % 2]
     assert {name.quarantine for name in lost} == {False, True}
     count = remove(root, lost)
@@ -127,7 +128,7 @@ def test_what_was_removed_is_captured_again_under_the_same_names(
     assert before is None or contents(root) == before
     assert {path: (root / path).read_bytes() for path in data} == data
     assert position(asyncio.run(consumer(server.url))) == floor
-    assert (root / f"_watermark/{STREAM}.json").read_bytes() == note
+    assert (root / f"_watermark/{STREAM}/{CONSUMER}.json").read_bytes() == note
 
 
 def test_a_complete_archive_is_left_as_it_is(nats_server: Start, tmp_path: Path) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jetcapture_py.archive import watermark
-from jetcapture_py.archive.incarnations import Origin
-from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode
-from jetcapture_py.capture.watermark import Observer, update_watermark
+from jetcapture_py.archive.incarnations import Origin, Sample
+from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Filters, Watermark, minimum, path
+from jetcapture_py.capture.watermark import Observer, WatermarkUpdate, update_watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
+from jetcapture_py.store import removal_of
 from jetcapture_py.store.archive import ArchiveFiles
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -41,10 +42,19 @@ def state(
     )
 
 
+OWN = (Filters(after=0, subjects=()),)
+
+
 def mark(
-    seq: int = 5, time: datetime = NOON, created: str = "2026-01-01T00:00:00Z", filters: tuple[Filters, ...] = ()
-) -> Watermark:
-    return Watermark(stream="S", consumer="C", created=created, seq=seq, time=time, filters=filters)
+    seq: int = 5, time: datetime = NOON, created: str = "2026-01-01T00:00:00Z", filters: tuple[Filters, ...] = OWN
+) -> ConsumerWatermark:
+    return ConsumerWatermark(stream="S", consumer="C", created=created, seq=seq, time=time, filters=filters)
+
+
+def update(
+    there: ConsumerWatermark | None, now: ConsumerWatermark, *states: ConsumerState, idle: timedelta = timedelta()
+) -> WatermarkUpdate:
+    return update_watermark(there and there.encode(), now, states or (state(9),), idle)
 
 
 def micros(moment: datetime) -> int:
@@ -74,14 +84,17 @@ def test_a_redelivered_message_does_not_take_the_place_of_a_later_one() -> None:
     observer.saw(20, micros(NOON) + 20)
     observer.saw(3, micros(NOON) + 3)
     found = observer.watermark(state(19, unacked=1), Origin("created"))
-    assert found is None
+    assert found is not None
+    assert (found.seq, found.time) == (19, NEVER)
     found = observer.watermark(state(20, unacked=1), Origin("created"))
     assert found is not None
     assert found.time == NOON + 19 * MICROSECOND
 
 
-def test_nothing_is_said_before_anything_is_known() -> None:
-    assert Observer("S", "C").watermark(state(0, pending=3), Origin("created")) is None
+def test_before_any_message_only_the_position_is_known() -> None:
+    found = Observer("S", "C").watermark(state(2, pending=3), Origin("created"))
+    assert found is not None
+    assert (found.seq, found.time) == (2, NEVER)
 
 
 def test_with_nothing_left_it_follows_the_servers_clock() -> None:
@@ -134,35 +147,45 @@ def test_many_messages_leave_enough_to_know_the_time_roughly() -> None:
     assert len(observer._samples) <= 5000
 
 
-def test_it_only_moves_forward() -> None:
-    assert mark(5).after(mark(5)) is None
-    assert mark(4).after(mark(5)) is None
-    assert mark(6, NOON - timedelta(hours=1)).after(mark(5)) == mark(6)
-    assert mark(4, NOON + timedelta(hours=1)).after(mark(5)) == mark(5, NOON + timedelta(hours=1))
+@pytest.mark.parametrize(
+    ("there", "now", "after"),
+    [
+        (mark(5), mark(5), None),
+        (mark(5), mark(4), None),
+        (mark(5), mark(6, NOON - timedelta(hours=1)), mark(6)),
+        (mark(5), mark(4, NOON + timedelta(hours=1)), mark(5, NOON + timedelta(hours=1))),
+        (mark(5), mark(4, NEVER), None),
+    ],
+)
+def test_it_only_moves_forward(
+    there: ConsumerWatermark, now: ConsumerWatermark, after: ConsumerWatermark | None
+) -> None:
+    result = update(there, now, replace(state(9), asked=NOON + timedelta(hours=2)))
+    assert (result.content, result.data) == (after or there, after and after.encode())
 
 
 def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
     early, late = NOON, NOON + timedelta(seconds=1)
-    assert replace(mark(6), last_stored=early).after(replace(mark(5), last_stored=late)) == replace(
-        mark(6), last_stored=late
-    )
-    assert replace(mark(5), last_stored=late).after(replace(mark(5), last_stored=early)) == replace(
-        mark(5), last_stored=late
-    )
-    assert mark(5).after(replace(mark(5), last_stored=late)) is None
+    for one, other in ((early, late), (late, early)):
+        result = update(replace(mark(5), last_stored=one), replace(mark(6), last_stored=other))
+        assert result.content == replace(mark(6), last_stored=late)
 
 
 @pytest.mark.parametrize("created", ["2026-03-01T00:00:00Z", ""])
 def test_a_recreated_stream_starts_its_sequence_again(created: str) -> None:
-    later = NOON + timedelta(hours=1)
-    assert mark(2, later, created).after(mark(5)) == mark(2, later, created)
+    assert update(mark(5), mark(2, created=created)).content.seq == 2
+
+
+def test_a_recreated_streams_filters_start_again() -> None:
+    there = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
+    result = update(there, mark(2, created="2026-03-01T00:00:00Z"), state(2, delivered=0))
+    assert result.content.filters == (Filters(after=0, subjects=()),)
 
 
 @pytest.mark.parametrize("life", ["2026-01-01T00:00:00Z", "2026-03-01T00:00:00Z", ""])
 def test_a_time_in_the_future_is_replaced(life: str) -> None:
     """A server's clock was wrong when it was written."""
-    wrong = mark(5, NOON + timedelta(days=27_000), life)
-    result = update_watermark(wrong.encode(), mark(4, NOON - MARGIN), state(9), timedelta(hours=1))
+    result = update(mark(5, NOON + timedelta(days=27_000), life), mark(4, NOON - MARGIN), idle=timedelta(hours=1))
     assert result.data is not None
     assert result.content.time == NOON - MARGIN
     assert result.content.seq == (5 if life == "2026-01-01T00:00:00Z" else 4)
@@ -172,20 +195,15 @@ def test_a_time_in_the_future_is_replaced(life: str) -> None:
 
 def test_a_time_that_another_servers_clock_gave_is_kept() -> None:
     ahead = mark(5, NOON + MARGIN)  # and the state is later than noon
-    result = update_watermark(ahead.encode(), mark(5, NOON - MARGIN), state(9), timedelta())
+    result = update(ahead, mark(5, NOON - MARGIN))
     assert (result.content, result.data, result.warnings) == (ahead, None, ())
 
 
 @pytest.mark.parametrize("data", [b"{half", replace(mark(99), stream="OTHER").encode()])
 def test_what_cannot_be_believed_at_all_is_replaced(data: bytes) -> None:
-    result = update_watermark(data, mark(4), state(9), timedelta(hours=1))
+    result = update_watermark(data, mark(4), (state(9),), timedelta(hours=1))
     assert result.data == mark(4).encode()
     assert [name for name, _ in result.warnings] == ["watermark.failed"]
-
-
-def test_a_file_of_another_stream_is_an_error_that_says_so() -> None:
-    with pytest.raises(JetcaptureError, match="the watermark belongs to stream S, not OTHER"):
-        decode(mark().encode(), "OTHER")
 
 
 # ------------------------------------------------------------------ filters
@@ -195,158 +213,206 @@ BOTH, ONE = ("a", "b"), ("a",)
 
 
 def test_filters_are_known_from_where_the_consumer_was_at_the_start() -> None:
-    observer = Observer("S", "C")
-    observer.began(state(250, delivered=300, filters=("b", "a")))
-    found = observer.watermark(state(700, delivered=700, filters=("b", "a")), Origin("created"))
-    assert found is not None
-    assert found.filters == (Filters(after=300, subjects=BOTH),)
-
-
-def test_changed_filters_are_sure_once_a_message_was_delivered_that_they_selected() -> None:
-    before, own = Filters(after=0, subjects=BOTH), Filters(after=3, subjects=ONE)
-    there = mark(5, filters=(before,)).encode()
-    changed = update_watermark(there, mark(7, filters=(own,)), state(7, delivered=8), timedelta())
-    doubtful = (Filters(after=5, subjects=ONE, sure=False), Filters(after=8, subjects=ONE, sure=False))
-    assert changed.content.filters == (before, *doubtful)
-    assert changed.warnings == (("watermark.filters", {"seq": 5, "before": BOTH, "now": ONE}),)
-    assert changed.data is not None
-    still = update_watermark(changed.data, mark(8, filters=(own,)), state(8, delivered=8), timedelta())
-    assert still.content.filters == (before, *doubtful)
-    assert still.warnings == ()
-    assert still.data is not None
-    sure = update_watermark(still.data, mark(11, filters=(own,)), state(9, delivered=12), timedelta())
-    assert sure.content.filters == (before, *doubtful, Filters(after=12, subjects=ONE))
-    assert sure.data is not None
-    asleep = update_watermark(sure.data, mark(13, filters=(own,)), state(13, delivered=14), timedelta())
-    assert asleep.content.filters == sure.content.filters
+    start, later = (state(floor, delivered=seq, filters=("b", "a")) for floor, seq in ((250, 300), (700, 700)))
+    result = update(None, mark(700), start, later)
+    assert result.content.filters == (Filters(after=300, subjects=BOTH),)
 
 
 def test_of_replicas_that_start_together_the_first_one_knows_from_where_the_filters_hold() -> None:
-    late, early = (mark(5, filters=(Filters(after=after, subjects=("a",)),)) for after in (400, 0))
-    assert update_watermark(late.encode(), early, state(9), timedelta()).content == early
-    assert update_watermark(early.encode(), late, state(9), timedelta()).content == early
+    there = update(None, mark(5), state(5, delivered=400)).content
+    assert update(there, mark(5), state(5, delivered=0)).content.filters == OWN
+    assert update(mark(5), mark(5), state(5, delivered=400)).content.filters == OWN
 
 
-def test_a_recreated_streams_filters_start_again() -> None:
-    there = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
-    new = mark(2, created="2026-03-01T00:00:00Z", filters=(Filters(after=0, subjects=()),))
-    assert update_watermark(there.encode(), new, state(9), timedelta()).content == new
+def test_what_a_change_may_have_skipped_is_doubtful_until_a_message_was_delivered_after_it() -> None:
+    before, after = Filters(after=0, subjects=BOTH), Filters(after=8, subjects=ONE, doubtful=(6, None))
+    changed = update(mark(5, filters=(before,)), mark(7), state(7, delivered=8, filters=ONE))
+    assert changed.content.filters == (before, after)
+    assert changed.warnings == (("watermark.filters", {"seq": 5, "before": BOTH, "now": ONE}),)
+    still = update(changed.content, mark(8), state(8, delivered=8, filters=ONE))
+    assert (still.content.filters, still.warnings) == ((before, after), ())
+    known = update(still.content, mark(11), state(9, delivered=12, filters=ONE))
+    assert known.content.filters == (before, replace(after, doubtful=(6, 12)))
+    later = update(known.content, mark(13), state(13, delivered=14, filters=ONE))
+    assert later.content.filters == known.content.filters
 
 
-@pytest.mark.parametrize(("at_start", "begins_again"), [(0, True), (5, False)], ids=["recreated", "created moved"])
-def test_a_consumer_is_recognized_by_what_it_had_delivered_at_the_start(at_start: int, begins_again: bool) -> None:
-    there = replace(mark(5, filters=(Filters(after=0, subjects=(), consumer="2026-01-02T00:00:00Z"),)), deliveries=5)
-    observer, now = Observer("S", "C"), "2026-01-03T00:00:00Z"
-    observer.began(replace(state(5, delivered=8), created=now, deliveries=at_start))
-    later = replace(state(1000, delivered=1000), created=now, deliveries=992)  # before the first watermark
-    current = observer.watermark(later, Origin(there.created))
-    assert current is not None
-    filters = update_watermark(there.encode(), current, later, timedelta()).content.filters
-    assert [entry.until for entry in filters] == ([5, None] if begins_again else [None])
+def test_the_time_starts_over_when_more_is_selected() -> None:
+    """Nothing was left to deliver, so the time has passed messages that are selected only now."""
+    there = mark(5, filters=(Filters(after=0, subjects=ONE),))
+    assert update(there, mark(5, NEVER), state(5, delivered=5, filters=BOTH)).content.time == NEVER
+    assert update(mark(5), mark(5, NEVER), state(5, delivered=5, filters=ONE)).content.time == NOON
+
+
+CREATED, AGAIN = "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z"
+
+
+def consumer(
+    created: str, delivered: int, deliveries: int, floor: int = 0, filters: tuple[str, ...] = ()
+) -> ConsumerState:
+    return replace(state(floor, delivered=delivered, filters=filters), created=created, deliveries=deliveries)
+
+
+@pytest.mark.parametrize(
+    ("start", "filters", "seq", "known"),
+    [
+        pytest.param(consumer(AGAIN, 8, 5, 5), (), 5, (Filters(after=0, subjects=(), consumer=CREATED),), id="moved"),
+        pytest.param(consumer(AGAIN, 0, 0), (), 5, (Filters(after=0, subjects=(), consumer=AGAIN),), id="same again"),
+        pytest.param(
+            consumer(AGAIN, 7, 0, 7),
+            (),
+            7,
+            (
+                Filters(after=0, subjects=(), consumer=CREATED),
+                Filters(after=7, subjects=(), consumer=AGAIN, doubtful=(6, 7)),
+            ),
+            id="starts later",
+        ),
+    ],
+)
+def test_another_consumer_may_have_skipped_messages(
+    start: ConsumerState, filters: tuple[str, ...], seq: int, known: tuple[Filters, ...]
+) -> None:
+    there = replace(mark(5, filters=(Filters(after=0, subjects=filters, consumer=CREATED),)), deliveries=5)
+    later = replace(start, deliveries=992)  # before the first watermark
+    result = update(there, mark(start.ack_floor), start, later)
+    assert (result.content.seq, result.content.filters) == (seq, known)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "known"),
+    [
+        pytest.param(
+            (Filters(after=0, subjects=ONE, consumer=CREATED),),
+            BOTH,
+            (
+                Filters(after=0, subjects=ONE, consumer=CREATED),
+                Filters(after=2, subjects=BOTH, consumer=CREATED),
+                Filters(after=5, subjects=BOTH, consumer=AGAIN),
+            ),
+            id="both selected",
+        ),
+        pytest.param(
+            (Filters(after=3, subjects=ONE, consumer=CREATED),),
+            BOTH,
+            (
+                Filters(after=3, subjects=ONE, consumer=CREATED),
+                Filters(after=5, subjects=BOTH, consumer=AGAIN, doubtful=(3, 5)),
+            ),
+            id="unknown before",
+        ),
+        pytest.param(
+            (Filters(after=0, subjects=("a.*",), consumer=CREATED),),
+            ("*.b",),
+            (
+                Filters(after=0, subjects=("a.*",), consumer=CREATED),
+                Filters(after=5, subjects=("*.b",), consumer=AGAIN, doubtful=(3, 5)),
+            ),
+            id="patterns that overlap",
+        ),
+    ],
+)
+def test_another_consumer_that_starts_earlier_and_selects_more_starts_over(
+    before: tuple[Filters, ...], now: tuple[str, ...], known: tuple[Filters, ...]
+) -> None:
+    there = replace(mark(5, filters=before), deliveries=5)
+    result = update(there, mark(2, NEVER), consumer(AGAIN, 2, 2, 2, now))
+    assert (result.content.seq, result.content.time, result.content.filters) == (2, NEVER, known)
+
+
+# ------------------------------------------------------------------ readers
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    written = replace(mark(7, NOON + 3 * MICROSECOND), last_stored=NOON, key_rule="{id}", interval=900)
-    filtered = replace(
-        written, filters=(Filters(after=0, subjects=()), Filters(after=3, subjects=("a", "b.>"), sure=False))
+    written = replace(mark(7, NOON + 3 * MICROSECOND), last_stored=NOON, key_rule="{id}", interval=900, deliveries=9)
+    filters = (
+        Filters(after=0, subjects=(), consumer=CREATED),
+        Filters(after=3, subjects=("a", "b.>"), doubtful=(2, 4)),
+        Filters(after=5, subjects=("a",), doubtful=(5, None)),
     )
-    for each in (written, mark(7), filtered):
-        assert decode(each.encode()) == each
-    file = tmp_path / watermark.path("S")
-    file.parent.mkdir()
-    file.write_bytes(written.encode())
-    assert ArchiveFiles(str(tmp_path), {}).watermark("S") == written
+    file = tmp_path / path("S", "C")
+    file.parent.mkdir(parents=True)
+    for mark_ in (written, mark(7), replace(written, filters=filters)):
+        file.write_bytes(mark_.encode())
+        assert read(tmp_path).files == (mark_,)
+    (file.parent / ".C.json.1234.tmp").write_text("half")
+    assert read(tmp_path).files == (mark_,)
     assert ArchiveFiles(str(tmp_path), {}).watermark("OTHER") is None
-    file.rename(file.with_name("OTHER.json"))  # as a copy by hand may be named
-    with pytest.raises(JetcaptureError, match="the watermark belongs to stream S, not OTHER"):
+    file.parent.rename(tmp_path / "_watermark" / "OTHER")  # as a copy by hand may be named
+    with pytest.raises(JetcaptureError, match=r"_watermark/OTHER/C\.json belongs to stream S, not OTHER"):
         ArchiveFiles(str(tmp_path), {}).watermark("OTHER")
 
 
-def part(consumer: str, subject: str, seq: int, minutes: int, after: int = 0) -> tuple[Watermark, ConsumerState]:
-    """What a capture of one subject knows."""
-    filters = (Filters(after=after, subjects=(subject,)),)
-    time = NOON + timedelta(minutes=minutes)
-    state_ = replace(state(seq, delivered=seq, filters=(subject,)), asked=time + MARGIN)
-    return replace(mark(seq, time, filters=filters), consumer=consumer), state_
+def read(root: Path) -> Watermark:
+    found = ArchiveFiles(str(root), {}).watermark("S")
+    assert found is not None
+    return found
 
 
-def written(*parts: tuple[Watermark, ConsumerState], data: bytes | None = None) -> bytes:
-    """The file after each capture has written its own."""
-    for current, of_consumer in parts:
-        data = update_watermark(data, current, of_consumer, timedelta()).data or data
-    assert data is not None
-    return data
+def part(consumer: str, subject: str, seq: int, minutes: int, **other: Any) -> ConsumerWatermark:
+    filters = (Filters(after=other.pop("after", 0), subjects=(subject,), doubtful=other.pop("doubtful", None)),)
+    return replace(mark(seq, NOON + timedelta(minutes=minutes), filters=filters), consumer=consumer, **other)
 
 
-def test_captures_of_different_subjects_promise_what_the_slowest_has_stored() -> None:
-    eu, us = part("eu", "orders.eu.>", 50_000, 60), part("us", "orders.us.>", 1000, 0)
-    for order in ((eu, us), (us, eu), (eu, us, eu)):
-        found = decode(written(*order))
-        assert (found.consumer, found.seq, found.time) == ("us", 1000, NOON)
-        assert [entry.subjects for entry in found.filters] == [("orders.eu.>", "orders.us.>")]
-        assert (found.of("eu").seq, found.of("us").seq) == (50_000, 1000)
-    found = decode(written(part("us", "orders.us.>", 60_000, 61), data=written(eu, us)))
-    assert (found.consumer, found.seq, found.time) == ("eu", 50_000, NOON + timedelta(minutes=60))
+NEW = "2026-05-01T12:05:30Z"
+EU, US, ALL = part("eu", "o.eu", 500, 5), part("us", "o.us", 400, 4), part("all", "o.*", 700, 7)
 
 
-def test_a_capture_of_all_subjects_replaces_those_of_some_once_it_has_got_as_far() -> None:
-    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 1000, 10))
-    data = written(part("all", "orders.>", 700, 7), data=data)
-    found = decode(data)
-    assert ([each.consumer for each in found.parts], found.seq) == (["all", "us"], 700)
-    data = written(part("all", "orders.>", 1000, 10), data=data)
-    found = decode(data)
-    assert (found.consumer, found.seq, found.parts) == ("all", 1000, ())
+@pytest.mark.parametrize(
+    ("files", "counted", "seq", "minutes"),
+    [
+        pytest.param([EU], ["eu"], 500, 5, id="one"),
+        pytest.param([EU, US], ["eu", "us"], 400, 4, id="the slowest"),
+        pytest.param([US, part("all", "o.*", 300, 9)], ["us", "all"], 300, 4, id="not as far"),
+        pytest.param([EU, US, ALL], ["all"], 700, 7, id="all are covered"),
+        pytest.param([ALL, EU, part("us", "o.us", 800, 8)], ["all", "us"], 700, 7, id="one is ahead"),
+        pytest.param([part("a", "o.us", 400, 4), US], ["us"], 400, 4, id="alike"),
+        pytest.param([US, part("all", "o.*", 700, 7, after=450)], ["us", "all"], 400, 4, id="widened later"),
+        pytest.param(
+            [US, part("all", "o.*", 700, 7, after=300, doubtful=(300, None))], ["us", "all"], 400, 4, id="just widened"
+        ),
+        pytest.param([EU, part("us", "o.us", 3, 6, created=NEW)], ["eu", "us"], 0, 5, id="of an earlier stream"),
+        pytest.param([EU, part("all", "o.*", 3, 6, created=NEW)], ["all"], 3, 6, id="covered by one of the new stream"),
+    ],
+)
+def test_readers_take_the_minimum_of_what_counts(
+    files: list[ConsumerWatermark], counted: list[str], seq: int, minutes: int
+) -> None:
+    for order in (files, files[::-1]):
+        found = minimum(order)
+        assert found is not None
+        assert (found.seq, found.time) == (seq, NOON + timedelta(minutes=minutes))
+        assert len(found.counted) == len(counted)
+        assert found.created == max(mark.created for mark in files)
+        assert found.files == tuple(order)
+    found = minimum(files)
+    assert found is not None
+    assert sorted(mark.consumer for mark in found.counted) == sorted(counted)
 
 
-def test_of_two_captures_that_are_alike_one_is_left() -> None:
-    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 400, 4))
-    found = decode(written(part("other", "orders.us.>", 400, 4), data=data))
-    assert ([each.consumer for each in found.parts], found.seq) == (["eu", "other"], 400)
+def test_a_stream_whose_creation_time_a_server_moved_is_known_by_its_messages() -> None:
+    sample = Sample(900, micros(NOON), NEW)
+    one, other = (
+        replace(EU, sample=sample),
+        replace(US, created=NEW, sample=replace(sample, seq=901, time=micros(NOON) + 1)),
+    )
+    found = minimum([one, other])
+    assert found is not None
+    assert (found.created, found.seq, found.sample) == (EU.created, 400, other.sample)
 
 
-def test_a_capture_that_was_widened_does_not_replace_what_it_did_not_select_then() -> None:
-    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 100, 1))
-    wide, of_consumer = part("eu", "orders.>", 900, 9)
-    found = decode(written((wide, of_consumer), data=data))
-    assert (found.consumer, found.seq) == ("us", 100)
-
-
-def test_of_captures_of_a_recreated_stream_the_first_one_promises_nothing_for_the_others() -> None:
-    data = written(part("eu", "orders.eu.>", 500, 5), part("us", "orders.us.>", 400, 4))
-    eu, of_consumer = part("eu", "orders.eu.>", 3, 6)
-    found = decode(written((replace(eu, created="2026-05-01T12:05:30Z"), of_consumer), data=data))
-    assert (found.created, found.seq, found.time) == ("2026-05-01T12:05:30Z", 0, NOON + timedelta(minutes=4))
-    assert [entry.subjects for entry in found.filters] == [("orders.eu.>", "orders.us.>")]
-
-
-def test_a_consumer_of_a_recreated_stream_takes_the_place_of_one_of_the_earlier_stream() -> None:
-    data = written(part("old", "v1.>", 500, 5))
-    new, of_consumer = part("new", "v2.>", 3, 6)
-    found = decode(written((replace(new, created="2026-05-01T12:05:30Z"), of_consumer), data=data))
-    assert (found.consumer, found.seq, found.time, found.parts) == ("new", 3, NOON + timedelta(minutes=6), ())
-
-
-def test_a_capture_that_was_just_widened_does_not_replace_what_the_server_may_have_passed_over() -> None:
-    data = written(part("eu", "orders.eu.>", 50, 0), part("us", "orders.us.>", 60, 1))
-    filters = (Filters(after=50, subjects=("orders.>",)),)
-    current = replace(mark(90, NOON + timedelta(minutes=9), filters=filters), consumer="eu")
-    widened = replace(state(90, delivered=50, filters=("orders.>",)), asked=NOON + timedelta(minutes=10))
-    found = decode(written((current, widened), data=data))
-    assert (found.seq, [each.consumer for each in found.parts]) == (60, ["eu", "us"])
-
-
-def test_a_consumer_that_takes_the_place_of_another_continues_its_watermark() -> None:
-    data = written(part("old", "orders.>", 500, 5), part("new", "orders.eu.>", 20, 1))
-    found = decode(data)
-    assert (found.consumer, found.seq, found.parts) == ("new", 500, ())
+def test_the_filters_of_all_captures_are_known_over_time() -> None:
+    changed = replace(US, filters=(*US.filters, Filters(after=30, subjects=("o.cn",), doubtful=(20, 50))))
+    found = minimum([EU, changed])
+    assert found is not None
+    assert found.filters == ((0, ("o.eu", "o.us")), (19, ("o.cn", "o.eu", "o.us")), (30, ("o.cn", "o.eu")))
 
 
 def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
-    file = tmp_path / watermark.path("S")
-    file.parent.mkdir()
+    file = tmp_path / path("S", "C")
+    file.parent.mkdir(parents=True)
     file.write_bytes(mark(7, datetime.now(UTC) + timedelta(days=1)).encode())
-    with pytest.raises(JetcaptureError, match="which is in the future"):
+    with pytest.raises(JetcaptureError, match=r"^_watermark/S/C\.json says that .* which is in the future"):
         ArchiveFiles(str(tmp_path), {}).watermark("S")
 
 
@@ -358,12 +424,35 @@ def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
         b"[]",
         b'{"seq": 1}',
         b"\xff",
-        mark().encode().replace(b"}", b', "filters": [1]}'),
-        mark().encode().replace(b"}", b', "seq": Infinity}'),
-        mark().encode().replace(b"}", b', "time": "0001-01-01T00:00:00+23:59"}'),
+        mark().encode().replace(b"}\n", b', "filters": [1]}\n'),
+        mark().encode().replace(b"}\n", b', "seq": Infinity}\n'),
+        mark().encode().replace(b"}\n", b', "time": "0001-01-01T00:00:00+23:59"}\n'),
+        mark().encode().replace(b"}\n", b', "filters": [{"after": 1, "subjects": [], "doubtful": [1]}]}\n'),
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_an_error_of_one_line(data: bytes) -> None:
-    with pytest.raises(JetcaptureError, match="the watermark is damaged"):
-        decode(data)
+def test_a_damaged_file_is_an_error_of_one_line_with_its_path(tmp_path: Path, data: bytes) -> None:
+    for consumer in ("A", "C"):
+        file = tmp_path / path("S", consumer)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(mark().encode() if consumer == "A" else data)
+    with pytest.raises(JetcaptureError, match=r"^_watermark/S/C\.json is damaged: [^\n]*$"):
+        ArchiveFiles(str(tmp_path), {}).watermark("S")
+
+
+@pytest.mark.parametrize(
+    ("url", "command"),
+    [
+        ("/data/my archive", "rm '/data/my archive/_watermark/S/C.json'"),
+        ("file:///data", "rm /data/_watermark/S/C.json"),
+        ("s3a://bucket/nats/", "aws s3 rm s3://bucket/nats/_watermark/S/C.json"),
+        (
+            "abfs://box@acct.dfs.core.windows.net/nats",
+            "az storage blob delete --account-name acct --container-name box --name nats/_watermark/S/C.json",
+        ),
+        ("az://box", "az storage blob delete --account-name own --container-name box --name _watermark/S/C.json"),
+        ("gs://bucket/nats", "remove gs://bucket/nats/_watermark/S/C.json"),
+    ],
+)
+def test_the_command_that_removes_a_file(url: str, command: str) -> None:
+    assert removal_of(url, {"account_name": "own"}, path("S", "C")) == command

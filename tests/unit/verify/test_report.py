@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.verify.findings import (
     MAX_SHOWN,
     FilePath,
@@ -25,7 +25,7 @@ from jetcapture_py.verify.findings import (
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 NOTE, WARNING, FAILURE = Severity.NOTE, Severity.WARNING, Severity.FAILURE
 GROUPED = "readers treat all objects of a bucket with several layouts as one group"
-MARK = Watermark(stream="ORDERS", consumer="archive", created="2026-01-01T00:00:00Z", seq=1_234_567, time=NOON)
+MARK = ConsumerWatermark(stream="ORDERS", consumer="archive", created="2026-01-01T00:00:00Z", seq=1_234_567, time=NOON)
 COMPLETE = Report(
     stream="ORDERS",
     consumer="archive",

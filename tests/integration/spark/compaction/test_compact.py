@@ -128,11 +128,11 @@ class TestChoice:
     def test_buckets_that_are_not_complete_by_the_watermark_are_left_alone(
         self, spark: SparkSession, hours: Archive
     ) -> None:
-        known = watermark.Watermark(
+        known = watermark.ConsumerWatermark(
             stream="ORDERS", consumer="c", created="", seq=2, time=datetime.fromtimestamp(HOUR + 2 * 3600, UTC)
         )
-        path = hours.root / watermark.path("ORDERS")
-        path.parent.mkdir()
+        path = hours.root / watermark.path("ORDERS", "c")
+        path.parent.mkdir(parents=True)
         path.write_bytes(known.encode())
         said: list[str] = []
         # a bucket's interval in these objects is a day: none of the three has ended

@@ -17,7 +17,7 @@ from spark_jobs.datasource.combined import CombinedSource, CombinedStreamReader,
 from spark_jobs.restore import main as restore
 from tests.integration.spark.live import Live
 from tests.integration.spark.reading.test_read_stream import DECODED, Captured, message
-from tests.support.running import STREAM
+from tests.support.running import CONSUMER, STREAM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,7 +168,7 @@ def test_what_a_stream_was_restored_with_is_read_though_the_capture_does_not_sel
     captured.sections["source"] = {"filter_subjects": ["orders.new.*"]}
     captured.capture()
     captured.live.fill(2, "orders.old.{}")
-    mark = captured.root / watermark.path(STREAM)
+    mark = captured.root / watermark.path(STREAM, CONSUMER)
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "seq": 10}))  # it is not known to reach further
     query = Query(captured)
     assert [seq for batch in query.batches() for seq in batch] == list(range(1, 16))

@@ -177,7 +177,7 @@ def test_an_archive_and_checkpoints_that_know_another_creation_time_know_the_str
     live.fill(100)
     captured.capture()
     queries.read(100)
-    mark = captured.root / watermark.path(STREAM)
+    mark = captured.root / watermark.path(STREAM, CONSUMER)
     moved = mark.read_text().replace(asyncio.run(created(live))[0], other)
     assert other in moved
     mark.write_text(moved)

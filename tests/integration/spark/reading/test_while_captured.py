@@ -29,7 +29,7 @@ from jetcapture_py.archive import layout, watermark
 from spark_jobs.archive import read_stream
 from tests.integration.spark.live import Live
 from tests.support.publishing import Publisher, connect
-from tests.support.running import STREAM, Command, objects, settings
+from tests.support.running import CONSUMER, STREAM, Command, objects, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,10 +89,10 @@ class World:
     async def _watch(self, client: Any) -> None:
         """Shorten the stream's retention in the middle."""
         stream, middle, shortened = client.jetstream(), time.monotonic() + SECONDS / 2, False
-        mark = self.root / watermark.path(STREAM)
+        mark = self.root / watermark.path(STREAM, CONSUMER)
         while not self.stopping.is_set():
             if mark.exists():
-                self.archived = watermark.decode(mark.read_bytes()).seq
+                self.archived = watermark.decode(mark.read_bytes(), STREAM, "").seq
             state = (await stream.stream_info(STREAM)).state
             self.stored = state.last_seq
             if not shortened and time.monotonic() > middle and self.stored - self.archived < KEPT // 2:

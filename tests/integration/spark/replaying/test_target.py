@@ -13,7 +13,7 @@ import pytest
 import yaml
 from nats.js.api import ConsumerConfig
 
-from jetcapture_py.archive.watermark import Watermark, combined, path
+from jetcapture_py.archive.watermark import ConsumerWatermark, path
 from jetcapture_py.errors import ConfigError
 from spark_jobs.arguments import login
 from spark_jobs.replay import main
@@ -113,13 +113,11 @@ def test_every_consumer_of_a_shared_archive_is_known(captured: NatsServer, archi
     archive.write([6], bucket=HOUR + 3600, metadata={"stream_created": "2026-01-01T00:00:00Z", "consumer": "archive"})
     assert origin_of(archive.url, "ORDERS", {}).consumers == ("archive",)
     time = datetime(2026, 5, 1, 14, tzinfo=UTC)
-    own, other = (
-        Watermark(stream="ORDERS", consumer=name, created="2026-01-01T00:00:00Z", seq=6, time=time)
-        for name in ("archive", "other")
-    )
-    file = archive.root / path("ORDERS")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(combined([own, other]).encode())
+    for name in ("archive", "other"):
+        mark = ConsumerWatermark(stream="ORDERS", consumer=name, created="2026-01-01T00:00:00Z", seq=6, time=time)
+        file = archive.root / path("ORDERS", name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(mark.encode())
     add_consumer(captured, "ORDERS", "archive", "orders.>")
     add_consumer(captured, "ORDERS", "other", "again.>")
     assert main([archive.url, "ORDERS", "--servers", captured.url, "--subject", "again.{key}"]) == 1

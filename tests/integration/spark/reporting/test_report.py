@@ -25,7 +25,7 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
-from jetcapture_py.archive.watermark import Watermark, path
+from jetcapture_py.archive.watermark import ConsumerWatermark, path
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store import LocalStore
@@ -99,9 +99,9 @@ class Store:
 
     def mark(self, seq: int, time: datetime, created: str = CREATED) -> None:
         """Leave a watermark."""
-        target = self.root / path(STREAM)
+        target = self.root / path(STREAM, "archive")
         target.parent.mkdir(parents=True, exist_ok=True)
-        known = Watermark(stream=STREAM, consumer="archive", created=created, seq=seq, time=time)
+        known = ConsumerWatermark(stream=STREAM, consumer="archive", created=created, seq=seq, time=time)
         target.write_bytes(known.encode())
 
     def facts(self, spark: SparkSession, *, dedupe: Any = "auto", **chosen: Any) -> Facts:

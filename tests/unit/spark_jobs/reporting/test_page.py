@@ -46,7 +46,7 @@ def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: 
 def test_complete_buckets_end_before_the_watermark_and_are_not_of_event_time() -> None:
     ended, later = stored(), stored(MAY + 900)
     late = replace(ended, name=replace(ended.name, event_time=True))
-    mark = Watermark(stream="S", consumer="c", created="", seq=9, time=datetime.fromtimestamp(MAY + 1000, UTC))
+    mark = Watermark(stream="S", created="", seq=9, time=datetime.fromtimestamp(MAY + 1000, UTC))
     assert [Choice(complete=True).has(each, mark) for each in (ended, later, late)] == [True, False, False]
     assert all(Choice().has(each, mark) for each in (ended, later, late))
     assert not Choice(complete=True).has(ended, None)
