@@ -24,7 +24,7 @@ from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD, with_key_column
 from jetcapture_py.config import buckets
 from jetcapture_py.config.column_types import parse_type
-from jetcapture_py.config.model import Config, NatsConfig, load
+from jetcapture_py.config.model import Config, load
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader
@@ -32,13 +32,12 @@ from jetcapture_py.reading.bucket import NEEDED, check_name, incarnations
 from jetcapture_py.reading.columns import Columns
 from jetcapture_py.reading.plan import Dedupe, ReadPlan, list_objects, outputs
 from jetcapture_py.reading.plan import plan as make_plan
-from jetcapture_py.reading.selection import Keys, Moment, Selection, check_stream
+from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
 from spark_jobs.datasource.options import ReadOptions
-from spark_jobs.datasource.routed import LivePartition, StreamRows, described, live_parts, live_rows, reading_options
+from spark_jobs.datasource.routed import LivePartition, StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
-from spark_jobs.publishing.login import login_at
 from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.columns import quoted, read_schema, spark_schema
 from spark_jobs.reading.location import ArchiveLocation
@@ -147,19 +146,14 @@ def _select(frame: DataFrame, outputs: Iterable[tuple[str, str]]) -> DataFrame:
 
 def read_stream(
     spark: SparkSession,
-    url: str | None = None,
-    stream: str | None = None,
+    config: str | os.PathLike[str] | Config,
     *,
-    servers: str | Sequence[str] | NatsConfig | None = None,
-    config: str | os.PathLike[str] | Config | None = None,
     start: Moment | None = None,
     end: Moment | None = None,
     event_start: Moment | None = None,
     event_end: Moment | None = None,
     keys: Keys | None = None,
     columns: Columns | None = None,
-    decode: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
     engine: Engine = "spark",
     fail_on_data_loss: bool = True,
     timeout: str = "60s",
@@ -167,10 +161,8 @@ def read_stream(
     """Return a stream as a DataFrame, from its archive and, what is not archived yet, from the stream itself.
 
     Each message is in it once, up to the last one that the stream has now. The columns are those of the archive;
-    messages of the stream are decoded, and get their keys, as the capture does it. Its `config`, a file or a `Config`,
-    says how, and where archive, stream and servers are. In place of it, `url`, `stream` and `servers` (addresses, or a
-    whole login) are enough if the archive has no decoded columns; else `decode` is needed, that section of the
-    configuration. The other arguments are those of `read_archive`.
+    messages of the stream are decoded, and get their keys, as the capture does it: its `config`, a file or a `Config`,
+    says how, and where archive, stream and servers are. The other arguments are those of `read_archive`.
 
     A stream that was created again has its present messages only, and those that it was restored with. Messages that
     are neither archived nor in the stream any more are an error that names them, unless `fail_on_data_loss` is False.
@@ -180,36 +172,23 @@ def read_stream(
     Raises JetcaptureError.
     """
     selection = Selection.of(start, end, keys, event_start, event_end)
-    if config is not None:
-        if url is not None or stream is not None or servers is not None or decode is not None or options is not None:
-            raise JetcaptureError("config: it says url, stream, servers, decode and options, so give none of them")
-        capture = config if isinstance(config, Config) else load(config)
-        url, stream, options = capture.store.url, capture.source.stream, capture.store.options
-        login = capture.nats
-    else:
-        if url is None or stream is None or servers is None:
-            raise JetcaptureError("read_stream: give config, or url, stream and servers")
-        login, capture = servers if isinstance(servers, NatsConfig) else login_at(servers), None
-    check_stream(stream)
-    location = _open(spark, url, options, engine)
+    capture = config if isinstance(config, Config) else load(config)
+    stream = capture.source.stream
+    location = _open(spark, capture.store.url, capture.store.options, engine)
     files = location.files
-    reading = reading_options(login, stream, watched=fail_on_data_loss, timeout=timeout)
+    reading = reading_options(capture.nats, stream, watched=fail_on_data_loss, timeout=timeout)
     with Session(reading, f"jetcapture spark {stream}") as session:
-        finder = BoundaryFinder(files, stream, () if capture is None else capture.source.filter_subjects)
+        finder = BoundaryFinder(files, stream, capture.source.filter_subjects)
         boundary = finder.find(session)
     first = boundary.first_live(1, watched=fail_on_data_loss)
-    # after the boundary, which it has to reach; of all times if the newest object says what the capture does
-    listing = list_objects(files, stream, Selection(keys=selection.keys) if capture is None else selection)
-    before = None if capture is None else _first_columns(capture)
-    capture = capture or described(files, stream, listing, login, decode)
     plan = make_plan(
         files,
         stream,
         selection._replace(seqs=(1, boundary.archived)),
         columns=columns,
         case_sensitive=_case_sensitive(spark),
-        listed_before=listing,
-        before=before,
+        listed_before=list_objects(files, stream, selection),  # after the boundary, which it has to reach
+        before=_first_columns(capture),
     )
     archived = _rows(spark, location, plan, engine)
     if boundary.own.oldest is not None:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Annotated, Any, cast
 
 import pyarrow as pa
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ConfigDict
+from pydantic.alias_generators import to_camel
 from pyspark import TaskContext
 from pyspark.sql import types as st
 from pyspark.sql.datasource import (
@@ -38,29 +39,25 @@ from pyspark.sql.streaming.datasource import (
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.config import values as types
-from jetcapture_py.config.model import Config, load
+from jetcapture_py.config.model import Section, load
 from jetcapture_py.config.units import quoted
-from jetcapture_py.config.values import parse_option
-from jetcapture_py.config.yaml_text import read as read_yaml
 from jetcapture_py.errors import ConfigError, MissingStreamError, SourceError
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import list_objects, plan
-from jetcapture_py.reading.selection import Selection, check_stream
+from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived, is_same
 from spark_jobs.datasource.offsets import Positions, check_same, check_there, offset_of, origin_of
 from spark_jobs.datasource.one_line import one_line_errors
-from spark_jobs.datasource.options import CommonOptions, parse
+from spark_jobs.datasource.options import parse
 from spark_jobs.datasource.read import POLL, Offset, StreamReader
-from spark_jobs.datasource.routed import LivePartition, StreamRows, described, live_parts, live_rows, reading_options
+from spark_jobs.datasource.routed import LivePartition, StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
-from spark_jobs.publishing import login
 from spark_jobs.reading.columns import spark_schema
 
 log = logging.getLogger("jetcapture.spark")
-_STORE = "store."
 _NONE = "none"
 
 
@@ -73,16 +70,12 @@ def _starts(value: object) -> object:
     raise ValueError(f"expected earliest, latest or a sequence from 1, got {quoted(value)}")
 
 
-class CombinedOptions(CommonOptions):
-    """Where archive and stream are, and what to read of them.
+class CombinedOptions(Section):
+    """The configuration of a capture, and what to read of its archive and stream; `keys` are separated by commas."""
 
-    `decode` is YAML; `keys` are separated by commas.
-    """
+    model_config = ConfigDict(alias_generator=to_camel)
 
-    config: str | None = None
-    url: str | None = None
-    stream: str | None = None
-    decode: str | None = None
+    config: str
     keys: str | None = None
     start: str | None = None
     end: str | None = None
@@ -99,27 +92,16 @@ class CombinedSource:
     """An archive and its stream, by options. Opened on the driver; it can be pickled. Raises JetcaptureError."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        store = [parse_option(f"{name[len(_STORE) :]}={given[name]}") for name in given if name.startswith(_STORE)]
-        plain = {name: value for name, value in given.items() if not name.startswith(_STORE)}
-        options = self.options = parse(CombinedOptions, plain)
-        self.config: Config | None = None
-        if options.config is not None:
-            logins = [name for name in plain if name.replace("_", "").lower() in _LOGINS]
-            for name in (*(each for each in ("url", "stream", "decode") if getattr(options, each)), *logins):
-                raise ConfigError(f"{name}: the option config says it")
-            self.config = load(options.config)
-            self.url, self.stream, self.nats = self.config.store.url, self.config.source.stream, self.config.nats
-            self.files = open_archive(self.url, self.config.store.options)
-        else:
-            if options.url is None or options.stream is None:
-                raise ConfigError("config, or url, stream and servers, is required")
-            self.stream, self.nats = options.stream, options.nats
-            self.files = open_archive(options.url, dict(store))
-        check_stream(self.stream)
+        if not any(name.lower() == "config" for name in given):
+            raise ConfigError("config: name the capture's configuration, which says how its messages are decoded")
+        options = self.options = parse(CombinedOptions, given)
+        self.config = load(options.config)
+        self.stream = self.config.source.stream
+        self.files = open_archive(self.config.store.url, self.config.store.options)
         keys = None if options.keys is None else [key.strip() or None for key in options.keys.split(",")]
         self.selection = Selection.of(options.start, options.end, keys)
         self.reading = reading_options(
-            self.nats, self.stream, watched=options.fail_on_data_loss, timeout=options.timeout
+            self.config.nats, self.stream, watched=options.fail_on_data_loss, timeout=options.timeout
         )
 
     @property
@@ -134,10 +116,6 @@ class CombinedSource:
         return spark_schema(made.table.schema)
 
     def opened(self, schema: st.StructType) -> None:
-        if self.config is None:
-            listing = list_objects(self.files, self.stream, Selection(keys=self.selection.keys))
-            decode = None if self.options.decode is None else read_yaml(self.options.decode, {})
-            self.config = described(self.files, self.stream, listing, self.nats, cast("Any", decode))
         stored = {
             layout.STREAM: pa.string(),
             layout.SEQ: pa.int64(),
@@ -186,7 +164,6 @@ class CombinedSource:
 
     def _live(self, part: LivePartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the stream, or of the archive what has left the stream since."""
-        assert self.config is not None  # noqa: S101 - `opened` has set it
         erased = self.files.erased(self.stream)
         reader = PlanReader(
             files=self.files,
@@ -233,9 +210,6 @@ class CombinedSource:
                 break
         if boundary.own.erased.near(first, last):
             log.warning("some messages from %d to %d of stream %s are erased: skipped", first, last, self.stream)
-
-
-_LOGINS = {name.replace("_", "") for name in login.OPTIONS}
 
 
 @one_line_errors

@@ -139,7 +139,7 @@ _DECODING = (
     *("header", "null_text", "delimiter"),
 )
 """Options that are settings of a capture's section `decode`."""
-Kind = TypeVar("Kind", bound=CommonOptions)
+Kind = TypeVar("Kind", bound=Section)
 
 
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
@@ -153,7 +153,8 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
         raise ConfigError(f"CREATE TABLE: {_NO_TABLES}")
     aliases = [field.alias or to_camel(name) for name, field in kind.model_fields.items() if name != "nats"]
     names = {_fold(alias): alias for alias in aliases}
-    names |= {_fold(name): name for name in login.OPTIONS}
+    own_login = "nats" in kind.model_fields
+    names |= {_fold(name): name for name in login.OPTIONS if own_login}
     chosen: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() in _SPARKS_OWN:
@@ -165,8 +166,7 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
         chosen[names[_fold(name)]] = value
     logins = {name: value for name, value in chosen.items() if name in login.OPTIONS}
     data: dict[str, Any] = {name: value for name, value in chosen.items() if name not in logins}
-    data["nats"] = login.nats_config(logins)
-    return validated(kind, data)
+    return validated(kind, data | ({"nats": login.nats_config(logins)} if own_login else {}))
 
 
 def _fold(name: str) -> str:

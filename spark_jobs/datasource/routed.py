@@ -6,8 +6,7 @@ Messages that go to the quarantine have no rows.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,20 +14,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.footer import entries
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture.parts import preparer
-from jetcapture_py.config.buckets import PREFIXES
-from jetcapture_py.config.decoding import DecodeConfig
-from jetcapture_py.config.model import Config, NatsConfig, parse
+from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.acks import sequences
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.reading.arrow import PlanReader
-from jetcapture_py.reading.plan import Listing, list_objects, no_archive
-from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Preparer
 from spark_jobs.datasource.boundary import Boundary
@@ -36,11 +30,6 @@ from spark_jobs.datasource.offsets import StreamPartition, split
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.read import Fetch
 from spark_jobs.datasource.session import Session
-
-_FIELDS_OF_KEY = re.compile(r" \([^()]*\)$")
-_TIME = re.compile(r"(.*?)(?: in (s|ms|us|ns))?(?:, else (timestamp))?")
-_OTHERS = {layout.KEY, *layout.ENVELOPE, *layout.OPTIONAL}
-_MAX_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,55 +126,3 @@ def live_rows(
     with Session(own, f"jetcapture spark {own.stream}") as session:
         messages = Fetch(session, own, StreamPartition(part.first, part.end, part.origin), bare=False)
         yield from rows.batches(messages, part.first, part.end)
-
-
-def described(
-    files: ArchiveFiles, stream: str, listing: Listing, login: NatsConfig, decode: Mapping[str, Any] | None
-) -> Config:
-    """Return the configuration of a capture, as far as the footer of its newest object and `decode` tell it.
-
-    Raises JetcaptureError if that is not enough.
-    """
-    if not listing.objects:
-        listing = list_objects(files, stream)
-    if not listing.objects:
-        raise no_archive(files, stream)
-    newest = max(listing.objects, key=lambda name: (name.bucket, name.last_seq))
-    with files.parquet(listing.files[newest]) as parquet:
-        own, columns = entries(parquet.metadata.metadata), parquet.schema_arrow.names
-    rule = own.get("key_rule")
-    if rule is None:
-        raise JetcaptureError(
-            f"{files.shown}/{newest.path} does not say how keys are made: give the capture's configuration (config)"
-        )
-    bucket = stream.removeprefix(PREFIXES["bucket"]) if "revision" in columns else stream
-    fields = [name for name in columns if name not in _OTHERS]
-    if bucket != stream:
-        fields = [name for name in fields if name not in ("key_name", "operation", "revision")]
-    template = _FIELDS_OF_KEY.sub("", rule)
-    if decode is None and (fields or rule != template):
-        shown = ", ".join(fields[:_MAX_SHOWN]) + (", …" if len(fields) > _MAX_SHOWN else "")
-        what = f"decoded columns ({shown})" if fields else f"keys of decoded fields ({rule})"
-        raise JetcaptureError(
-            f"the archive of stream {stream} has {what}: give the capture's configuration (config), or its section "
-            "decode"
-        )
-    time, unit, fallback = _TIME.fullmatch(own.get("time", layout.STREAM_TIME)).groups()  # type: ignore[union-attr]
-    return parse(
-        {
-            "nats": login,
-            "source": {
-                **({"stream": stream} if bucket == stream else {"bucket": bucket}),
-                "consumer": own.get("consumer", "").split(",")[0] or "archive",
-            },
-            "decode": DecodeConfig() if decode is None else dict(decode),
-            "key": template,
-            "block": {
-                "interval": f"{own.get(layout.INTERVAL, 900)}s",
-                "time": time,
-                "time_unit": unit,
-                "time_fallback": fallback,
-            },
-            "store": {"url": files.url},
-        }
-    )

@@ -1,6 +1,6 @@
 """A program for a test: a read of the format `jetcapture` whose last objects are merged after it was planned.
 
-python -m tests.integration.spark.read_beside_maintenance ROOT SERVERS
+python -m tests.integration.spark.read_beside_maintenance ROOT CONFIG
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from jetcapture_py.archive import layout
 from spark_jobs.datasource.combined import JetcaptureDataSource
 from tests.support.archives import merge
-from tests.support.running import STREAM, objects
+from tests.support.running import objects
 
 
-def main(root: str, servers: str) -> None:
+def main(root: str, config: str) -> None:
     """Print how many distinct messages are read, and how many rows, by one task that may fail twice."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
@@ -27,8 +27,7 @@ def main(root: str, servers: str) -> None:
         .getOrCreate()
     )
     spark.dataSource.register(JetcaptureDataSource)
-    options = {"url": f"file://{root}", "stream": STREAM, "servers": servers, "minPartitions": "1"}
-    frame = spark.read.format("jetcapture").options(**options).load().select(layout.SEQ)
+    frame = spark.read.format("jetcapture").options(config=config, minPartitions=1).load().select(layout.SEQ)
     planned = frame._jdf.queryExecution().toRdd().getNumPartitions()
     merge(Path(root), sorted(objects(Path(root)), key=lambda name: name.first_seq)[-2:])
     seqs = [row[0] for row in frame.collect()]

@@ -32,8 +32,7 @@ class Query:
     """Asks a reader what Spark asks it; offsets go through JSON, partitions through pickle."""
 
     def __init__(self, captured: Captured, end: dict[str, Any] | None = None, **options: str) -> None:
-        archive = {"url": f"file://{captured.root}", "stream": STREAM, "servers": captured.live.server.url}
-        source = CombinedSource({**({} if "config" in options else archive), **options})
+        source = CombinedSource({"config": captured.path, **options})
         self.reader, self.end = CombinedStreamReader(source, source.schema()), end
         self.start: dict[str, Any] = {}
 
@@ -197,16 +196,21 @@ def test_options_that_do_not_fit_a_checkpoint_or_each_other_are_refused_in_one_l
     query = Query(captured)
     query.batches()
     (tmp_path / "other").symlink_to(captured.root)
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(captured.path).read_text().replace(str(captured.root), f"{tmp_path}/other"))
     for changed, text in (
-        ({"url": f"file://{tmp_path}/other"}, f"one of url file://{captured.root}, not of file://{tmp_path}/other: "),
+        ({"config": str(other)}, f"one of url file://{captured.root}, not of file://{tmp_path}/other: "),
         ({"keys": "a"}, "one of keys none, not of a: "),
     ):
         with pytest.raises(SourceError, match=text):
             Query(captured, query.end, **changed).plan()
     for given, text in (
-        ({"servers": "nats://a"}, "config, or url, stream and servers, is required"),
-        ({"sevrers": "nats://a"}, r"sevrers: unknown option; did you mean servers\?"),
-        ({"startingOffsets": "first"}, "startingOffsets: expected earliest, latest or a sequence from 1, got"),
+        ({"url": "file:///a"}, "^config: name the capture's configuration, which says how its messages are decoded$"),
+        ({"config": "a", "strat": "a"}, r"strat: unknown option; did you mean start\?"),
+        (
+            {"config": "a", "startingOffsets": "first"},
+            "startingOffsets: expected earliest, latest or a sequence from 1",
+        ),
     ):
         with pytest.raises(ConfigError, match=text):
             CombinedSource(given)
@@ -221,16 +225,11 @@ def test_spark_reads_the_source_in_sql_and_in_a_streaming_query(
     captured.capture()
     captured.live.send([message(number) for number in range(30, 40)])
     spark.dataSource.register(JetcaptureDataSource)
-    options = {
-        "url": f"file://{captured.root}",
-        "stream": STREAM,
-        "servers": captured.live.server.url,
-        "decode": json.dumps(DECODED["decode"]),
-    }
+    options = {"config": captured.path}
     texts = ", ".join(f"'{name}' '{value}'" for name, value in options.items())
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW one_table USING jetcapture OPTIONS ({texts})")
     query = f"SELECT {layout.SEQ}, key, n, tags, hour FROM one_table ORDER BY 1"
-    expected = captured.read(spark, decode=DECODED["decode"]).orderBy(layout.SEQ)
+    expected = captured.read(spark).orderBy(layout.SEQ)
     assert spark.sql(query).collect() == expected.select(layout.SEQ, "key", "n", "tags", "hour").collect()
     for _ in range(2):
         frame = spark.readStream.format("jetcapture").options(**options, maxOffsetsPerTrigger=15).load()
@@ -251,6 +250,6 @@ def test_a_task_whose_objects_vanish_after_its_first_rows_fails_and_its_next_att
     captured.live.fill(400)
     captured.capture()
     words = [sys.executable, "-m", "tests.integration.spark.read_beside_maintenance"]
-    done = subprocess.run([*words, captured.root, captured.live.server.url], capture_output=True, text=True)
+    done = subprocess.run([*words, captured.root, captured.path], capture_output=True, text=True)
     assert done.stdout == "1 400 400\n", done.stderr
     assert "is gone, removed by maintenance: read it again; maintain.compact.grace is how long" in done.stderr

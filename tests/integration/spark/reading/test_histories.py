@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from nats.js import JetStreamContext
 
 from jetcapture_py.archive import layout
@@ -29,7 +28,7 @@ from tests.integration.spark.reading.test_combined import Query
 from tests.integration.spark.reading.test_read_stream import Captured
 from tests.support.archives import merge
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, objects, settings
+from tests.support.running import CONSUMER, STREAM, objects
 
 HISTORIES = int(os.environ.get("JETCAPTURE_TEST_HISTORIES", "3"))
 STEPS = 16
@@ -206,13 +205,6 @@ class History:
 
     # ------------------------------------------------------------------ the query
 
-    def config(self) -> str:
-        path = self.captured.root.parent / "capture.yaml"
-        path.write_text(
-            yaml.safe_dump(settings(self.captured.live.server.url, self.captured.root, **self.captured.sections))
-        )
-        return str(path)
-
     def read(self) -> None:
         """Some batches of the query, which may have been stopped before, at a batch that was planned and never read."""
         if not self.archived or not objects(self.captured.root):
@@ -244,7 +236,7 @@ class History:
         limit = str(self.chance.randrange(1, 40))
         options = self.chance.choice([{}, {"maxOffsetsPerTrigger": limit}, {"maxBytesPerTrigger": "2KiB"}])
         options["failOnDataLoss"] = str(self.watched).lower()
-        self.query = Query(self.captured, end, config=self.config(), **options)
+        self.query = Query(self.captured, end, **options)
 
     def stop(self) -> None:
         if self.query is not None:

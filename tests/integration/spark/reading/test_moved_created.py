@@ -119,7 +119,6 @@ def test_a_moved_creation_time_changes_nothing(
     spark: SparkSession, nats_server: Start, tmp_path: Path, version: str, command: str
 ) -> None:
     captured = Captured(Live(nats_server(command=command)), tmp_path / "archive", {})
-    archive = {"url": f"file://{captured.root}", "stream": STREAM, "servers": captured.live.server.url}
 
     def query(format_: str, options: dict[str, Any]) -> list[int]:
         """Have a streaming query read what is new; all sequences that it has read."""
@@ -131,8 +130,8 @@ def test_a_moved_creation_time_changes_nothing(
     def read(last: int) -> None:
         everything = list(range(1, last + 1))
         assert query("nats", captured.live.options) == everything
-        assert query("jetcapture", {**archive, "maxOffsetsPerTrigger": "70"}) == everything
-        assert sequences(read_stream(spark, archive["url"], STREAM, servers=archive["servers"])) == everything
+        assert query("jetcapture", {"config": captured.path, "maxOffsetsPerTrigger": "70"}) == everything
+        assert sequences(read_stream(spark, captured.path)) == everything
 
     older = version.split(".")[:2] in (["2", "10"], ["2", "11"], ["2", "12"]) or version in {
         f"2.14.{patch}" for patch in range(6)

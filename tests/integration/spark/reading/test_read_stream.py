@@ -49,12 +49,18 @@ class Captured:
     def config(self) -> Config:
         return config(self.live.server.url, self.root, **self.sections)
 
+    @property
+    def path(self) -> str:
+        """The configuration as a file."""
+        path = self.root.parent / "capture.yaml"
+        path.write_text(yaml.safe_dump(settings(self.live.server.url, self.root, **self.sections)))
+        return str(path)
+
     def capture(self) -> None:
         asyncio.run(capture_all(self.config))
 
     def read(self, spark: SparkSession, **read: Any) -> DataFrame:
-        """By what the footers say."""
-        return read_stream(spark, f"file://{self.root}", STREAM, servers=self.live.server.url, **read)
+        return read_stream(spark, self.config, **read)
 
     def seqs(self, spark: SparkSession, **read: Any) -> list[int]:
         return sequences(self.read(spark, **read))
@@ -100,13 +106,13 @@ def test_archive_and_stream_are_one_table_up_to_the_sequence_that_was_there(
 
 @pytest.mark.parametrize("captured", [DECODED, {}], indirect=True, ids=["declared", "raw"])
 def test_before_the_first_object_it_is_empty_or_what_the_stream_has(spark: SparkSession, captured: Captured) -> None:
-    before = read_stream(spark, config=captured.config)
+    before = read_stream(spark, captured.config)
     assert before.count() == 0
     captured.live.send([message(1), message(2)])
-    live = read_stream(spark, config=captured.config)
+    live = read_stream(spark, captured.config)
     rows = live.orderBy(layout.SEQ).collect()
     captured.capture()
-    after = read_stream(spark, config=captured.config)
+    after = read_stream(spark, captured.config)
     assert after.orderBy(layout.SEQ).collect() == rows
     assert after.schema == live.schema == before.schema
     assert len(rows) == 2
@@ -122,9 +128,7 @@ def test_before_the_first_object_it_is_empty_or_what_the_stream_has(spark: Spark
     indirect=True,
     ids=["keys", "inferred in bundles", "event time"],
 )
-def test_a_message_has_the_same_row_before_and_after_it_is_archived(
-    spark: SparkSession, captured: Captured, tmp_path: Path
-) -> None:
+def test_a_message_has_the_same_row_before_and_after_it_is_archived(spark: SparkSession, captured: Captured) -> None:
     captured.live.send([message(number) for number in range(20)])
     captured.capture()
     captured.live.send(
@@ -135,13 +139,11 @@ def test_a_message_has_the_same_row_before_and_after_it_is_archived(
             ("orders.b", b'{"n": null}'),
         ]
     )
-    path = tmp_path / "capture.yaml"
-    path.write_text(yaml.safe_dump(settings(captured.live.server.url, captured.root, **captured.sections)))
-    before = read_stream(spark, config=path)
+    before = read_stream(spark, captured.path)
     rows = sorted(map(repr, before.collect()))
     assert len(rows) == 42
     read = {"keys": ["eu", None], "columns": [layout.SEQ, "key", "n"], "start": "2026-01-01"}
-    some = sorted(map(repr, read_stream(spark, config=captured.config, **read).where("n > 10").collect()))
+    some = sorted(map(repr, read_stream(spark, captured.config, **read).where("n > 10").collect()))
     captured.capture()
     after = read_archive(spark, f"file://{captured.root}", STREAM)
     assert (before.schema, rows) == (after.schema, sorted(map(repr, after.collect())))
@@ -154,17 +156,14 @@ def test_keys_and_times_choose_on_both_sides(spark: SparkSession, captured: Capt
     captured.live.send([message(number) for number in range(10)])
     captured.capture()
     captured.live.send([message(number) for number in range(10, 20)])
-    decode = captured.sections["decode"]
-    assert captured.seqs(spark, decode=decode, keys="eu") == list(range(2, 21, 2))
-    assert captured.seqs(spark, decode=decode, keys=[None]) == list(range(1, 20, 2))
+    assert captured.seqs(spark, keys="eu") == list(range(2, 21, 2))
+    assert captured.seqs(spark, keys=[None]) == list(range(1, 20, 2))
     times = {
         row[0]: row[1]
-        for row in captured.read(spark, decode=decode)
-        .selectExpr(layout.SEQ, f"unix_micros({layout.TIMESTAMP})")
-        .collect()
+        for row in captured.read(spark).selectExpr(layout.SEQ, f"unix_micros({layout.TIMESTAMP})").collect()
     }
     start, end = moment_of(times[5]), moment_of(times[15])
-    assert captured.seqs(spark, decode=decode, start=start, end=end) == list(range(5, 15))
+    assert captured.seqs(spark, start=start, end=end) == list(range(5, 15))
 
 
 def test_what_is_in_neither_is_an_error_that_names_it(spark: SparkSession, captured: Captured) -> None:
@@ -235,23 +234,3 @@ def test_a_stream_that_loses_acknowledged_messages_is_refused(
     captured.live.do(lambda stream: stream.add_stream(name=STREAM, subjects=["orders.>"], retention=retention))
     with pytest.raises(JetcaptureError, match=f"^stream ORDERS has retention {retention}: .* read_archive has what is"):
         captured.read(spark)
-
-
-def test_wrong_arguments_are_named_in_one_line(spark: SparkSession, captured: Captured) -> None:
-    url = captured.live.server.url
-    captured.sections = DECODED
-    with pytest.raises(JetcaptureError, match=r"^no archive of stream ORDERS under file://"):
-        captured.read(spark)
-    captured.live.send([message(1)])
-    captured.capture()
-    for arguments, text in (
-        ({"servers": url}, "^read_stream: give config, or url, stream and servers$"),
-        ({"config": captured.config, "servers": url}, "^config: it says url, stream, servers, decode and options"),
-        (
-            {"url": f"file://{captured.root}", "stream": STREAM, "servers": url},
-            r"^the archive of stream ORDERS has decoded columns \(n, at, tags, …\): give the capture's configuration",
-        ),
-        ({"url": f"file://{captured.root}", "stream": "a/b", "servers": url}, "expected the name of a stream"),
-    ):
-        with pytest.raises(JetcaptureError, match=text):
-            read_stream(spark, **arguments)
