@@ -121,8 +121,12 @@ def test_one_file_is_read_again_and_its_capture_restarted_if_it_has_changed(nats
         asyncio.run(publish(server.url, three(10)))
         awaited(lambda: held(server.url, "ORDERS") == 10, "it goes on")
         port = next(running.events("http.listening"))["port"]
-        families = {each.name: each for each in text_string_to_metric_families(get(port, "/metrics")[1])}
-        assert families["jetcapture_messages_fetched"].samples[0].value == 10, "the page is that of the new capture"
+
+        def fetched() -> float:
+            families = {each.name: each for each in text_string_to_metric_families(get(port, "/metrics")[1])}
+            return families["jetcapture_messages_fetched"].samples[0].value
+
+        awaited(lambda: fetched() == 10, "the page is that of the new capture")
         running.drain()
     assert [row["key"] for row in rows(tmp_path / "archive")][-10:] == ["changed"] * 10
     assert not any("capture" in each for each in running.events("capture.started"))
