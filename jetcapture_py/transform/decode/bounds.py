@@ -19,7 +19,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.jetstream.wire.inbox import joined
 from jetcapture_py.transform.batch import BatchTooWideError, Failure, MessageBatch
-from jetcapture_py.transform.decode.common import owners_of, payloads_of, texts_of
+from jetcapture_py.transform.decode.common import owners_of, payloads_of, texts_of, views_of
 
 MAX_VALUES = 1 << 23
 """Values that a batch may have; payloads of more than half as many bytes may have two for each byte."""
@@ -44,7 +44,7 @@ class ObjectFormat:
 
     decoder: Callable[[Any], Any]
     """Returns msgspec's decoder for a type."""
-    payloads: Callable[[MessageBatch], tuple[list[bytes], dict[int, Failure]]]
+    payloads: Callable[[MessageBatch], tuple[list[Any], dict[int, Failure]]]
     """Returns all payloads, and failures for those that cannot be decoded at all."""
     containers: Callable[[Any], tuple[int, int]]
     """Counts the objects (or maps), and the lists, that an array of bytes begins at most."""
@@ -143,8 +143,13 @@ _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA:
 """Bytes of the length that follows the first byte of other texts, bytes and extensions."""
 
 
+def _json_payloads(batch: MessageBatch) -> tuple[list[Any], dict[int, Failure]]:
+    texts, failures = texts_of(batch)
+    return views_of(texts), failures
+
+
 JSON_FORMAT = ObjectFormat(
-    decoder=msgspec.json.Decoder, payloads=texts_of, containers=json_containers, skeleton=json_skeleton
+    decoder=msgspec.json.Decoder, payloads=_json_payloads, containers=json_containers, skeleton=json_skeleton
 )
 MSGPACK_FORMAT = ObjectFormat(
     decoder=msgspec.msgpack.Decoder,

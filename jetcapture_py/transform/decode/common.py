@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
+from jetcapture_py.jetstream.wire.inbox import text_of
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 
@@ -24,6 +26,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u]|\\u[^dD])")
 _ENDED = ("Input data was truncated", "JSON is malformed: unexpected end of")
 """What msgspec also says about a lone surrogate."""
+_LARGE = 512
+"""Bytes of a payload from which a view is cheaper than a copy."""
 _CONFLUENT_BYTES = 5
 """A zero byte and the id of a schema."""
 
@@ -97,13 +101,12 @@ def payloads_of(batch: MessageBatch) -> list[bytes]:
     return payloads
 
 
-def texts_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
+def texts_of(batch: MessageBatch) -> tuple[pa.BinaryArray, dict[int, Failure]]:
     """Every payload of `batch` (empty for null), and the failures of those that are not UTF-8.
 
     msgspec does not look at the bytes of strings it skips, so they are checked here, all at once.
     """
     column = batch.column(layout.PAYLOAD).fill_null(b"")
-    payloads: list[bytes] = without_mark(column).to_pylist()
     failures: dict[int, Failure] = {}
     try:
         column.cast(pa.string())
@@ -113,7 +116,16 @@ def texts_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
                 payload.decode()
             except UnicodeDecodeError as error:
                 failures[index] = failure(index, _reason(f"invalid UTF-8 (byte {error.start})", payload))
-    return payloads, failures
+    return without_mark(column), failures
+
+
+def views_of(column: pa.BinaryArray) -> list[Any]:
+    """Every value of a column without nulls; not copied where they are large."""
+    edges, text = text_of(column)
+    if edges[-1] - edges[0] < _LARGE * len(column):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    view = memoryview(text)
+    return [view[start:end] for start, end in pairwise(edges.tolist())]
 
 
 def without_mark(payloads: pa.BinaryArray) -> pa.BinaryArray:
@@ -139,7 +151,7 @@ def _reason(error: object, payload: bytes, hint: str | None = "") -> str:
 
 
 def decode_each(
-    decode: Callable[[bytes], Row], payloads: list[bytes], failures: dict[int, Failure], hint: str | None = ""
+    decode: Callable[[Any], Row], payloads: list[Any], failures: dict[int, Failure], hint: str | None = ""
 ) -> list[Row | None]:
     """Decode each payload; where `decode` raises, the row is None and `failures` has an entry; `hint` as in `_reason`.
 
@@ -152,7 +164,7 @@ def decode_each(
             rows.extend(decoded)  # keeps what came before an exception
         except REFUSALS as error:
             index = len(rows)
-            failures.setdefault(index, failure(index, _reason(error, payloads[index], hint)))
+            failures.setdefault(index, failure(index, _reason(error, bytes(payloads[index]), hint)))
             rows.append(None)
         else:
             return rows

@@ -80,7 +80,8 @@ class DelimitedDecoder:
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. BatchTooWideError when they have too many rows."""
-        payloads, failures = texts_of(batch)
+        texts, failures = texts_of(batch)
+        payloads: list[bytes] = texts.to_pylist()
         if not self._header and not failures and (plain := self._plain(batch, payloads)) is not None:
             return plain
         records: list[Sequence[bytes | None]] = []
@@ -97,11 +98,10 @@ class DelimitedDecoder:
             counts[index] = len(rows)
             if len(records) > MAX_ROWS:
                 check_rows(counts)
-        size = batch.column(layout.PAYLOAD).nbytes
-        check_values(len(records) * len(self._columns), size)  # a header may lack columns
+        check_values(len(records) * len(self._columns), batch.column(layout.PAYLOAD).nbytes)
         owners = np.repeat(np.arange(len(payloads), dtype=np.int32), counts)
-        texts = zip(*records, strict=True) if records else [()] * len(self._columns)
-        decoded = self._assembled([pa.array(values, pa.binary()) for values in texts], owners)
+        columns = zip(*records, strict=True) if records else [()] * len(self._columns)
+        decoded = self._assembled([pa.array(values, pa.binary()) for values in columns], owners)
         return decoded if not failures and len(owners) == len(batch) else of_messages(decoded, owners, failures)
 
     def _plain(self, batch: MessageBatch, payloads: list[bytes]) -> Decoded | None:
@@ -140,6 +140,7 @@ class DelimitedDecoder:
             raise ValueError("expected a header and a record")
         if len(records) > MAX_ROWS:
             raise ValueError(f"more than {MAX_ROWS} rows")
+        check_values(len(records) * len(self._columns), len(payload))  # a header may lack columns
         numbers = None if head is None else self._numbers([_unquoted(name).decode() for name in head])
         width, null = len(self._columns) if head is None else len(head), self._null_text
         for record in records:
