@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
@@ -26,12 +25,6 @@ from jetcapture_py.store.archive import ArchiveFiles, open_archive
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S*FileSystem not found")
-_EMULATOR = {
-    "fs.azure.always.use.https": "false",
-    "fs.azure.account.hns.enabled": "false",
-    "fs.azure.fns.account.service.type": "BLOB",
-    "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
-}
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
@@ -142,9 +135,6 @@ def _s3(options: Mapping[str, Any]) -> dict[str, str]:
     elif key and secret:
         found |= {"access.key": key, "secret.key": secret, "session.token": token}
         provider = "TemporaryAWSCredentialsProvider" if token else "SimpleAWSCredentialsProvider"
-    elif options.get("profile"):
-        found["auth.profile.name"] = options["profile"]
-        provider = "auth.ProfileAWSCredentialsProvider"
     if provider:
         found["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{provider}"
     if endpoint:
@@ -174,11 +164,7 @@ def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tupl
     host = host.replace(".blob.", ".dfs.", 1)
     found = _azure_login(parts.get("AccountKey"), parts.get("SharedAccessSignature"), given)
     settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
-    scheme = "abfss"
-    endpoint = urlsplit(parts.get("BlobEndpoint", ""))
-    if endpoint.port is not None:  # Azurite: no host per account, and only the blob protocol
-        settings |= _EMULATOR | {"fs.azure.abfs.endpoint": f"{endpoint.hostname}:{endpoint.port}"}
-        scheme = "abfs" if endpoint.scheme == "http" else scheme
+    scheme = "abfs" if parts.get("DefaultEndpointsProtocol") == "http" else "abfss"
     return f"{scheme}://{container}@{host}/{path}".rstrip("/"), settings
 
 

@@ -40,13 +40,6 @@ MINIO = {"endpoint": "http://minio:9000", "path.style.access": "true"}
             {"anon": True, **KEYS},
             {"aws.credentials.provider": "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"},
         ),
-        (
-            {"profile": "archive"},
-            {
-                "auth.profile.name": "archive",
-                "aws.credentials.provider": "org.apache.hadoop.fs.s3a.auth.ProfileAWSCredentialsProvider",
-            },
-        ),
         ({"client_kwargs": {"region_name": "eu-west-1"}}, {"endpoint.region": "eu-west-1"}),
         ({"endpoint_url": "http://minio:9000"}, {**MINIO, "endpoint.region": "us-east-1"}),
         (
@@ -120,13 +113,14 @@ def test_azure_options_become_settings_of_the_account(
     assert in_spark(f"abfss://box@{ACCOUNT}/nats", options, env) == (f"abfss://box@{ACCOUNT}/nats", expected)
 
 
-def test_azurite_is_asked_in_its_own_way() -> None:
-    account = "AccountName=acme;AccountKey=hidden==;BlobEndpoint=http://127.0.0.1:10000/acme;"
+def test_an_emulator_without_tls_is_one_by_its_connection_string() -> None:
+    account = "DefaultEndpointsProtocol=http;AccountName=acme;AccountKey=hidden==;BlobEndpoint=http://127.0.0.1:1/acme"
     root, settings = in_spark("az://box/nats", {"connection_string": account}, {})
     assert root == f"abfs://box@{ACCOUNT}/nats"
-    assert settings["fs.azure.abfs.endpoint"] == "127.0.0.1:10000"
-    assert settings["fs.azure.fns.account.service.type"] == "BLOB"
-    assert settings[f"fs.azure.account.key.{ACCOUNT}"] == "hidden=="
+    assert settings == {
+        f"fs.azure.account.auth.type.{ACCOUNT}": "SharedKey",
+        f"fs.azure.account.key.{ACCOUNT}": "hidden==",
+    }
 
 
 def test_an_azure_url_without_an_account_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,14 @@ pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.timeout(600),
 ]
+
+EMULATOR = {
+    "fs.azure.always.use.https": "false",
+    "fs.azure.account.hns.enabled": "false",
+    "fs.azure.fns.account.service.type": "BLOB",
+    "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
+}
+"""What docs/spark.md says to set for Azurite."""
 
 JOBS = """
 import sys
@@ -89,8 +98,13 @@ def test_spark_reads_and_writes_s3_with_the_captures_options_and_shows_no_secret
 def test_spark_reads_azure_with_the_captures_options(orders: Archive, tmp_path: Path) -> None:
     with azurite.serve(tmp_path) as connection:
         azurite.upload(connection, orders.root)
+        endpoint = re.search(r"BlobEndpoint=http://([^/;]+)", connection)
+        assert endpoint is not None
+        settings = {**EMULATOR, "fs.azure.abfs.endpoint": endpoint[1]}
+        lines = (f"spark.hadoop.{name} {value}\n" for name, value in settings.items())
+        (tmp_path / "spark-defaults.conf").write_text("".join(lines))
         sums = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY total"
         options = ["--format", "csv", "--option", "connection_string=${AZURE}"]
         words = ["-m", "spark_jobs.query", azurite.URL, "ORDERS", sums, *options]
-        done = run(words, AZURE=connection)
+        done = run(words, AZURE=connection, SPARK_CONF_DIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "key,total\neu,10.0\na b/ü%,11.0\n,20.0\n"), done.stderr
