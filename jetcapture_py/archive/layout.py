@@ -59,7 +59,7 @@ STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
 NOT_UTF8 = "subject"
 """The stage of a message whose subject is not UTF-8 and is stored with escapes."""
 KEY = "key"
-"""Column of the message's key; older objects under keys have it only in their paths."""
+"""Column of the message's key."""
 BUNDLE = "bundle"
 PARTITIONS = (KEY, "date", "hour")
 _ICEBERG = ("_deleted", "_file", "_pos", "_partition", "_spec_id", "_row_id", "_last_updated_sequence_number")

@@ -28,8 +28,6 @@ EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
 MAX_LISTED = 4096
 """Maximum ranges of sequences, or timestamps, that a note lists as numbers; more are compressed."""
-_LONG_AGO = "1970-01-01T00:00:00Z"
-"""The oldest timestamp in a note that does not tell it."""
 _NONE = np.zeros(0, np.int64)
 _DAMAGED = (zlib.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
@@ -147,7 +145,7 @@ class Expired:
                 incarnations=tuple(
                     ExpiredMessages(
                         created=str(part["stream_created"]),
-                        oldest=_time(part.get("oldest", _LONG_AGO)),
+                        oldest=_time(part["oldest"]),
                         bounds=_united(*_decoded(part["ranges"], 2).T),
                     )
                     for part in fields["incarnations"]

@@ -68,7 +68,6 @@ _PROPERTIES = {
     "write.metadata.previous-versions-max": "20",
 }
 _CONTENT = f"{SUMMARY}content"
-_NAME_MAPPING = "schema.name-mapping.default"
 
 
 @contextmanager
@@ -126,8 +125,6 @@ class TableChange:
     """What the table is of."""
     schema: Schema
     """The columns, with their ids."""
-    name_mapping: str
-    """Which columns names stand for, as Iceberg writes it."""
     partitions: Collection[Partitions]
     """How the new files are divided."""
     added: Iterable[TableFile]
@@ -251,7 +248,7 @@ class IcebergTable:
                 updates += [AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)]
             else:
                 schema = metadata.schema()
-            properties = {**_PROPERTIES, _CONTENT: change.content, _NAME_MAPPING: change.name_mapping}
+            properties = {**_PROPERTIES, _CONTENT: change.content}
             if any(table.properties.get(name) != value for name, value in properties.items()):
                 updates.append(SetPropertiesUpdate(updates=properties))
             specs, changes = _specs(metadata, change.partitions, new=self._created)

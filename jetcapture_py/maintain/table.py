@@ -376,7 +376,6 @@ def _change(plan: TablePlan, content: str, recent: float) -> TableChange:
     return TableChange(
         content=content,
         schema=plan.columns.schema,
-        name_mapping=plan.columns.name_mapping,
         partitions=plan.partitions,
         added=plan.files(),
         removed=plan.removed,

@@ -7,11 +7,9 @@ several families, the first one has the name itself, and every other the name wi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -36,7 +34,7 @@ from pyiceberg.types import (
 )
 
 from jetcapture_py.archive.layout import MIN_FIELD_ID
-from jetcapture_py.archive.schema import KEY_FIELD, family, field_id, with_field_ids
+from jetcapture_py.archive.schema import family, field_id
 
 _SIMPLE: dict[str, IcebergType] = {
     "long": LongType(),
@@ -67,34 +65,16 @@ class TableColumns:
         """Columns, with dots between names, that the table cannot have, and their types."""
 
     def add(self, file: pa.Schema) -> bool:
-        """Add the columns of a file; return False if the table cannot tell the file's columns: it must not have it.
-
-        That is a file from before the format had ids, with a name that means another column in the table.
-        """
-        numbered = file if has_ids(file) else with_field_ids(file, quarantine=self._quarantine)
+        """Add the columns of a file; return False if they have no field ids: the table cannot have it."""
+        if any(field_id(field) < 0 for field in file):
+            return False
         self._taken = set(_names(self._fields, ""))
-        fields = self._merged(self._fields, numbered, "")
-        if numbered is not file:
-            known = set(_ids(_mapping(fields)))
-            self._taken = set()
-            if any(number not in known for number in Schema(*self._merged((), numbered, "")).field_ids):
-                return False
-        self._fields = fields
+        self._fields = self._merged(self._fields, file, "")
         return True
 
     @property
     def schema(self) -> Schema:
-        """The table's schema; with a key, which is a source of partitions even if only paths have it."""
-        fields = self._fields
-        if not self._quarantine and all(field.name != KEY_FIELD.name for field in fields):
-            self._taken = set(_names(fields, ""))
-            fields = self._merged(fields, with_field_ids(pa.schema([KEY_FIELD])), "")
-        return Schema(*fields)
-
-    @property
-    def name_mapping(self) -> str:
-        """Which columns names stand for in files without ids, as Iceberg writes it."""
-        return json.dumps(_mapping(self.schema.fields))
+        return Schema(*self._fields)
 
     @property
     def drifted(self) -> list[str]:
@@ -152,11 +132,6 @@ class TableColumns:
         return _SIMPLE.get(family(type_))
 
 
-def has_ids(schema: pa.Schema) -> bool:
-    """Whether a file's columns have field ids."""
-    return all(field_id(field) >= 0 for field in schema)
-
-
 def _name(field: pa.Field, path: str, taken: AbstractSet[str]) -> str:
     """Return the name of a new column: the field's own, or one that also says its type; names differ in any case."""
     inner = [inside for inside, _ in _inside(field.type)]
@@ -196,18 +171,6 @@ def _names_of(type_: IcebergType, name: str) -> Iterator[str]:
     yield from _names(_inner(type_), f"{name}.")
 
 
-def _mapping(fields: Iterable[NestedField]) -> list[dict[str, Any]]:
-    """Return Iceberg's name mapping, without columns that are called otherwise in files."""
-    mapped = []
-    for field in fields:
-        if not field.doc:
-            entry: dict[str, Any] = {"field-id": field.field_id, "names": [field.name]}
-            if inner := _mapping(_inner(field.field_type)):
-                entry["fields"] = inner
-            mapped.append(entry)
-    return mapped
-
-
 def _inner(type_: IcebergType) -> Sequence[NestedField]:
     """Return the fields directly inside a type, with their names in paths."""
     if isinstance(type_, MapType):
@@ -215,12 +178,6 @@ def _inner(type_: IcebergType) -> Sequence[NestedField]:
     if isinstance(type_, ListType):
         return (type_.element_field,)
     return type_.fields if isinstance(type_, StructType) else ()
-
-
-def _ids(mapping: Iterable[dict[str, Any]]) -> Iterator[int]:
-    for entry in mapping:
-        yield entry["field-id"]
-        yield from _ids(entry.get("fields", ()))
 
 
 def _drifted(fields: Iterable[NestedField], path: str) -> Iterator[str]:

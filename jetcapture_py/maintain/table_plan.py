@@ -39,7 +39,7 @@ _CHUNK = 4096
 """Objects whose columns are read before their buckets are settled, about."""
 _MAX_SCHEMAS = 1000
 """Different columns of objects that are remembered at once, about."""
-_OTHER_TYPES = "its columns have names but no field ids, and other types than in the table"
+_NO_IDS = "its columns have no field ids: it is not jetcapture's"
 _MERGES = ": compaction merges them"
 _DRIFTED = " whose column types differ, which compaction cannot merge"
 _NOT_PARQUET = "it is not Parquet, which a table requires"
@@ -338,7 +338,7 @@ class _Settlement:
                 chosen, reason = self._settled(cluster, present)
                 stuck = not reason.endswith(_MERGES)
                 if not all(map(self._fits, chosen)):
-                    reason = next((self.broken[name] for name in chosen if name in self.broken), _OTHER_TYPES)
+                    reason = next((self.broken[name] for name in chosen if name in self.broken), _NO_IDS)
                 if reason:
                     missing = [name.path for name in cluster if name.path not in self.bucket.current]
                     plan.wait(cluster[0].bucket, missing, reason, stuck=stuck)
@@ -359,7 +359,7 @@ class _Settlement:
         for name in names:
             if name.path in self.bucket.current:
                 if name.path in self.bucket.stale and not self._fits(name):
-                    reason = self.broken.get(name, _OTHER_TYPES)  # the table would name bytes that are no longer there
+                    reason = self.broken.get(name, _NO_IDS)  # the table would name bytes that are no longer there
                     self.plan.wait(name.bucket, [name.path], reason)
                 else:
                     self._keep_or_add(name)

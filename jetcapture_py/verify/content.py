@@ -194,9 +194,7 @@ def _compare_rows(table: pa.Table, incarnation: Incarnation | None, window: _Win
     offsets = seqs - window.first
     window.archived[offsets] = True
     times = window.times[offsets]
-    nanos = np.full(len(seqs), _NO_NANOS)
-    if layout.NANOS in table.schema.names:
-        nanos = pc.fill_null(table[layout.NANOS], _NO_NANOS).to_numpy()
+    nanos = pc.fill_null(table[layout.NANOS], _NO_NANOS).to_numpy()
     same = (times // 1000 == micros) & ((nanos == times % 1000) | (nanos == _NO_NANOS))
     window.matched[offsets[same]] = True
     has_payloads = layout.PAYLOAD in table.schema.names

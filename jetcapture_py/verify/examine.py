@@ -37,8 +37,6 @@ WHOLE = 32 << 20
 PIECE = 8 << 20
 
 _MAX_ROWS = 1 << 31
-_SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
-"""Entries introduced with the checksums: whichever bit is flipped, one of them remains."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
 """Errors that Arrow raises for damaged files."""
 _READ_AHEAD = 8 << 20
@@ -54,7 +52,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class DamagedError(Exception):
-    """The object has changed since it was stored; the text says how."""
+    """The object has changed since it was stored, or was not written by jetcapture; the text says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +72,6 @@ class ObjectContents:
     """Number of its messages of earlier incarnations."""
     newest: int = 0
     """Latest timestamp in microseconds, 0 without one."""
-    signed: bool = True
-    """Whether checksums or rows prove it."""
     by_name: bool = False
     """Whether nothing can read it, so that only its name is known."""
     bundles: int | None = None
@@ -127,7 +123,7 @@ class ObjectExaminer:
             newest = int(times.max(initial=0))
         else:
             seqs, newest, erased = None if present else _NONE, high, 0
-        return _contents(file, name, seqs, newest, messages, signed=item.signed, bundles=bundles, erased=erased)
+        return _contents(file, name, seqs, newest, messages, bundles=bundles, erased=erased)
 
     def positions(self, file: File, name: ObjectName) -> tuple[Any, Any]:
         """Return sequences and timestamps in microseconds of the current incarnation's messages, in order."""
@@ -172,16 +168,14 @@ class ObjectExaminer:
         check_identities(name, seq, time, len(seq))
         return seq, time
 
-    def _present(self, own: Mapping[str, str], low: int | None, high: int | None) -> bool | None:
+    def _present(self, own: Mapping[str, str], low: int, high: int) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are current; None: some or unknown.
 
         `own` are the entries of its footer, `low` and `high` its earliest and latest timestamp.
         """
         return True if self.incarnation is None else self.incarnation.holds(own.get("stream_created", ""), low, high)
 
-    def _current(
-        self, seqs: Any, times: Any, own: Mapping[str, str], low: int | None, high: int | None
-    ) -> tuple[Any, Any]:
+    def _current(self, seqs: Any, times: Any, own: Mapping[str, str], low: int, high: int) -> tuple[Any, Any]:
         """Return the messages of the current incarnation."""
         present = self._present(own, low, high)
         if self.incarnation is None or present:
@@ -255,7 +249,8 @@ class _ParquetObject:
             raise DamagedError("its footer is truncated")
         self._start = file.size - length
         self._footer = tail[-length:] if length <= len(tail) else storage.read(file, self._start)
-        self.signed = self._check_footer()
+        if not footer.is_proven(self._footer):  # Arrow must not parse it: a damaged one may crash the process
+            raise DamagedError("the checksum of its footer is wrong or missing: it has changed, or is not jetcapture's")
         with _readable("its footer"):
             source = pa.BufferReader(self._footer if self._data is None else self._data)
             parquet = open_parquet(source, page_checksum_verification=True)
@@ -263,18 +258,6 @@ class _ParquetObject:
             self.own = footer.entries(self._metadata.metadata)
             self._paths = self._metadata.schema.to_arrow_schema().names
         self._content = parquet if self._data is not None else None
-
-    def _check_footer(self) -> bool:
-        """Return whether the footer's checksum is valid; False if the object predates checksums. Raises DamagedError.
-
-        Must be called before Arrow parses the footer: a damaged footer may crash the process.
-        """
-        if footer.is_proven(self._footer):
-            return True
-        prefix = layout.METADATA_PREFIX
-        if any(f"{prefix}{entry}".encode() in self._footer for entry in _SINCE_CHECKSUMS):
-            raise DamagedError("the checksum of its footer does not match")
-        return False
 
     def compared(self) -> int:
         """Compare the name with the footer; return the footer's message count."""
@@ -288,9 +271,9 @@ class _ParquetObject:
             "first_seq": str(name.first_seq),
             "last_seq": str(name.last_seq),
             "rows": str(name.rows),
+            "digest": name.digest,
+            "quarantine": "true" if name.quarantine else "",
         }
-        if "digest" in own:
-            said |= {"digest": name.digest, "quarantine": "true" if name.quarantine else ""}
         if name.event_time != ("time" in own):
             raise DamagedError("its name and its footer differ in what its bucket is made of")
         if not layout.is_one_of(name.bundle, own.get(layout.BUNDLES, "")):
@@ -305,8 +288,7 @@ class _ParquetObject:
             raise DamagedError(f"it has {self._metadata.num_rows} rows, but its name says {name.rows}")
         if not {layout.SEQ, layout.TIMESTAMP} <= set(self._paths):
             raise DamagedError("it has no sequences and timestamps")
-        if self.signed:
-            self._check_offsets()
+        self._check_offsets()
         return int(messages)
 
     def _check_offsets(self) -> None:
@@ -319,38 +301,39 @@ class _ParquetObject:
         if offset + last.total_compressed_size > self._start:
             raise DamagedError("its column chunks are not where its footer says")
 
-    def times(self) -> tuple[int | None, int]:
-        """Return the earliest and latest timestamp in microseconds; None and 0 without statistics."""
-        bounds = footer.bounds(self._metadata, layout.TIMESTAMP) if self.signed else None
-        return (None, 0) if bounds is None else (microseconds_of(bounds[0]), microseconds_of(bounds[1]))
+    def times(self) -> tuple[int, int]:
+        """Return the earliest and latest timestamp in microseconds. Raises DamagedError."""
+        bounds = footer.bounds(self._metadata, layout.TIMESTAMP)
+        if bounds is None:
+            raise DamagedError("its footer does not say the times of its messages")
+        return microseconds_of(bounds[0]), microseconds_of(bounds[1])
 
     def check_bytes(self) -> None:
-        """Check the object's checksum, if it has one, and read every page, which checks the page checksums."""
+        """Check the object's checksum, and read every page, which checks the page checksums."""
         size = self._file.size
         if size <= WHOLE and self._data is None:
             self._data = self._storage.read(self._file)
             if len(self._data) != size:
                 raise DamagedError(f"it has {len(self._data)} bytes, not {size}")
-        if self.signed:
-            digits = self.own[layout.CHECKSUM]
-            (both,), (own,) = (
-                layout.checksum_offsets(self._footer, entry, self.own[entry])
-                for entry in (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
-            )
-            if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
-                raise DamagedError("its checksum does not match its bytes")
+        digits = self.own[layout.CHECKSUM]
+        (both,), (own,) = (
+            layout.checksum_offsets(self._footer, entry, self.own[entry])
+            for entry in (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
+        )
+        if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
+            raise DamagedError("its checksum does not match its bytes")
         with _readable():
             for table in self._tables(None):
                 self._check_keys(table)
 
     def check_keys(self) -> None:
         """Check the lowest and highest key of every row group; without statistics, the keys of the first row group."""
-        if layout.KEY not in self._paths:
-            if self._name.bundle:
-                raise DamagedError("it is in a bundle and has no keys")
+        if self._name.quarantine:
             return
+        if layout.KEY not in self._paths:
+            raise DamagedError("it has no keys")
         groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
-        bounds = [footer.group_bounds(group, layout.KEY) if self.signed else None for group in groups]
+        bounds = [footer.group_bounds(group, layout.KEY) for group in groups]
         self._compare_keys(pa.array([key for pair in bounds if pair for key in pair], pa.string()))
         if None in bounds:  # all are null, or too long for statistics
             with _readable():

@@ -191,8 +191,6 @@ class ArchiveScan:
     unread: FileList = field(default_factory=FileList)
     """Objects that the store failed to return."""
     foreign: FileList = field(default_factory=FileList)
-    unsigned: FileList = field(default_factory=FileList)
-    """Objects without checksums."""
     by_name: int = 0
     """Objects that nothing can read."""
     unstable: bool = False
@@ -208,8 +206,6 @@ class ArchiveScan:
         """Add an object; `newest` counts objects that end at or before the sequence `bound`."""
         name = contents.name
         self.objects += 1
-        if not contents.signed:
-            self.unsigned.add(file.path)
         self.size += contents.size
         self.by_name += contents.by_name
         self.messages += contents.messages
@@ -252,7 +248,6 @@ class ArchiveScan:
                 paths=tuple(self.unread.paths),
             )
         yield from file_findings(Kind.FOREIGN, warning, self.foreign, "files that are not objects of this archive")
-        yield from file_findings(Kind.UNSIGNED, warning, self.unsigned, "objects not written by jetcapture")
         yield from self.copies
         if duplicates := self.messages - len(self.sequences) - len(self.forked) - self.in_both:
             twice = any(finding.kind is Kind.READ_TWICE for finding in self.copies)

@@ -19,7 +19,7 @@ import yaml
 from jetcapture_py.archive import layout
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
-from tests.support.archives import copy_to, strip
+from tests.support.archives import copy_to
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import named_files, unchecked
 from tests.support.running import (
@@ -108,27 +108,22 @@ def test_foreign_files_fail_only_a_strict_proof(nats_server: Start, tmp_path: Pa
     assert f"  {STREAM}/notes.txt" in strict.stdout.splitlines()
 
 
-def test_copies_a_watermark_from_the_future_and_an_object_without_checksums_are_a_line_each(
-    nats_server: Start, tmp_path: Path
-) -> None:
+def test_copies_and_a_watermark_from_the_future_are_a_line_each(nats_server: Start, tmp_path: Path) -> None:
     path, root = captured(nats_server, tmp_path, ["a", "b", "c"]), tmp_path / "a"
-    first, second, third = objects(root)
+    first, second, _ = objects(root)
     copy_to(root, first, key="elsewhere")
-    strip(root / third.path)
     mark = root / "_watermark" / STREAM / f"{CONSUMER}.json"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "time": "2100-01-01T00:00:00Z"}))
     strict = run(path, "--strict")
     assert (strict.returncode, strict.stderr) == (1, "")
     found = strict.stdout.splitlines()
     assert found[0].startswith("NOT complete: the watermark promises messages that are not stored; everything")
-    for beginning in ("read twice: 100 messages ", "without checksums: ", "watermark: its time, 2100-01-01T00:00:00Z,"):
+    for beginning in ("read twice: 100 messages ", "watermark: its time, 2100-01-01T00:00:00Z,"):
         assert len([line for line in found if line.startswith(beginning)]) == 1, strict.stdout
     data = json.loads(run(path, "--json").stdout)
     listed = {each["kind"]: each for each in data["findings"]}
     assert (data["counts"]["missing"], listed["read_twice"]["count"]) == (0, 100)
     assert "quarantine" not in listed
-    unsigned = listed["without_checksums"]
-    assert (unsigned["severity"], unsigned["count"], unsigned["paths"]) == ("warning", 1, [{"path": third.path}])
     assert (listed["watermark"]["severity"], data["exit_code"]) == ("failure", 1)
     assert "in the future" in listed["watermark"]["summary"]
     assert run(path).returncode == 1

@@ -19,6 +19,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
@@ -501,6 +502,16 @@ def test_a_bucket_in_two_layouts_with_a_copy_never_joins(tmp_path: Path) -> None
     assert problem.endswith(
         "may share messages with 1 other object, not all in the same number of bundles, which compaction does not merge"
     )
+
+
+def test_an_object_without_field_ids_never_joins(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    path = world.root / world.write([1, 2]).path
+    table = pq.ParquetFile(path).read()
+    bare = pa.schema([pa.field(field.name, field.type) for field in table.schema], table.schema.metadata)
+    pq.write_table(pa.Table.from_arrays(table.columns, schema=bare), path)
+    (problem,) = world.commit(stuck=True).problems
+    assert problem.endswith(": its columns have no field ids: it is not jetcapture's")
 
 
 class KilledError(BaseException):

@@ -19,10 +19,11 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.store import LocalStore
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.repair import verify_and_repair
 from tests.integration.verify.test_proof import KEYED, captured, each_layout, orders  # noqa: F401 - a fixture
 from tests.support.archives import by_place, copy_to, merge, strip
 from tests.support.nats_server import NatsServer
-from tests.support.proofs import named_files, watermark_problems
+from tests.support.proofs import watermark_problems
 from tests.support.running import (
     CONSUMER,
     STREAM,
@@ -283,10 +284,10 @@ def test_a_watermark_of_another_stream_fails(nats_server: Start, tmp_path: Path)
     asyncio.run(scenario())
 
 
-# ------------------------------------------------------------------ unsigned objects
+# ------------------------------------------------------------------ objects that others wrote
 
 
-def test_an_object_that_was_written_again_without_checksums_is_named_and_fails_a_strict_proof(
+def test_an_object_that_another_program_wrote_again_is_named_and_stored_again_by_a_repair(
     nats_server: Start, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -296,14 +297,10 @@ def test_an_object_that_was_written_again_without_checksums_is_named_and_fails_a
             strip(root / name.path)
             for deep in (False, True):
                 report = await verify(settings, deep=deep)
-                assert (report.complete, report.paths(Kind.DAMAGED), named_files(report, Kind.UNSIGNED)) == (
-                    True,
-                    (),
-                    (name.path,),
-                )
-                assert report.count(Kind.UNSIGNED) == 1
-                assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
-                assert len(lines(report, "without checksums: ")) == 1
-                assert f"  {name.path}" in report.as_text().splitlines()
+                (file,) = report.paths(Kind.DAMAGED)
+                assert (report.complete, report.exit_code(), file.path) == (False, 1, name.path)
+                assert file.reason.endswith("it has changed, or is not jetcapture's")
+            after, _ = await verify_and_repair(settings)
+            assert after.complete
 
     asyncio.run(scenario())

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive import writer as writing
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import REPLY
@@ -258,7 +259,7 @@ def test_a_quarantine_object_among_those_without_a_key_is_found(tmp_path: Path) 
 
 
 def rewritten(block: EncodedBlock, change: Callable[[pa.Table], pa.Table], **entries: str | None) -> EncodedBlock:
-    """The object with other rows, or other entries in its footer."""
+    """The object with other rows, or other entries in its footer, with its checksums unless one is taken out."""
     file = pq.ParquetFile(pa.BufferReader(block.data))
     table, sink = change(file.read()), pa.BufferOutputStream()
     metadata = {key.decode(): value.decode() for key, value in file.metadata.metadata.items()}
@@ -269,40 +270,27 @@ def rewritten(block: EncodedBlock, change: Callable[[pa.Table], pa.Table], **ent
     with pq.ParquetWriter(sink, table.schema, store_schema=False) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)
-    return replace(block, data=sink.getvalue())
+    data, digits = sink.getvalue(), {entry: metadata.get(f"jetcapture.{entry}", "") for entry in writing._CHECKSUMS}
+    if all(digits.values()):
+        writing._sign(data, digits)
+    return replace(block, data=data)
 
 
-OLD: dict[str, Any] = {"digest": None, "checksum": None, "footer_checksum": None}
-
-
-def test_an_object_from_before_there_were_checksums_is_judged_by_its_digest(tmp_path: Path) -> None:
-    old = rewritten(encoded(MESSAGES), lambda table: table, **OLD)
-    assert look(tmp_path, old, deep=True).messages == 5
-    later = pa.array([NOW + 1000] * 5, pa.timestamp("us", "UTC"))
-
-    def other_times(table: pa.Table) -> pa.Table:
-        return table.set_column(table.schema.get_field_index(layout.TIMESTAMP), layout.TIMESTAMP, later)
-
-    changed = rewritten(encoded(MESSAGES), other_times, **OLD)
-    with pytest.raises(DamagedError, match="digest"):
-        look(tmp_path, changed, deep=True)
-
-
-@pytest.mark.parametrize("left", OLD)
-def test_checksums_that_were_taken_out_are_missed(tmp_path: Path, left: str) -> None:
-    entries = {name: None for name in OLD if name != left}
-    with pytest.raises(DamagedError, match="checksum of its footer"):
-        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table, **entries))
+@pytest.mark.parametrize("gone", [("checksum",), ("footer_checksum",), ("digest", "checksum", "footer_checksum")])
+def test_an_object_without_checksums_was_not_written_by_jetcapture(tmp_path: Path, gone: tuple[str, ...]) -> None:
+    other = rewritten(encoded(MESSAGES), lambda table: table, **dict.fromkeys(gone))
+    with pytest.raises(DamagedError, match="checksum of its footer is wrong or missing"):
+        look(tmp_path, other)
 
 
 @pytest.mark.parametrize("entries", [{"messages": "6"}, {"messages": "x"}, {"messages": "0"}, {"format": "2"}])
 def test_a_footer_that_cannot_be_true_is_damage(tmp_path: Path, entries: dict[str, str]) -> None:
     with pytest.raises(DamagedError):
-        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table, **entries, **OLD))
+        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table, **entries))
 
 
 def test_fewer_messages_than_the_footer_counts_are_found_by_reading_the_sequences(tmp_path: Path) -> None:
-    wrong = rewritten(encoded(MESSAGES), lambda table: table, messages="4", **OLD)
+    wrong = rewritten(encoded(MESSAGES), lambda table: table, messages="4")
     with pytest.raises(DamagedError, match="has 5 messages"):
         look(tmp_path, wrong)
 
@@ -336,7 +324,7 @@ def test_a_key_that_belongs_to_another_bundle_is_found(tmp_path: Path, keys: lis
 
 def test_rows_that_are_missing_are_found_from_the_footer(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="4 rows"):
-        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table.slice(0, 4), **OLD))
+        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table.slice(0, 4)))
 
 
 # ------------------------------------------------------------------ an archive of many
