@@ -104,7 +104,6 @@ def read_archive(
         dedupe=dedupe,
         quarantine=quarantine,
         parquet_only=parquet_only,
-        case_sensitive=_case_sensitive(spark),
     )
     frame = _rows(spark, location, plan, engine)
     return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
@@ -119,10 +118,6 @@ def _open(spark: SparkSession, url: str, options: Mapping[str, Any] | None, engi
     return location
 
 
-def _case_sensitive(spark: SparkSession) -> bool:
-    return bool(spark.conf.get("spark.sql.caseSensitive") == "true")
-
-
 def _rows(spark: SparkSession, location: ArchiveLocation, plan: ReadPlan, engine: Engine) -> DataFrame:
     """The rows of a plan, with the columns of its table."""
     if plan.table.times and spark.conf.get(_TIME_TYPE, "false") != "true":
@@ -130,7 +125,9 @@ def _rows(spark: SparkSession, location: ArchiveLocation, plan: ReadPlan, engine
         raise JetcaptureError(
             f"column {times} is a time of day: set {_TIME_TYPE}=true, or name the columns you need instead"
         )
-    frame = _Reader(spark, plan, Scans(spark, location, plan), native=engine == "spark").rows()
+    # a session that tells names apart by their case reads a column that objects store in another case as null
+    native = engine == "spark" and spark.conf.get("spark.sql.caseSensitive") != "true"
+    frame = _Reader(spark, plan, Scans(spark, location, plan), native=native).rows()
     for names, first, last in plan.bounds:
         time = sf.coalesce(*map(sf.col, names))
         frame = frame if first is None else frame.where(time >= sf.lit(first))
@@ -186,7 +183,6 @@ def read_stream(
         stream,
         selection._replace(seqs=(1, boundary.archived)),
         columns=columns,
-        case_sensitive=_case_sensitive(spark),
         listed_before=list_objects(files, stream, selection),  # after the boundary, which it has to reach
         before=_first_columns(capture),
     )

@@ -56,7 +56,6 @@ def read_archive(
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
     parquet_only: bool = False,
-    case_sensitive: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> pa.RecordBatchReader:
     """Return the archive of `stream` under `url` as Arrow batches, with `key`, `date` and `hour` as string columns.
@@ -66,7 +65,7 @@ def read_archive(
     `event_start` and `event_end` by the time of the buckets, and each is a datetime with a time zone, a date (its
     beginning in UTC), or RFC 3339 text. `keys` filters by key; None stands for messages without one. `columns` lists
     the wanted columns, or is a predicate on names. `dedupe`: `auto` drops copies where object names allow any, `full`
-    compares all messages, `none` returns all rows. `case_sensitive` allows columns whose names differ in case only.
+    compares all messages, `none` returns all rows.
     `options` are the capture's `store.options`.
 
     Only objects, row groups and columns that are needed are read. All messages that the archive has now are returned,
@@ -85,7 +84,6 @@ def read_archive(
             dedupe=dedupe,
             quarantine=quarantine,
             parquet_only=parquet_only,
-            case_sensitive=case_sensitive,
         )
 
     reading = _Reading(planned)
@@ -134,10 +132,10 @@ class PlanReader:
 
         Raises VanishedError, StoreError, JetcaptureError if a column no longer fits the plan.
         """
-        fold, partitions = self.table.fold, self.table.partitions
+        partitions = self.table.partitions
         by_key = self.keys is not None and bool(name.bundle)
         ranges = self._limited(name, ranges)
-        sources = {fold(column) for column in self.columns if column not in partitions}
+        sources = {column.lower() for column in self.columns if column not in partitions}
         exact = {layout.SEQ} if ranges is not None else set()
         exact |= {column for bound in self.bounds for column in bound.columns}
         exact |= set() if self.keep is None else {layout.SEQ, layout.TIMESTAMP}
@@ -174,10 +172,9 @@ class PlanReader:
 
     def _sources(self, stored: Iterable[str], name: ObjectName) -> dict[str, str]:
         """Return the stored columns by folded name, without those that follow from an object's path."""
-        fold = self.table.fold
         # in bundles, a column of that name is of objects that were stored before the name was the archive's
         other = layout.BUNDLE if name.bundle else None
-        return {fold(each): each for each in stored if each != layout.KEY and fold(each) != other}
+        return {each.lower(): each for each in stored if each != layout.KEY and each.lower() != other}
 
     def _chosen(self, batch: pa.RecordBatch, name: ObjectName, ranges: Sequence[Range] | None) -> pa.RecordBatch:
         """Return the rows within the ranges and bounds, with the keys to return, that are kept."""
@@ -205,15 +202,15 @@ class PlanReader:
         for column in self.columns:
             if column in table.partitions:
                 if name.bundle and column == layout.KEY:
-                    arrays.append(convert(batch.column(layout.KEY), pa.string(), table.fold))
+                    arrays.append(convert(batch.column(layout.KEY), pa.string()))
                 else:
                     arrays.append(pa.repeat(pa.scalar(partition_of(name, column), pa.string()), batch.num_rows))
                 continue
-            folded = table.fold(column)
+            folded = column.lower()
             source, target = source_of.get(folded), table.columns[folded].type
             stored = pa.nulls(batch.num_rows) if source is None else batch.column(source)
             try:
-                arrays.append(convert(stored, target, table.fold))
+                arrays.append(convert(stored, target))
             except pa.ArrowException as error:  # it was stored after the plan
                 changed = f"column {column} is {stored.type} in {name.path}, and was {target} when the read began"
                 raise JetcaptureError(f"{changed}: read it again") from error

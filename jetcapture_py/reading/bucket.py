@@ -409,6 +409,6 @@ def _described(batch: pa.RecordBatch, limits: BucketLimits, sources: Mapping[str
     stored = {f"{name}_": values for name, values in stored.items() if name.lower() in COLUMNS} | stored
     rows = batch.num_rows
     return {
-        name: added[name] if name in added else convert(stored.get(name, pa.nulls(rows)), type_, str)
+        name: added[name] if name in added else convert(stored.get(name, pa.nulls(rows)), type_)
         for name, type_ in sources.items()
     }

@@ -16,8 +16,6 @@ from jetcapture_py.errors import JetcaptureError
 
 Columns = Sequence[str] | Callable[[str], bool]
 """Names of columns, or a function that returns True for names of columns to read."""
-Fold = Callable[[str], str]
-"""Maps names that count as equal to the same name."""
 
 TIME_OF_DAY = pa.time64("us")
 INSTANT = pa.timestamp("us", "UTC")
@@ -48,7 +46,6 @@ class Table:
         schemas: Iterable[pa.Schema],
         quarantine: bool,
         columns: Columns | None,
-        case_sensitive: bool,
         unread: dict[str, str] | None = None,
         inexact: Collection[str] = (),
     ) -> None:
@@ -58,12 +55,11 @@ class Table:
         `unread` takes these columns, with the reason."""
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         """Columns of text that follow from an object's path, after the others."""
-        self.fold: Fold = str if case_sensitive else str.lower
         choose = columns if callable(columns) else None
         chosen = None
         if columns is not None:
             named = () if callable(columns) else columns
-            chosen = {self.fold(name) for name in (*named, *layout.IDENTITY, layout.ROW)}
+            chosen = {name.lower() for name in (*named, *layout.IDENTITY, layout.ROW)}
         self._stored = [self._columns(schema, chosen, choose, unread) for schema in schemas]
         for stored in self._stored:
             for folded in unread or ():
@@ -78,8 +74,8 @@ class Table:
         self.columns: dict[str, TableColumn] = {}
         """The columns by folded name, without the partitions, in the result's order."""
         for folded in sorted(types, key=lambda folded: first.get(folded, len(first))):
-            target = _target(list(types[folded]), self.fold, exact=folded.lower() not in inexact)
-            drifted = any(read_as(type_, target, self.fold) != target for type_ in types[folded])
+            target = _target(list(types[folded]), exact=folded not in inexact)
+            drifted = any(read_as(type_, target) != target for type_ in types[folded])
             self.columns[folded] = TableColumn(names[folded], target, drifted)
 
     def _columns(
@@ -91,7 +87,7 @@ class Table:
     ) -> dict[str, tuple[str, pa.DataType]]:
         stored: dict[str, tuple[str, pa.DataType]] = {}
         for field in schema:
-            folded = self.fold(field.name)
+            folded = field.name.lower()
             if field.name == layout.KEY:
                 continue  # one of the partitions
             if chosen is not None and folded not in chosen and not (choose and choose(field.name)):
@@ -100,7 +96,7 @@ class Table:
                 if folded in stored:
                     raise JetcaptureError(f"columns {stored[folded][0]} and {field.name} {_SAME_BUT_FOR_CASE}")
                 type_ = as_read(field.name, field.type)
-                _check_fields(field.name, type_, self.fold)
+                _check_fields(field.name, type_)
             except JetcaptureError as error:
                 if unread is None:
                     raise
@@ -132,7 +128,7 @@ class Table:
     def drifts(self, schema: int) -> bool:
         """Whether an object stores a column in a way that Parquet cannot read as its type in the result."""
         return any(
-            read_as(type_, self.columns[folded].type, self.fold) != self.columns[folded].type
+            read_as(type_, self.columns[folded].type) != self.columns[folded].type
             for folded, (_, type_) in self._stored[schema].items()
             if self.columns[folded].drifted
         )
@@ -149,7 +145,7 @@ def listed(columns: object) -> list[str]:
     return names
 
 
-_SAME_BUT_FOR_CASE = "differ in case only: set spark.sql.caseSensitive=true, or case_sensitive=True without Spark"
+_SAME_BUT_FOR_CASE = "differ in case only: name the columns you need, without these"
 _DIGITS: dict[pa.DataType, int] = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 """Integer types and their maximum number of digits."""
 _FLOATS = (pa.float32(), pa.float64())
@@ -165,11 +161,11 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
 """As what a Parquet reader, Spark's included, reads a type besides that type itself, without a change to any value."""
 
 
-def _target(types: Sequence[pa.DataType], fold: Fold, *, exact: bool) -> pa.DataType:
+def _target(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType:
     """Return the type of a column that objects store as `types`; `exact`: integers in it are exact as a double."""
     merged: pa.DataType | None = types[0]
     for type_ in types[1:]:
-        merged = None if merged is None else _merge(merged, type_, fold)
+        merged = None if merged is None else _merge(merged, type_)
     if merged is not None:
         return without_null(merged, pa.string())
     return _number([type_ for type_ in types if type_ != pa.null()], exact=exact) or pa.string()
@@ -190,7 +186,7 @@ def _number(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType | None:
     return pa.decimal128(precision, scale) if precision <= _MAX_DIGITS else None
 
 
-def _merge(left: pa.DataType, right: pa.DataType, fold: Fold) -> pa.DataType | None:
+def _merge(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     """The type that Parquet can read both as, null types aside; None when there is none. Fields have their names in
     `left`."""
     if left == right or right == pa.null():
@@ -198,37 +194,37 @@ def _merge(left: pa.DataType, right: pa.DataType, fold: Fold) -> pa.DataType | N
     if left == pa.null():
         return right
     if pa.types.is_list(left) and pa.types.is_list(right):
-        element = _merge(left.value_type, right.value_type, fold)
+        element = _merge(left.value_type, right.value_type)
         return None if element is None else pa.list_(element)
     if pa.types.is_map(left) and pa.types.is_map(right):
-        key, value = _merge(left.key_type, right.key_type, fold), _merge(left.item_type, right.item_type, fold)
+        key, value = _merge(left.key_type, right.key_type), _merge(left.item_type, right.item_type)
         return None if key is None or value is None else pa.map_(key, value)
     if pa.types.is_struct(left) and pa.types.is_struct(right):
-        fields = {fold(field.name): (field.name, field.type) for field in left}
+        fields = {field.name.lower(): (field.name, field.type) for field in left}
         for field in right:
-            name, known = fields.get(fold(field.name), (field.name, field.type))
-            merged = _merge(known, field.type, fold)
+            name, known = fields.get(field.name.lower(), (field.name, field.type))
+            merged = _merge(known, field.type)
             if merged is None:
                 return None
-            fields[fold(field.name)] = name, merged
+            fields[field.name.lower()] = name, merged
         return pa.struct(list(fields.values()))
     return None
 
 
-def read_as(stored: pa.DataType, target: pa.DataType, fold: Fold) -> pa.DataType:
+def read_as(stored: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return the type with which Parquet reads a column stored as `stored` for `target`: that type, if possible."""
-    readable = without_null(stored, pa.string()) == stored and _merge(target, stored, fold) == target
+    readable = without_null(stored, pa.string()) == stored and _merge(target, stored) == target
     return target if readable or target in _WIDER.get(stored, ()) else stored
 
 
-def _check_fields(column: str, type_: pa.DataType, fold: Fold) -> None:
+def _check_fields(column: str, type_: pa.DataType) -> None:
     """Raise JetcaptureError if a struct has two fields whose names count as equal."""
     for inner in inner_types(type_):
-        _check_fields(column, inner, fold)
+        _check_fields(column, inner)
     if pa.types.is_struct(type_):
         known: dict[str, str] = {}
         for field in type_:
-            first = known.setdefault(fold(field.name), field.name)
+            first = known.setdefault(field.name.lower(), field.name)
             if first != field.name:
                 raise JetcaptureError(
                     f"column {column} has fields {first} and {field.name}, which {_SAME_BUT_FOR_CASE}"

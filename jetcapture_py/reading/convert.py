@@ -23,8 +23,6 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive.nested import struct_array
 
-Fold = Callable[[str], str]
-"""Maps names that are equal to a reader to the same name."""
 Inner = Callable[[pa.Array, int], list[Any]]
 """Converts the child with this number of a struct, map or list as `plain_values` does."""
 
@@ -44,10 +42,10 @@ def _upper(escape: re.Match[bytes]) -> bytes:
     return b"\\" + (escape[1] if len(escape[1]) == 1 else b"u" + escape[1][1:].upper())
 
 
-def convert(array: pa.Array, target: pa.DataType, fold: Fold) -> pa.Array:
+def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert a stored column to the type that it has in a table; fields that it lacks are null.
 
-    Fields of structs are matched by folded name. Everything becomes text by `text_of`.
+    Fields of structs are matched by name in any case. Everything becomes text by `text_of`.
     """
     types = pa.types
     if types.is_dictionary(array.type):
@@ -60,22 +58,22 @@ def convert(array: pa.Array, target: pa.DataType, fold: Fold) -> pa.Array:
     if types.is_string(target):
         return text_of(array)
     if types.is_struct(target) and types.is_struct(stored):
-        numbers = {fold(name): number for number, name in enumerate(stored.names)}
+        numbers = {name.lower(): number for number, name in enumerate(stored.names)}
         children = []
         for field in target:
-            number = numbers.get(fold(field.name))
+            number = numbers.get(field.name.lower())
             child = pa.nulls(len(array)) if number is None else array.field(number)
-            children.append(convert(child, field.type, fold))
+            children.append(convert(child, field.type))
         return struct_array(children, target, array.is_null())
     mask = array.is_null() if array.null_count else None
     if types.is_map(target) and types.is_map(stored):
         offsets, keys, items = _flat(array, array.keys, array.items)
-        keys, items = convert(keys, target.key_type, fold), convert(items, target.item_type, fold)
+        keys, items = convert(keys, target.key_type), convert(items, target.item_type)
         return pa.MapArray.from_arrays(offsets, keys, items, type=target, mask=mask)
     if types.is_list(target) and is_list(stored):
         array = _plain_list(array)
         offsets, items = _flat(array, array.values)
-        return pa.ListArray.from_arrays(offsets, convert(items, target.value_type, fold), type=target, mask=mask)
+        return pa.ListArray.from_arrays(offsets, convert(items, target.value_type), type=target, mask=mask)
     if types.is_decimal(stored) and types.is_floating(target):  # Arrow's own cast does not round correctly
         return array.cast(pa.string()).cast(target)
     return array.cast(target, safe=not types.is_floating(target))

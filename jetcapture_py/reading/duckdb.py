@@ -25,7 +25,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT, Fold, Table, inner_types
+from jetcapture_py.reading.columns import INSTANT, Table, inner_types
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, list_objects, no_archive, plan, within_buckets
 from jetcapture_py.reading.selection import Selection, check_stream
@@ -277,7 +277,7 @@ class ArchiveViews:
                 value = f"CAST(NULL AS {sql_type(column.type)})"
                 if folded in stored and not (bundled and folded == layout.BUNDLE):
                     source, type_ = stored[folded]
-                    value = self._converted(_quoted(source), type_, column.type, table.fold)
+                    value = self._converted(_quoted(source), type_, column.type)
                 columns.append(f"{value} AS {_quoted(column.name)}")
             columns += [
                 f"{name} AS {name}" for name in map(_quoted, table.partitions)
@@ -311,9 +311,9 @@ class ArchiveViews:
         first = f"SELECT min({_COPY}) AS {_COPY} FROM ({union}) GROUP BY {', '.join(identity)}"
         return f"SELECT {columns} FROM ({union}) SEMI JOIN ({first}) USING ({_COPY})"
 
-    def _converted(self, column: str, stored: pa.DataType, target: pa.DataType, fold: Fold) -> str:
+    def _converted(self, column: str, stored: pa.DataType, target: pa.DataType) -> str:
         """Return the expression of a stored column with its type in the table."""
-        if _casts(stored, target, fold):
+        if _casts(stored, target):
             return f"CAST({column} AS {sql_type(target)})"  # nothing to do, except for such types as unsigned numbers
         name = self._functions.get((stored, target))
         if name is None:
@@ -321,7 +321,7 @@ class ArchiveViews:
 
             def converted(values: Any) -> pa.Array:
                 array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-                return convert(array, target, fold)
+                return convert(array, target)
 
             create: Any = self._connection.create_function  # its stub accepts no list of text
             create(name, converted, [sql_type(stored)], sql_type(target), type="arrow", null_handling="special")
@@ -346,20 +346,20 @@ def _has_nameless(type_: pa.DataType) -> bool:
     return nameless or any(map(_has_nameless, inner_types(type_)))
 
 
-def _casts(stored: pa.DataType, target: pa.DataType, fold: Fold) -> bool:
+def _casts(stored: pa.DataType, target: pa.DataType) -> bool:
     """Whether DuckDB's own cast gives the values that `convert` gives."""
     types = pa.types
     if stored in (target, pa.null()):
         return True
     if types.is_struct(stored) and types.is_struct(target):
-        known = {fold(field.name): field for field in stored}
-        pairs = [(known[fold(field.name)], field) for field in target if fold(field.name) in known]
+        known = {field.name.lower(): field for field in stored}
+        pairs = [(known[field.name.lower()], field) for field in target if field.name.lower() in known]
         # DuckDB finds a field by its name, in which only ASCII letters may differ in case
-        return all(_ascii(old.name) == _ascii(new.name) and _casts(old.type, new.type, fold) for old, new in pairs)
+        return all(_ascii(old.name) == _ascii(new.name) and _casts(old.type, new.type) for old, new in pairs)
     if types.is_map(stored) and types.is_map(target):
-        return _casts(stored.key_type, target.key_type, fold) and _casts(stored.item_type, target.item_type, fold)
+        return _casts(stored.key_type, target.key_type) and _casts(stored.item_type, target.item_type)
     if types.is_list(stored) and types.is_list(target):
-        return _casts(stored.value_type, target.value_type, fold)
+        return _casts(stored.value_type, target.value_type)
     if types.is_integer(stored):
         return not bool(types.is_nested(target))
     if types.is_boolean(stored):

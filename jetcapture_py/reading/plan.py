@@ -147,7 +147,6 @@ def plan(
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
     parquet_only: bool = False,
-    case_sensitive: bool = False,
     unread: dict[str, str] | None = None,
     table: Table | None = None,
     listed_before: Listing | None = None,
@@ -173,7 +172,7 @@ def plan(
             archive.refuse_others(listing, archive.selection)
         if table is not None:
             return archive.plan_as(table, listing, columns, dedupe)
-        return archive.plan(listing, columns, dedupe, case_sensitive=case_sensitive, unread=unread, before=before)
+        return archive.plan(listing, columns, dedupe, unread=unread, before=before)
 
     return retried(planned)
 
@@ -201,7 +200,6 @@ class _Archive:
         columns: Columns | None,
         dedupe: Dedupe,
         *,
-        case_sensitive: bool,
         unread: dict[str, str] | None,
         before: pa.Schema | None,
     ) -> ReadPlan:
@@ -222,7 +220,7 @@ class _Archive:
         stored = [name for schema in schemas for name in schema.names if name != layout.KEY]
         needed = _with_time(columns) if self.selection.by_event else columns
         inexact = inexact_columns(self.files, names, listing, facts)
-        table = Table(schemas, self.quarantine, needed, case_sensitive, unread, inexact)
+        table = Table(schemas, self.quarantine, needed, unread, inexact)
         schema_of = {name: used[facts.schema_of[name]] for name in names}
         known = dict.fromkeys([*stored, *table.partitions])
         return self._planned(names, listing, facts, table, schema_of, columns, known, dedupe)

@@ -273,7 +273,6 @@ class Condition:
                 facts.schemas,
                 quarantine,
                 lambda name: name.casefold() in self._names,
-                case_sensitive=False,
                 inexact=inexact_columns(self._archive, list(facts.schema_of), listing, facts),
             )
         if len(by_name) == len(files):  # text objects do not tell their columns

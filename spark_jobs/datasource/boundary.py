@@ -204,7 +204,7 @@ def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: O
         return False
     columns = [layout.SEQ, layout.TIMESTAMP]
     types = pa.schema([(layout.SEQ, pa.int64()), (layout.TIMESTAMP, pa.timestamp("us", "UTC"))])
-    table = Table([types], False, None, False)  # noqa: FBT003
+    table = Table([types], False, None)  # noqa: FBT003
     archived = ArchivedMessages(files=files, stream=stream, table=table, columns=columns, selection=Selection())
     rows = archived.read(sample.seq, sample.seq, boundary.own or None)
     return any(sample.time in batch.column(1).cast(pa.int64()).to_pylist() for batch in rows)
@@ -216,7 +216,7 @@ def first_archived(files: ArchiveFiles, listing: Listing, moment: datetime, unti
     Raises JetcaptureError.
     """
     selection = Selection(start=moment)
-    table = Table([pa.schema([(layout.SEQ, pa.int64())])], False, None, False)  # noqa: FBT003
+    table = Table([pa.schema([(layout.SEQ, pa.int64())])], False, None)  # noqa: FBT003
     reader = PlanReader(
         files=files, table=table, columns=[layout.SEQ], bounds=[Bound((layout.TIMESTAMP,), moment, None)], keys=None
     )

@@ -125,7 +125,7 @@ class CombinedSource:
             stored[layout.ROW] = pa.int32()
         stored |= {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in schema}
         fields = [(name, type_) for name, type_ in stored.items() if name not in layout.PARTITIONS]
-        self.table = Table([pa.schema(fields)], False, None, True)  # noqa: FBT003
+        self.table = Table([pa.schema(fields)], False, None)  # noqa: FBT003
         self.columns = schema.fieldNames()
         self.types = pa.schema([(field.name, to_arrow_type(field.dataType, timezone="UTC")) for field in schema])
         self.archived = ArchivedMessages(

@@ -4,8 +4,7 @@ A row's subject comes from the option `subject`, a template like a capture's key
 by default it is `{subject}`, the row's column `subject` or `_nats_subject`. The payload is the first of the columns
 `payload`, `value` and `_nats_payload` that exists; without any, all other columns form a JSON object, or a MessagePack
 map with the same values. Headers come from `headers`, or from `_nats_headers` except those that are instructions to a
-server. The message id is the column `msg_id` or the header `Nats-Msg-Id`. Column names ignore case unless
-spark.sql.caseSensitive is set.
+server. The message id is the column `msg_id` or the header `Nats-Msg-Id`. Column names ignore case.
 
 A row without an id gets one from the write (the query and batch, or this `save()`), the partition, the row's position
 in it, and a hash of the message. So a retried task publishes nothing twice within the stream's duplicate window if the
@@ -19,7 +18,6 @@ import hashlib
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +64,8 @@ class Written(WriterCommitMessage):
 class Messages:
     """Turns rows with the columns of `schema` into messages. Raises ConfigError for columns that cannot be sent."""
 
-    def __init__(self, options: WriteOptions, schema: st.StructType, *, case_sensitive: bool = False) -> None:
-        self._schema, self._case_sensitive = schema, case_sensitive
+    def __init__(self, options: WriteOptions, schema: st.StructType) -> None:
+        self._schema = schema
         self._encode = encode_json if options.format == "json" else msgspec.msgpack.Encoder().encode
         self._names = schema.fieldNames()
         if doubled := [name for name, count in Counter(self._names).items() if count > 1]:
@@ -98,7 +96,7 @@ class Messages:
     def _first(self, names: Iterable[str]) -> str | None:
         """Return the first of these columns that exists; None without one."""
         try:
-            columns = (find(name, self._names, case_sensitive=self._case_sensitive) for name in names)
+            columns = (find(name, self._names) for name in names)
             return next(filter(None, columns), None)
         except JetcaptureError as error:
             raise ConfigError(str(error)) from None
@@ -225,33 +223,18 @@ def _is_headers(kind: st.DataType) -> bool:
     return isinstance(value, _TEXT) or (isinstance(value, st.ArrayType) and isinstance(value.elementType, _TEXT))
 
 
-def check(options: WriteOptions, schema: st.StructType) -> None:
-    """Raise ConfigError for columns that cannot be sent.
-
-    Spark does not expose the session's case sensitivity here; tasks check what depends on it.
-    """
-    try:
-        Messages(options, schema)
-    except ConfigError:
-        with suppress(ConfigError):
-            Messages(options, schema, case_sensitive=True)
-            return
-        raise
-
-
 class _Writer:
     """Code shared by both writers."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError("a stream only accepts mode append")
-        check(options, schema)
+        Messages(options, schema)  # raises ConfigError for columns that cannot be sent
         self._options, self._schema = options, schema
         self._save = uuid.uuid4().hex
 
     def _publish(self, batches: Iterable[pa.RecordBatch], writing: str) -> Written:
-        sensitive = _task().getLocalProperty("spark.sql.caseSensitive") == "true"
-        rows = Messages(self._options, self._schema, case_sensitive=sensitive)
+        rows = Messages(self._options, self._schema)
         messages = rows.of(batches, f"{writing}:{_task().partitionId()}")
         return Written(*publish_batches(messages, self._options.nats, self._options.window))
 

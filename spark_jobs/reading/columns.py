@@ -20,13 +20,13 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def find(name: str, names: Sequence[str], *, case_sensitive: bool) -> str | None:
-    """Return the name in `names` that Spark resolves `name` to, an exact match first; None if there is none.
+def find(name: str, names: Sequence[str]) -> str | None:
+    """Return the name in `names` that is `name` in any case, an exact match first; None if there is none.
 
     Raises JetcaptureError when it may be either of two.
     """
-    if name in names or case_sensitive:
-        return name if name in names else None
+    if name in names:
+        return name
     matches = [other for other in names if other.lower() == name.lower()]
     if len(matches) > 1:
         raise JetcaptureError(f"columns {matches[0]} and {matches[1]} differ in case only: rename one with AS")

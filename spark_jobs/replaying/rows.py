@@ -78,17 +78,16 @@ class ReplayRows:
 
 
 class _Columns:
-    """Looks up a frame's columns by name with Spark's case sensitivity."""
+    """Looks up a frame's columns by name in any case."""
 
     def __init__(self, frame: DataFrame) -> None:
         self.fields = list(frame.schema)
         self.names = frame.columns
         check_names(self.names, "columns")
-        self._case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
 
     def find(self, *names: str) -> str | None:
         """Return the name of the first of these columns that exists; None without one."""
-        found = (find(name, self.names, case_sensitive=self._case_sensitive) for name in names)
+        found = (find(name, self.names) for name in names)
         return next(filter(None, found), None)
 
     def get(self, *names: str) -> Column | None:

@@ -176,7 +176,7 @@ def test_only_the_columns_and_row_groups_that_are_needed_are_fetched(monkeypatch
     def read(columns: list[str], bound: Bound | None = None, ranges: list[tuple[int, int]] | None = None) -> Any:
         reader = PlanReader(
             files=files,
-            table=Table([table.schema], quarantine=True, columns=None, case_sensitive=False),
+            table=Table([table.schema], quarantine=True, columns=None),
             columns=columns,
             bounds=[bound] if bound else [],
             keys=None,

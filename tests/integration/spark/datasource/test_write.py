@@ -144,7 +144,7 @@ def test_a_message_id_among_the_headers_is_the_rows_id(spark: SparkSession, live
     assert error == "a row has two message ids: msg_id is 'b', and Nats-Msg-Id in its headers is 'a'"
 
 
-def test_a_column_is_found_in_any_case_unless_the_session_is_case_sensitive(spark: SparkSession, live: Live) -> None:
+def test_a_column_is_found_in_any_case(spark: SparkSession, live: Live) -> None:
     sql = (
         "SELECT 'orders.a' AS Subject, 'x' AS PAYLOAD, map('A', '1') AS Headers, 'id' AS Msg_Id, 'eu' AS Region "
         "FROM range(2)"
@@ -156,14 +156,6 @@ def test_a_column_is_found_in_any_case_unless_the_session_is_case_sensitive(spar
         ("orders.eu", ("A: 1",), b"x"),
         ("orders.eu", ("A: 1",), b"x"),
     ]
-    spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
-        write(spark.sql("SELECT 'orders.b' AS subject, 1 AS Subject, 2 AS Headers"), live)
-        assert json.loads(stored(live)[-1].payload) == {"Subject": 1, "Headers": 2}
-        error = failure(spark.sql("SELECT 'orders.b' AS Subject, 'x' AS payload"), live)
-        assert error.startswith("no subject: ")
-    finally:
-        spark.conf.unset("spark.sql.caseSensitive")
 
 
 @pytest.mark.exhaustive
