@@ -30,7 +30,7 @@ from jetcapture_py.text import plural
 from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, login, parse
 from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import in_spark
-from spark_jobs.reading.row_json import is_nested, row_of, text_of
+from spark_jobs.reading.row_json import is_nested, json_of, row_of
 from spark_jobs.replay import logging_to_stderr, replay
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.sql import query
@@ -111,8 +111,10 @@ def write(frame: DataFrame, format: str, output: str | None, options: Mapping[st
 
 
 def _text(value: Column, kind: st.DataType) -> Column:
-    if is_nested(kind) or isinstance(kind, st.BinaryType):  # Spark's own base64 contains line breaks
-        return text_of(value, kind)
+    if is_nested(kind):
+        return json_of(value, kind)
+    if isinstance(kind, st.BinaryType):
+        return sf.regexp_replace(sf.base64(value), r"\s", "")  # it has line breaks
     return value.cast("string")
 
 

@@ -1,8 +1,7 @@
-"""Convert a stored column to its type in the result, and encode values as text and JSON: one rule for every engine.
+"""Convert a stored column to its type in the result, and encode values as text and JSON.
 
 - Timestamps are RFC 3339 in UTC with six fractional digits; timestamps without a zone are written without one.
-- Floats are written as Java writes them (`1.0E10`), with the shortest digits that read back as the same number. Java
-  before 19 writes some with more digits (JDK-4511638), and Spark with it: `1.9999999999999998E23` in place of `2.0E23`.
+- Floats are written as JSON numbers, with the shortest digits that read back as the same number.
 - NaN and infinities are the strings "NaN", "Infinity" and "-Infinity" in JSON, to distinguish them from null.
 - In JSON, nulls are kept, in rows and in structs. Decimals are numbers with all digits, binary is base64.
 - A map's key is the value's text without quotes: `{"2026-05-01T12:00:00.123456Z": 1}`.
@@ -10,11 +9,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from decimal import Decimal
 from itertools import pairwise
-from math import copysign, isfinite, isnan
+from math import isfinite, isnan
 from typing import Any
 
 import msgspec
@@ -26,20 +23,10 @@ from jetcapture_py.archive.nested import struct_array
 Inner = Callable[[pa.Array, int], list[Any]]
 """Converts the child with this number of a struct, map or list as `plain_values` does."""
 
-_ESCAPE = re.compile(rb"\\(u00..|.)")
 _LONG_YEAR = r"^(\d{5,}-)"
 
-_encode = msgspec.json.Encoder(decimal_format="number").encode
-
-
-def encode_json(value: Any) -> bytes:
-    """Encode what `plain_values` returns as JSON, with escapes as Java's writers have them: `\\u001F`."""
-    encoded = _encode(value)
-    return _ESCAPE.sub(_upper, encoded) if b"\\u00" in encoded else encoded
-
-
-def _upper(escape: re.Match[bytes]) -> bytes:
-    return b"\\" + (escape[1] if len(escape[1]) == 1 else b"u" + escape[1][1:].upper())
+encode_json = msgspec.json.Encoder(decimal_format="number").encode
+"""Encodes what `plain_values` returns."""
 
 
 def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
@@ -91,11 +78,10 @@ def text_of(array: pa.Array) -> pa.StringArray:
     Binary values are taken for UTF-8, and what is not becomes U+FFFD.
     """
     types, kind = pa.types, array.type
-    if types.is_nested(kind):
-        rows = plain_values(array, java=True)
-        return pa.array([None if row is None else encode_json(row).decode() for row in rows], pa.string())
-    if types.is_floating(kind):
-        return pa.array(_java_texts(array), pa.string())
+    if types.is_nested(kind) or types.is_floating(kind):
+        rows = plain_values(array)
+        texts = [row if row is None or isinstance(row, str) else encode_json(row).decode() for row in rows]
+        return pa.array(texts, pa.string())
     if types.is_decimal(kind):
         return pa.array([None if value is None else f"{value:f}" for value in array.to_pylist()], pa.string())
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
@@ -119,11 +105,8 @@ def _micros(timestamps: pa.Array) -> pa.Array:
     return timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
 
 
-def plain_values(array: pa.Array, *, java: bool = False, inner: Inner | None = None) -> list[Any]:
-    """Convert to Python values that JSON and MessagePack can encode: `encode_json`.
-
-    With `java`, numbers are JSON in Java's notation, which MessagePack does not take. `inner` converts children.
-    """
+def plain_values(array: pa.Array, inner: Inner | None = None) -> list[Any]:
+    """Convert to Python values that JSON and MessagePack can encode. `inner` converts children."""
     types = pa.types
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -131,7 +114,7 @@ def plain_values(array: pa.Array, *, java: bool = False, inner: Inner | None = N
     if inner is None:
 
         def inner(child: pa.Array, _number: int) -> list[Any]:
-            return plain_values(child, java=java)
+            return plain_values(child)
 
     if types.is_struct(kind):
         names = kind.names
@@ -148,20 +131,15 @@ def plain_values(array: pa.Array, *, java: bool = False, inner: Inner | None = N
         items = inner(children, 0)
         return _unless_null(array, (items[start:stop] for start, stop in pairwise(offsets.to_pylist())))
     if types.is_floating(kind):
-        return _floats(array, java=java)
+        if not types.is_float64(kind):  # the shortest text of a float, not that of its double
+            array = array.cast(pa.string()).cast(pa.float64())
+        return [value if value is None or isfinite(value) else _not_finite(value) for value in array.to_pylist()]
     scalars: list[Any] = _scalars(array).to_pylist()
     return scalars
 
 
-def _floats(array: pa.Array, *, java: bool) -> list[Any]:
-    if java:
-        return [
-            None if text is None else text if text[-1] in "Ny" else msgspec.Raw(text.encode())
-            for text in _java_texts(array)
-        ]
-    if not pa.types.is_float64(array.type):  # the shortest text of a float, not that of its double
-        array = array.cast(pa.string()).cast(pa.float64())
-    return [value if value is None or isfinite(value) else _java("", value) for value in array.to_pylist()]
+def _not_finite(value: float) -> str:
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _scalars(array: pa.Array) -> pa.Array:
@@ -176,33 +154,8 @@ def _scalars(array: pa.Array) -> pa.Array:
     return array
 
 
-def _java_texts(array: pa.Array) -> list[str | None]:
-    """Return floats as Java writes them, with the shortest digits of their own type."""
-    exact, shortest = array.cast(pa.float64()).to_pylist(), array.cast(pa.string()).to_pylist()
-    return [None if value is None else _java(text, value) for text, value in zip(shortest, exact, strict=True)]
-
-
-def _java(shortest: str, value: float) -> str:
-    """Return a number as Java does: plain from 0.001 to 10,000,000, else with one digit before the point."""
-    if not isfinite(value):
-        return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if value == 0:
-        return "-0.0" if copysign(1, value) < 0 else "0.0"
-    if 1e-3 <= abs(value) < 1e7:  # Arrow and Python write these without an exponent
-        return shortest if "." in shortest else f"{shortest}.0"
-    sign, digits, exponent = Decimal(shortest).normalize().as_tuple()
-    if len(digits) == 1:  # of the texts with two digits, Java takes the closest: 4.9E-324
-        sign, digits, exponent = Decimal(f"{value:.1e}").normalize().as_tuple()
-    first, *rest = digits
-    return f"{'-' if sign else ''}{first}.{''.join(map(str, rest)) or '0'}E{int(exponent) + len(rest)}"
-
-
 def _key_text(key: Any) -> str:
-    if isinstance(key, str):
-        return key
-    if isinstance(key, float):
-        return _java(repr(key), key)
-    return encode_json(key).decode().strip('"')
+    return key if isinstance(key, str) else encode_json(key).decode().strip('"')
 
 
 def _flat(array: pa.Array, *children: pa.Array) -> tuple[pa.Array, ...]:

@@ -192,7 +192,7 @@ def _visible(text: str) -> str:
 
 
 def _texts(array: pa.Array) -> list[str | None]:
-    """Return a column's values as Spark SQL writes them as text."""
+    """Return a column's values as text; timestamps as SQL writes them."""
     types, type_ = pa.types, array.type
     try:
         if types.is_timestamp(type_):
@@ -226,6 +226,6 @@ def _interval(months: int, days: int, nanoseconds: int) -> str:
 def _values(array: pa.Array) -> list[Any]:
     """Return a column's values for JSON."""
     try:
-        return plain_values(array, java=True)
+        return plain_values(array)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return _texts(array)

@@ -1,18 +1,14 @@
-"""Encode rows and nested values as JSON, with the same result in every job and in the data source's writer.
+"""Encode rows and nested values as JSON. Nulls stay, timestamps are RFC 3339 in UTC, and binary is base64.
 
-The rules are those of `jetcapture_py.reading.convert`; besides, a Variant is its JSON, and an interval is its SQL
-literal.
-
-`json_of` and `row_of` return Spark columns. A data source's writer gets Arrow batches and cannot use Spark's
-expressions: `encode_rows` does the same there.
+`json_of` and `row_of` return Spark columns, in which numbers, Variants and intervals have the text that Spark gives
+them. A data source's writer gets Arrow batches and cannot use Spark's expressions: `encode_rows` does the same there,
+with numbers and intervals as JSON and ISO 8601 have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from decimal import localcontext
-from math import isfinite, isnan
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +16,7 @@ from pyspark.sql import Column, VariantVal
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.convert import encode_json, plain_values
 from jetcapture_py.reading.output import check_names
 
@@ -34,7 +31,6 @@ _TEXT = (st.StringType, st.VarcharType, st.CharType)
 _MAX_SHOWN = 300
 _VARIANT_DIGITS = 60
 """More digits than a Variant's decimal has."""
-_INTERVAL = (("DAY", 86_400_000_000), ("HOUR", 3_600_000_000), ("MINUTE", 60_000_000), ("SECOND", 1_000_000))
 
 
 def is_nested(kind: st.DataType) -> bool:
@@ -50,28 +46,24 @@ def row_of(fields: Sequence[tuple[str, Column, st.DataType]]) -> Column:
     check_names((name for name, _, _ in fields), "columns")
     for name, _, kind in fields:
         _check_fields(name, kind)
-    return sf.to_json(sf.struct(*(_with_text_keys(value, kind).alias(name) for name, value, kind in fields)), _OPTIONS)
+    return sf.to_json(sf.struct(*(value.alias(name) for name, value, kind in fields)), _OPTIONS)
 
 
 def json_of(value: Column, kind: st.DataType) -> Column:
     """Return a value as JSON; requires `is_nested(kind)`. Null stays null."""
     _check_fields("", kind)
-    return sf.to_json(_with_text_keys(value, kind), _OPTIONS)
-
-
-def text_of(value: Column, kind: st.DataType) -> Column:
-    """Return a value as text: a string unchanged, other values as in JSON, without quotes."""
-    if isinstance(kind, _TEXT):
-        return value
-    if is_nested(kind):
-        return json_of(value, kind)
-    text = sf.to_json(sf.array(value), _OPTIONS)
-    return sf.when(value.isNotNull(), sf.regexp_replace(text, r'^\["?|"?\]$', ""))
+    return sf.to_json(value, _OPTIONS)
 
 
 def _check_fields(name: str, kind: st.DataType) -> None:
     if isinstance(kind, st.StructType):
         check_names(kind.fieldNames(), f"fields of {name}" if name else "fields of a struct")
+    if isinstance(kind, st.MapType) and not isinstance(kind.keyType, (*_TEXT, st.NumericType, st.BooleanType)):
+        where = f"{name} has " if name else "there are "
+        raise JetcaptureError(
+            f"{where}maps with keys of type {kind.keyType.simpleString()}, which JSON has not: cast them to text with "
+            "transform_keys"
+        )
     for inner in inner_types(kind):
         _check_fields(name, inner)
 
@@ -85,27 +77,6 @@ def inner_types(kind: st.DataType) -> list[st.DataType]:
     return [kind.elementType] if isinstance(kind, st.ArrayType) else []
 
 
-def _with_text_keys(value: Column, kind: st.DataType) -> Column:
-    """Convert the keys of maps to text: Spark would print their internal values, such as days or even addresses."""
-    if not _has_other_keys(kind):
-        return value
-    if isinstance(kind, st.MapType):
-        values = sf.transform_values(value, lambda _, each: _with_text_keys(each, kind.valueType))
-        return sf.transform_keys(values, lambda key, _: text_of(key, kind.keyType))
-    if isinstance(kind, st.StructType):
-        fields = (_with_text_keys(value.getField(each.name), each.dataType).alias(each.name) for each in kind)
-        return sf.when(value.isNotNull(), sf.struct(*fields))
-    if isinstance(kind, st.ArrayType):
-        return sf.transform(value, lambda each: _with_text_keys(each, kind.elementType))
-    return value
-
-
-def _has_other_keys(kind: st.DataType) -> bool:
-    if isinstance(kind, st.MapType) and not isinstance(kind.keyType, _TEXT):
-        return True
-    return any(map(_has_other_keys, inner_types(kind)))
-
-
 def encode_rows(
     columns: Sequence[pa.Array], schema: st.StructType, encode: Callable[[Any], bytes] = encode_json
 ) -> pa.BinaryArray:
@@ -114,8 +85,7 @@ def encode_rows(
     `columns` are Spark's Arrow columns of `schema`, all of the same length.
     """
     names = schema.fieldNames()
-    java = encode is encode_json
-    values = [_values(column, field.dataType, java=java) for column, field in zip(columns, schema, strict=True)]
+    values = [_values(column, field.dataType) for column, field in zip(columns, schema, strict=True)]
     return pa.array([encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
 
 
@@ -125,46 +95,11 @@ def shorten(row: str | bytes) -> str:
     return f"{text[:_MAX_SHOWN]}{'…' if len(text) > _MAX_SHOWN else ''}"
 
 
-def _values(array: pa.Array, kind: st.DataType, *, java: bool) -> list[Any]:
-    """Convert to Python values that `encode_json` encodes, also Spark's own types."""
+def _values(array: pa.Array, kind: st.DataType) -> list[Any]:
+    """Convert to Python values that `encode_json` encodes, also a Variant."""
     if isinstance(kind, st.VariantType):
         parts = (array.field(name).to_pylist() for name in ("value", "metadata"))
-        return [None if value is None else _variant(value, metadata) for value, metadata in zip(*parts, strict=True)]
-    if isinstance(kind, st.DayTimeIntervalType):
-        micros = array.cast(pa.int64()).to_pylist()
-        return [None if value is None else _interval(value, kind) for value in micros]
+        with localcontext(prec=_VARIANT_DIGITS):
+            return [None if row[0] is None else VariantVal(*row).toPython() for row in zip(*parts, strict=True)]
     kinds = inner_types(kind)
-    return plain_values(array, java=java, inner=lambda child, number: _values(child, kinds[number], java=java))
-
-
-def _variant(value: bytes, metadata: bytes) -> Any:
-    """Decode a Variant. PySpark's `toJson` truncates long decimals and prints NaN, which is invalid JSON."""
-    with localcontext(prec=_VARIANT_DIGITS):
-        return _printable(VariantVal(value, metadata).toPython())
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _printable(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_printable(each) for each in value]
-    if isinstance(value, float):
-        return value if isfinite(value) else "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, datetime):
-        text = value.replace(tzinfo=None).isoformat(" ")
-        return f"{text.rstrip('0') if value.microsecond else text}{'+00:00' if value.tzinfo else ''}"
-    return value
-
-
-def _interval(micros: int, kind: st.DayTimeIntervalType) -> str:
-    """Format an interval as Spark does: INTERVAL '1 02:03:04.5' DAY TO SECOND."""
-    text, rest = "", abs(micros)
-    for field in range(kind.startField, kind.endField + 1):
-        name, size = _INTERVAL[field]
-        amount, rest = divmod(rest, size)
-        separator = "" if field == kind.startField else " " if field == 1 else ":"
-        text += f"{separator}{amount:0{1 if name == 'DAY' else 2}}"
-    if kind.endField == len(_INTERVAL) - 1 and rest:
-        text += f".{rest:06}".rstrip("0")
-    first, last = _INTERVAL[kind.startField][0], _INTERVAL[kind.endField][0]
-    return f"INTERVAL '{'-' if micros < 0 else ''}{text}' {first if first == last else f'{first} TO {last}'}"
+    return plain_values(array, inner=lambda child, number: _values(child, kinds[number]))

@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 
 from jetcapture_py.errors import ConfigError
 from spark_jobs.datasource.options import WriteOptions, parse
-from spark_jobs.datasource.write import check
+from spark_jobs.datasource.write import Messages
 from tests.integration.spark.live import Live, message
 from tests.support.streams import Stored, read_stream
 
@@ -279,5 +279,5 @@ def test_rows_that_can_be_no_messages_are_refused_before_anything_runs(
     for name, kind in columns.items():
         schema.add(name, st.YearMonthIntervalType(0, 0) if kind == "interval year" else kind)
     with pytest.raises(ConfigError) as raised:
-        check(parse(WriteOptions, {"servers": "nats://127.0.0.1:1"} | options), schema)
+        Messages(parse(WriteOptions, {"servers": "nats://127.0.0.1:1"} | options), schema)
     assert str(raised.value).startswith(expected)

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime, timedelta
-from functools import reduce
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -69,25 +68,6 @@ class TestKeys:
         assert {row[0]: row[1] for row in rows} == dict(enumerate(KEYS))
         assert all(row["key"] == row["name"] for row in rows)
 
-    @pytest.mark.exhaustive
-    def test_every_key_can_be_asked_for_alone(self, spark: SparkSession, archive: Archive) -> None:
-        for number, key in enumerate(KEYS):
-            archive.write([number], key)
-        frames = [
-            read_archive(spark, archive.url, "ORDERS", keys=[key]).selectExpr(f"{number} AS asked", layout.SEQ)
-            for number, key in enumerate(KEYS)
-        ]
-        found = [tuple(row) for row in reduce(lambda one, other: one.union(other), frames).collect()]
-        assert sorted(found) == [(number, number) for number in range(len(KEYS))]
-
-    @both_layouts
-    def test_several_keys_can_be_asked_for_and_one_named_twice_is_read_once(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        for number, key in enumerate(["a", "b", None, "c"]):
-            archive.write([number], key)
-        assert seqs(read_archive(spark, archive.url, "ORDERS", keys=["a", None, "a"])) == [0, 2]
-
     def test_an_archive_may_lie_under_a_directory_that_looks_like_a_pattern(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -111,22 +91,12 @@ class TestKeys:
 
 
 class TestTimeRange:
-    def test_start_is_inclusive_and_end_exclusive(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1, 2, 3, 4])
-        stamp = [HOUR * 1_000_000 + number for number in range(5)]
-        start, end = (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=stamp[n]) for n in (2, 4))
-        assert seqs(read_archive(spark, archive.url, "ORDERS", start=start, end=end)) == [2, 3]
-
     def test_objects_outside_the_range_are_not_opened(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1], bucket=HOUR)
         for offset in (-48 * 3600, 3600):
             name = archive.write([5], bucket=HOUR + offset)
             (archive.root / name.path).write_bytes(b"not Parquet")
         assert seqs(read_archive(spark, archive.url, "ORDERS", start=at(0), end=at(3600))) == [1]
-
-    def test_a_long_bucket_that_began_before_the_start_is_read(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1, 2], timestamps=[HOUR * 1_000_000, (HOUR + 80_000) * 1_000_000])
-        assert seqs(read_archive(spark, archive.url, "ORDERS", start=at(79_000), end=at(90_000))) == [2]
 
     def test_a_range_without_messages_gives_no_rows_but_the_columns(
         self, spark: SparkSession, archive: Archive
@@ -192,15 +162,6 @@ class TestDuplicates:
         frame = read_archive(spark, archive.url, "ORDERS").where("key = 'a'")
         assert seqs(frame) == [1, 2, 3]
         assert re.search(r"PartitionFilters: \[[^]]*isnotnull\(key", plan(frame))
-
-    def test_copies_under_other_keys_are_dropped_by_the_full_mode_only(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        archive.write([1, 2], "a")
-        archive.write([1, 2], "b")
-        archive.write([2, 3], "a")
-        counts = {mode: read_archive(spark, archive.url, "ORDERS", dedupe=mode).count() for mode in MODES}
-        assert counts == {"none": 6, "auto": 5, "full": 3}
 
     @both_layouts
     def test_columns_chosen_need_not_include_what_deduplication_needs(
