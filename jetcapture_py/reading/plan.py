@@ -163,46 +163,43 @@ def plan(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     check_stream(stream)
     columns = columns if columns is None or callable(columns) else listed(columns)
-    archive = _Archive(files=files, stream=stream, quarantine=quarantine, selection=selection or Selection())
+    archive = _Archive(
+        files=files,
+        stream=stream,
+        quarantine=quarantine,
+        selection=selection or Selection(),
+        columns=columns,
+        dedupe=dedupe,
+    )
     listings = [] if listed_before is None else [listed_before]
 
     def planned() -> ReadPlan:
-        listing = listings.pop() if listings else archive.listed()
+        listing = listings.pop() if listings else list_objects(files, archive.directory, archive.selection)
         if not parquet_only:
             archive.refuse_others(listing, archive.selection)
         if table is not None:
-            return archive.plan_as(table, listing, columns, dedupe)
-        return archive.plan(listing, columns, dedupe, unread=unread, before=before)
+            return archive.plan_as(table, listing)
+        return archive.plan(listing, unread, before)
 
     return retried(planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Archive:
-    """A part of a stream's archive or quarantine."""
+    """What is to be read of a stream's archive or quarantine."""
 
     files: ArchiveFiles
     stream: str
     quarantine: bool
     selection: Selection
+    columns: Columns | None
+    dedupe: Dedupe
 
     @property
     def directory(self) -> str:
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
 
-    def listed(self) -> Listing:
-        """List the objects that may hold messages of the selection."""
-        return list_objects(self.files, self.directory, self.selection)
-
-    def plan(
-        self,
-        listing: Listing,
-        columns: Columns | None,
-        dedupe: Dedupe,
-        *,
-        unread: dict[str, str] | None,
-        before: pa.Schema | None,
-    ) -> ReadPlan:
+    def plan(self, listing: Listing, unread: dict[str, str] | None, before: pa.Schema | None) -> ReadPlan:
         """Plan as of a listing. Raises VanishedError when objects have just changed."""
         names, facts = self._chosen(listing)
         last: list[ObjectName] = []
@@ -218,31 +215,28 @@ class _Archive:
         used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names or last))}
         schemas = [facts.schemas[schema] for schema in used] or [before or _QUARANTINE]
         stored = [name for schema in schemas for name in schema.names if name != layout.KEY]
-        needed = _with_time(columns) if self.selection.by_event else columns
+        needed = _with_time(self.columns) if self.selection.by_event else self.columns
         inexact = inexact_columns(self.files, names, listing, facts)
         table = Table(schemas, self.quarantine, needed, unread, inexact)
         schema_of = {name: used[facts.schema_of[name]] for name in names}
         known = dict.fromkeys([*stored, *table.partitions])
-        return self._planned(names, listing, facts, table, schema_of, columns, known, dedupe)
+        return self._planned(listing, facts, table, schema_of, outputs(table.schema.names, self.columns, known))
 
-    def plan_as(self, table: Table, listing: Listing, columns: Columns | None, dedupe: Dedupe) -> ReadPlan:
+    def plan_as(self, table: Table, listing: Listing) -> ReadPlan:
         """Plan to read objects as a table that was planned before. Raises VanishedError."""
         names, facts = self._chosen(listing)
         narrow = Listing(objects=names, others=[], files={name: listing.files[name] for name in names})
-        return self._planned(names, narrow, facts, table, dict.fromkeys(names, 0), columns, None, dedupe)
+        return self._planned(narrow, facts, table, dict.fromkeys(names, 0), outputs(table.schema.names, self.columns))
 
     def _planned(
         self,
-        names: Sequence[ObjectName],
         listing: Listing,
         facts: ObjectFacts,
         table: Table,
         schema_of: Mapping[ObjectName, int],
-        columns: Columns | None,
-        known: Iterable[str] | None,
-        dedupe: Dedupe,
+        columns: Sequence[tuple[str, str]],
     ) -> ReadPlan:
-        whole, parts, shared = self._divided(names, listing, facts, table, dedupe)
+        whole, parts, shared = self._divided(list(schema_of), listing, facts, table)
         return ReadPlan(
             files=self.files,
             directory=self.directory,
@@ -256,18 +250,18 @@ class _Archive:
             parts=parts,
             shared=shared,
             # copies share key and bucket, and a filter on these can then pass the comparison
-            identity=[*layout.IDENTITY, *(table.partitions if dedupe == "auto" else ())],
-            outputs=outputs(table.schema.names, columns, known),
+            identity=[*layout.IDENTITY, *(table.partitions if self.dedupe == "auto" else ())],
+            outputs=columns,
         )
 
     def _divided(
-        self, names: Sequence[ObjectName], listing: Listing, facts: ObjectFacts, table: Table, dedupe: Dedupe
+        self, names: list[ObjectName], listing: Listing, facts: ObjectFacts, table: Table
     ) -> tuple[list[ObjectName], Mapping[ObjectName, Sequence[Range]], list[ObjectName]]:
         """Divide objects into those to read completely, in parts, and those to compare row by row."""
-        if dedupe == "none":
-            return list(names), {}, []
-        if dedupe == "full":
-            return [], {}, list(names)
+        if self.dedupe == "none":
+            return names, {}, []
+        if self.dedupe == "full":
+            return [], {}, names
         whole, shared = layout.split_overlapping(names, facts.bundles)
         if not shared or table.several_rows:
             return whole, {}, shared
