@@ -159,7 +159,7 @@ def observed(mark: ConsumerWatermark, state: ConsumerState) -> ConsumerWatermark
     after = max(decided, begins)
     doubtful = (certain + 1, None if same else after) if same or certain < after else None
     new = Filters(after=after, subjects=subjects, consumer=last.consumer if same else state.created, doubtful=doubtful)
-    if subjects == last.subjects and doubtful is None:
+    if subjects == last.subjects and doubtful is None and before is mark.filters:
         return replace(mark, deliveries=state.deliveries, filters=(*earlier, replace(last, consumer=state.created)))
     return replace(mark, deliveries=state.deliveries, filters=(*before, new))
 

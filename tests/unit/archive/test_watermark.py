@@ -293,6 +293,17 @@ def test_another_consumer_may_have_skipped_messages(
             id="both selected",
         ),
         pytest.param(
+            (Filters(after=0, subjects=ONE, consumer=CREATED), Filters(after=4, subjects=BOTH, consumer=CREATED)),
+            BOTH,
+            (
+                Filters(after=0, subjects=ONE, consumer=CREATED),
+                Filters(after=2, subjects=BOTH, consumer=CREATED),
+                Filters(after=4, subjects=BOTH, consumer=CREATED),
+                Filters(after=5, subjects=BOTH, consumer=AGAIN),
+            ),
+            id="selected later",
+        ),
+        pytest.param(
             (Filters(after=3, subjects=ONE, consumer=CREATED),),
             BOTH,
             (

@@ -118,7 +118,9 @@ class World:
     def create(self, capture: Capture) -> None:
         last = len(self.stream.messages)
         start = self.chance.choice((1, 1, last + 1, self.chance.randint(1, last + 1)))
-        capture.consumer = Consumer(self.text(), self.chance.choice(FILTERS), start, start - 1, acked=start - 1)
+        recorded = self.fields(capture).get("filters", [{"subjects": []}])[-1]["subjects"]
+        filters = tuple(recorded) if self.chance.random() < 0.4 else self.chance.choice(FILTERS)
+        capture.consumer = Consumer(self.text(), filters, start, start - 1, acked=start - 1)
 
     def delete(self, capture: Capture) -> None:
         capture.consumer, capture.observers, capture.asleep = None, [], []
