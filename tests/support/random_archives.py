@@ -86,7 +86,7 @@ def _all_with_b(values: Sequence[Row | None]) -> list[Row | None]:
 
 
 FIELDS: dict[str, tuple[Way, ...]] = {
-    "number": (Way(pa.int64(), _INTS | _LARGE, float), Way(pa.float64(), _HALVES | some.just(math.nan))),
+    "number": (Way(pa.int64(), _INTS, float), Way(pa.float64(), _HALVES | some.just(math.nan))),
     "object": (Way(_AB_TYPE, _AB, _json), Way(pa.string(), _TEXT)),
     "code": (Way(pa.int32(), _INTS, str), Way(pa.string(), _TEXT)),
     "width": tuple(
