@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,27 +20,22 @@ from hypothesis import strategies as some
 from pyspark.sql import SparkSession
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.archive.watermark import ConsumerWatermark, path
 from jetcapture_py.archive.writer import Encoder
-from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store import LocalStore
 from spark_jobs.compact import compact
 from spark_jobs.report import main, report
 from spark_jobs.reporting.coverage import MAX_HOLES, IncarnationCoverage
-from spark_jobs.reporting.facts import MAX_REASONS, Choice, Facts, collect
+from spark_jobs.reporting.facts import Choice, Facts, collect
 from spark_jobs.reporting.source import ReportSource
-from tests.integration.spark.conftest import HOUR
+from tests.integration.spark.conftest import HOUR, Archive
 from tests.support import s3
-from tests.support.archives import lay_out
 from tests.support.erasing import bury
 from tests.support.examples import examples
-from tests.support.nats_server import NatsServer
 from tests.support.report_page import Page
-from tests.support.running import capture_all, config, publish
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -195,47 +189,6 @@ class TestFigures:
             "Note 5 messages stored twice",
         ]
 
-    def test_an_archive_without_a_fault_is_called_complete(self, spark: SparkSession, store: Store) -> None:
-        store.put(range(7, 20))
-        page = store.page(spark)
-        assert page.verdict == "Complete: every sequence from 7 to 19 is stored, and nothing is in quarantine."
-        assert page.findings == []
-        assert "The quarantine is empty." in page.section("quarantine").text
-        assert "Sequences 1 to 6 are older than" in page.section("coverage").text
-
-    def test_copies_count_unless_they_are_looked_for(self, spark: SparkSession, store: Store) -> None:
-        for _ in range(2):
-            store.put([1, 2, 3])
-            store.put([1, 2])
-        tiles = store.page(spark, dedupe="none").tiles
-        assert (tiles["Messages"], tiles["Stored twice"]) == ("5", "not counted")
-
-    @pytest.mark.exhaustive
-    def test_messages_in_several_layouts_count_once_and_bundles_are_named(
-        self, spark: SparkSession, store: Store
-    ) -> None:
-        messages = {(seq, HOUR * 1_000_000 + seq): f"k{seq % 5}" for seq in range(1, 31)}
-        for bundles in (0, 4, 16):
-            lay_out(store.root, messages, bundles, bucket=HOUR)
-        page = store.page(spark)
-        assert (page.tiles["Messages"], page.tiles["Stored twice"]) == ("30", "60")
-        assert f"bundle {bundle_of('k1', 4)}" in page.section("volume").text
-        assert "Keys and bundles" in page.tiles
-        with pytest.raises(JetcaptureError, match="has bundles, whose objects hold many keys"):
-            report(spark, f"file://{store.root}", STREAM, keys=["k1"])
-
-    @pytest.mark.exhaustive
-    def test_copies_under_another_key_are_found_by_full_deduplication(self, spark: SparkSession, store: Store) -> None:
-        store.put([1, 2, 3], "a")
-        store.put([1, 2, 3], "b")
-        store.put([4], "b")
-        counts = {}
-        for dedupe in ("auto", "full"):
-            facts = store.facts(spark, dedupe=dedupe)
-            counts[dedupe] = facts.messages(facts.objects)
-            assert [life.holes for life in facts.incarnations] == [0]
-        assert counts == {"auto": 7, "full": 4}
-
     def test_several_rows_of_a_message_are_one_message(self, spark: SparkSession, store: Store) -> None:
         name = layout.ObjectName(stream=STREAM, key="a", bucket=HOUR, first_seq=1, last_seq=2, rows=5, digest="0" * 16)
         target = store.root / name.path
@@ -256,51 +209,56 @@ class TestFigures:
 
 
 class TestCoverage:
-    def test_what_was_removed_on_purpose_is_no_hole(self, spark: SparkSession, store: Store) -> None:
-        """Between objects, inside one, before all, and of a message that was captured again."""
-        store.put([11, 12, 14, 15, 19])
-        store.put([25, 26])
-        removed = [*range(1, 11), 13, 20, 21, 26]
+    def test_holes_lives_delays_and_reasons_of_an_archive_with_every_trouble(
+        self, spark: SparkSession, store: Store
+    ) -> None:
+        again = "2026-05-01T13:30:00Z"
+        store.put(range(1, 11), delivered=[1] * 8 + [2, 5], waited=10)
+        store.put([9, 10, 11], times=[(HOUR + 60) * 1_000_000 + n for n in range(3)], waited=10)  # the server lost two
+        store.put([14, 15, 19], "b", bucket=HOUR + 900, sealed_by="compact", waited=1_000_000)
+        errors = [("decode", f'"x{n}" at byte {n}') for n in (3, 14)] + [("key", "no part 2")]
+        store.put([20, 21, 24], errors=errors, bucket=HOUR + 1800, subject="orders.eu")
+        twice = {"bucket": HOUR + 1800, "times": [(HOUR + 1800) * 1_000_000 + n for n in (1000, 2000)]}
+        store.put([21, 24], errors=errors[1:], **twice)
+        store.put([21], "b", bucket=HOUR + 1800, times=twice["times"][:1])  # decoded at last
+        second = HOUR + 7200
+        micros = [(second * 1_000_000) + n for n in (-1, 0)] + [(second + 900 + n) * 1_000_000 for n in (10, 60)]
+        store.put([1, 2, 4, 9], bucket=second, created=again, times=micros, waited=3600)
+        store.mark(4, datetime(2026, 5, 1, 14, tzinfo=UTC), created=again)
         expired = Expired(stream=STREAM, until=datetime(2026, 5, 1, tzinfo=UTC))
-        expired = expired.with_messages(CREATED, np.array(removed), expired.until, expired.until)
+        expired = expired.with_messages(CREATED, np.array([12, 26]), expired.until, expired.until)
         LocalStore(str(store.root)).write_note(expired_path(STREAM), expired.encode())
-        at = datetime.fromtimestamp(HOUR, UTC)
-        bury(store.root, [{"_nats_seq": seq, "_nats_timestamp": at} for seq in (16, 23)])
+        bury(store.root, [{"_nats_seq": 17, "_nats_timestamp": datetime.fromtimestamp(HOUR, UTC)}])
+
         facts = store.facts(spark)
-        (life,) = facts.incarnations
-        assert (life.first, life.last, life.present, life.removed, life.missing) == (11, 26, 7, 5, 4)
-        assert [(hole.first, hole.last) for hole in life.largest] == [(17, 18), (22, 22), (24, 24)]
-        text = store.page(spark).root.text
-        assert "14 messages expired, in buckets up to 2026-05-01T00:00:00Z: they were removed on purpose." in text
-        assert "2 messages were erased." in text
+        newer, older = facts.incarnations
+        assert (newer.created, missing(newer), newer.open_missing) == (again, [(3, 3), (5, 8)], 4)
+        assert (older.created, older.first, older.last, older.forked, older.removed) == (CREATED, 1, 24, 2, 2)
+        assert missing(older) == [(13, 13), (16, 16), (18, 18), (22, 23)]
+        assert (facts.messages(facts.objects), facts.messages(facts.quarantine)) == (21, 2)
+        late = facts.delivery
+        assert (late.early, late.late, late.median, late.worst, late.redelivered) == (1, 2, 10.0, 60.0, 2)
 
-    def test_holes_are_found_exactly(self, spark: SparkSession, store: Store) -> None:
-        store.put([1, 2, 3, 7, 9, 10], "a")
-        store.put([4, 5, 12], "b", times=[(HOUR + 3) * 1_000_000 + n for n in range(3)])
-        store.put([13, 20], errors=[("decode", "x")] * 2)
-        store.put([30, 31], "a", bucket=HOUR + 900)
-        life = store.facts(spark).incarnations[0]
-        assert missing(life) == [(6, 6), (8, 8), (11, 11), (14, 19), (21, 29)]
-        assert (life.first, life.last, life.present, life.missing, life.holes) == (1, 31, 13, 18, 5)
         page = store.page(spark)
-        assert page.verdict.startswith("18 of 31 sequences, in 5 holes, are not stored, and 2 messages")
-        table = page.table("coverage", "Every hole")
-        assert [(row["first missing"], row["last missing"], row["sequences"]) for row in table] == [
-            ("6", "6", "1"),
-            ("8", "8", "1"),
-            ("11", "11", "1"),
-            ("14", "19", "6"),
-            ("21", "29", "9"),
+        assert page.verdict.startswith("6 of 33 sequences, in 5 holes, are not stored, and 2 messages")
+        coverage = page.section("coverage")
+        assert [each.text for each in coverage.all("h3")] == [
+            "Stream created 2026-05-01 13:30:00",
+            "Stream created 2026-04-01 08:00:00",
         ]
-        assert table[-1]["message after (UTC)"] == "2026-05-01 12:15:00"
-        assert "this report does not query the stream" in page.section("coverage").text
-
-    def test_a_hole_and_a_sequence_with_two_messages_do_not_cancel_out(self, spark: SparkSession, store: Store) -> None:
-        store.put([1, 2, 6])
-        store.put([4, 5, 6], bucket=HOUR + 900)
-        life = store.facts(spark).incarnations[0]
-        assert missing(life) == [(3, 3)]
-        assert (life.present, life.forked) == (5, 1)
+        for text in (
+            "Lost by the server: 2 messages.",
+            "2 messages expired, in buckets up to 2026-05-01T00:00:00Z: they were removed on purpose.",
+            "1 message was erased.",
+            "1 object written by compaction",
+            "2 messages (9.5 %) were delivered more than once",
+        ):
+            assert text in page.root.text
+        assert [(row["stage"], row["reason"], row["messages"]) for row in page.table("quarantine", "Numbers")] == [
+            ("decode", '"…" at byte N', "1"),
+            ("key", "no part N", "1"),
+        ]
+        assert page.table("quarantine", "For each reason")[0]["error"] == '"x3" at byte 3'
 
     @settings(examples(cost=8), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -347,6 +305,7 @@ class TestCoverage:
         assert found == [(seq, seq in beyond) for seq in absent]
         assert (life.first, life.last) == (min(stored), max(stored))
         assert (life.present, life.missing, life.open_missing) == (len(stored), len(absent), len(beyond))
+        assert life.forked == sum(len({step for _, step, some in blocks if seq in some}) - 1 for seq in stored)
         assert (life.holes, life.open_holes) == (len(life.largest), sum(hole.open for hole in life.largest))
         shares = [
             (sum(n in stored for n in range(a, a + life.cell)), a) for a in range(life.first, life.last + 1, life.cell)
@@ -363,71 +322,6 @@ class TestCoverage:
         with pytest.raises(Exception, match="cannot read"):  # it was a real test: now they have to be
             store.facts(spark)
 
-    def test_a_message_in_the_quarantine_and_in_the_archive_hides_no_hole(
-        self, spark: SparkSession, store: Store
-    ) -> None:
-        store.put([1, 2, 3, 5], times=[HOUR * 1_000_000 + n for n in (1, 2, 3, 5)])
-        store.put([3], errors=[("decode", "not by the old decoder")], times=[HOUR * 1_000_000 + 3])
-        facts = store.facts(spark)
-        assert missing(facts.incarnations[0]) == [(4, 4)]
-        assert (facts.messages(facts.objects), facts.messages(facts.quarantine), facts.reasons) == (4, 0, [])
-
-    def test_what_is_beyond_the_watermark_may_still_come(self, spark: SparkSession, store: Store) -> None:
-        store.put([1, 2, 5, 9])
-        store.mark(5, datetime(2026, 5, 1, 12, tzinfo=UTC))
-        page = store.page(spark)
-        assert page.verdict == "2 of 9 sequences, in 1 hole, are not stored."
-        assert page.tiles["Watermark"] == "5"
-        assert [row["beyond the watermark"] for row in page.table("coverage", "Every hole")] == [
-            "no",
-            "yes: may still come",
-        ]
-        store.put([3, 4], times=[HOUR * 1_000_000 + 1500, HOUR * 1_000_000 + 1600])
-        page = store.page(spark)
-        assert page.verdict == "Complete: no sequence is missing, and nothing is in quarantine."
-        assert "3 sequences beyond the watermark are not stored yet" in page.root.one("section", "verdict").text
-
-    def test_a_stream_created_again_is_another_life(self, spark: SparkSession, store: Store) -> None:
-        store.put(range(1, 11))
-        store.put([1, 2, 4], bucket=HOUR + 7200, created="2026-05-01T13:30:00Z")
-        store.mark(3, datetime(2026, 5, 1, 14, tzinfo=UTC), created="2026-05-01T13:30:00Z")
-        newer, older = store.facts(spark).incarnations
-        assert (newer.created, missing(newer), newer.open_missing) == ("2026-05-01T13:30:00Z", [(3, 3)], 0)
-        assert (older.created, older.first, older.last, older.holes) == (CREATED, 1, 10, 0)
-        headings = [each.text for each in store.page(spark).section("coverage").all("h3")]
-        assert headings == ["Stream created 2026-05-01 13:30:00", "Stream created 2026-04-01 08:00:00"]
-
-    def test_sequences_with_two_messages_are_called_lost_by_the_server(self, spark: SparkSession, store: Store) -> None:
-        store.put(range(1, 11))
-        store.put([9, 10, 11], times=[(HOUR + 60) * 1_000_000 + n for n in range(3)])
-        (life,) = store.facts(spark).incarnations
-        assert (life.forked, life.present, missing(life)) == (2, 11, [])
-        assert "Lost by the server: 2 messages." in store.page(spark).section("coverage").text
-
-    @pytest.mark.exhaustive
-    def test_copies_in_one_life_hide_no_hole_of_another(self, spark: SparkSession, store: Store) -> None:
-        again = "2026-05-01T12:05:00Z"
-        store.put([1, 2, 3, 4])
-        store.put([1, 2])
-        times = [(HOUR + 301) * 1_000_000 + n for n in (1, 2, 4)]
-        store.put([1, 2, 4], created=again, times=times)
-        store.put([2], created=again, times=times[1:2])
-        newer, older = store.facts(spark).incarnations
-        assert (missing(newer), missing(older)) == ([(3, 3)], [])
-
-    @pytest.mark.exhaustive
-    def test_lives_are_told_apart_in_an_object_that_compaction_made_of_both(
-        self, spark: SparkSession, store: Store
-    ) -> None:
-        again = "2026-05-01T12:05:00Z"
-        store.put([1, 2, 3, 5], times=[HOUR * 1_000_000 + n for n in range(4)])
-        store.put([1, 2, 4], created=again, times=[(HOUR + 301) * 1_000_000 + n for n in range(3)])
-        done = compact(spark, str(store.root), STREAM, grace=0)
-        assert (done.objects_before, done.objects_after) == (2, 1)
-        newer, older = store.facts(spark).incarnations
-        assert (newer.created, newer.first, newer.last, missing(newer)) == (again, 1, 4, [(3, 3)])
-        assert (older.created, older.first, older.last, missing(older)) == (CREATED, 1, 5, [(4, 4)])
-
     def test_only_the_largest_holes_are_listed_and_the_others_counted(self, spark: SparkSession, store: Store) -> None:
         seqs = [seq for seq in range(1, 500) if seq % 3 and not 100 <= seq <= 120]
         store.put(seqs)
@@ -439,85 +333,6 @@ class TestCoverage:
         text = page.section("coverage").text
         listed = sum(int(row["sequences"]) for row in table)
         assert f"{life.holes - MAX_HOLES} more holes with {life.missing - listed} sequences together" in text
-
-
-class TestQuarantine:
-    def test_reasons_are_counted_alike_with_an_example(self, spark: SparkSession, store: Store) -> None:
-        store.put([9], "a")
-        errors = [("decode", f'"x{n}" at byte {n}') for n in (3, 14)] + [("key", "no part 2")]
-        store.put([1, 2, 3], errors=errors, subject="orders.eu")
-        store.put(
-            [2, 3, 4],
-            errors=[*errors[1:], ("key", "no part 3")],
-            times=[HOUR * 1_000_000 + n for n in (1000, 2000, 3000)],
-        )
-        page = store.page(spark)
-        table = page.table("quarantine", "Numbers are shown")
-        assert [(row["stage"], row["reason"], row["messages"]) for row in table] == [
-            ("decode", '"…" at byte N', "2"),
-            ("key", "no part N", "2"),
-        ]
-        assert page.table("quarantine", "For each reason")[0] == {
-            "sequence": "1",
-            "stored in the stream (UTC)": "2026-05-01 12:00:00",
-            "subject": "orders.eu",
-            "error": '"x3" at byte 3',
-        }
-        assert page.tiles["In quarantine"] == "4"
-
-    @pytest.mark.exhaustive
-    def test_many_reasons_are_summed_up(self, spark: SparkSession, store: Store) -> None:
-        reasons = MAX_REASONS + 10
-        store.put([1], "a")
-        store.put(range(2, 2 + reasons), errors=[("decode", "x" * (n + 1)) for n in range(reasons)])
-        page = store.page(spark)
-        assert len(page.table("quarantine", "Numbers are shown")) == MAX_REASONS
-        assert "10 more messages for other reasons" in page.section("quarantine").text
-
-    @pytest.mark.exhaustive
-    def test_an_archive_of_a_quarantine_alone_has_a_report(self, spark: SparkSession, store: Store) -> None:
-        store.put([1, 2], errors=[("decode", "x")] * 2)
-        page = store.page(spark)
-        assert page.verdict.startswith("No sequence is missing, but 2 messages")
-        assert page.tiles["Messages"] == "0"
-
-
-class TestLateness:
-    @pytest.mark.exhaustive
-    def test_the_wait_is_that_of_an_objects_oldest_message(self, spark: SparkSession, store: Store) -> None:
-        store.put(range(1, 51), waited=10)
-        store.put(range(51, 98), bucket=HOUR + 900, waited=1000)
-        store.put(range(98, 101), bucket=HOUR + 86_400, waited=7200)
-        page = store.page(spark)
-        assert page.tiles["95 % stored within"] == "16 min 40 s"
-        first, second = page.table("lateness", "By the day")
-        assert (first["day (UTC)"], first["all within"]) == ("2 May 2026", "2 h")
-        assert first["last object written after the end of its bucket"] == "1 h 45 min"
-        assert (second["half of the messages within"], second["95 % within"]) == ("10 s", "16 min 40 s")
-
-    @pytest.mark.exhaustive
-    def test_objects_that_compaction_wrote_say_nothing_of_it(self, spark: SparkSession, store: Store) -> None:
-        store.put([1, 2], waited=10)
-        store.put([3, 4], waited=1_000_000, sealed_by="compact", bucket=HOUR + 900)
-        page = store.page(spark)
-        assert page.tiles["95 % stored within"] == "10 s"
-        assert "1 object written by compaction" in page.section("lateness").text
-
-    @pytest.mark.exhaustive
-    def test_messages_delivered_again_are_counted_once(self, spark: SparkSession, store: Store) -> None:
-        store.put(range(1, 11), delivered=[1] * 7 + [2, 5, 1])
-        store.put(range(7, 11), delivered=[3, 3, 1, 1], times=[HOUR * 1_000_000 + 1000 * n for n in (6, 7, 8, 9)])
-        assert "3 messages (30.0 %) were delivered more than once" in store.page(spark).section("lateness").text
-
-    @pytest.mark.exhaustive
-    def test_late_and_early_messages_are_those_outside_of_their_bucket(self, spark: SparkSession, store: Store) -> None:
-        start, end = HOUR * 1_000_000, (HOUR + 900) * 1_000_000
-        store.put(range(1, 7), times=[start - 1, start, end - 1, end, end + 10_000_000, end + 60_000_000])
-        store.put([7, 8], bucket=HOUR + 900, times=[end, end + 1])
-        delivery = store.facts(spark).delivery
-        assert (delivery.early, delivery.late, delivery.median, delivery.worst) == (1, 3, 10.0, 60.0)
-        text = store.page(spark).section("lateness").text
-        assert "3 messages (37.5 %) reached the stream after the bucket's end: half of them within 10 s" in text
 
 
 class TestChoice:
@@ -537,18 +352,6 @@ class TestChoice:
             assert page.tiles["Messages"] == messages
             assert page.tiles["Sequences"] == "1 to 89"
             assert "the whole stream, not just the part selected" in page.section("coverage").text
-
-    def test_complete_buckets_are_those_that_the_watermark_covers(self, spark: SparkSession, orders: Store) -> None:
-        with pytest.raises(JetcaptureError, match="no watermark for stream ORDERS, which --complete-only needs"):
-            orders.page(spark, complete=True)
-        for minute, second, messages, bad in ((29, 59, "44", "0"), (30, 0, "69", "0"), (45, 0, "86", "3")):
-            orders.mark(64, datetime(2026, 5, 1, 12, minute, second, tzinfo=UTC))
-            tiles = orders.page(spark, complete=True).tiles
-            assert (tiles["Messages"], tiles["In quarantine"]) == (messages, bad)
-
-    def test_nothing_chosen_is_said(self, spark: SparkSession, store: Store) -> None:
-        store.put([1])
-        assert store.page(spark, keys=["unheard of"]).verdict.startswith("The selected part of this archive is empty")
 
 
 HOSTILE = (
@@ -613,40 +416,30 @@ class TestPage:
 
 
 class TestCommand:
-    def test_it_writes_the_page_and_tells_the_verdict(
-        self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        output = tmp_path / "report.html"
-        arguments = ["--key", "us", "--key", "", "--from", "2026-05-01T12:15Z"]
-        assert main([str(orders.root), STREAM, "--output", str(output), *arguments]) == 0
-        page = Page.of(output.read_text())
-        assert page.tiles["Messages"] == "22"
-        assert "buckets from 2026-05-01 12:15:00 keys us, (no key)" in page.root.one("header").text
-        assert capsys.readouterr().out == f"{output}: {page.verdict}\n"
-        assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == ["report.html"]
-
     @pytest.mark.parametrize(
-        ("stream", "message"), [("NOTHING", "no archive of stream NOTHING"), ("ORDERS", "does not hold|cannot read")]
+        ("arguments", "message"),
+        [
+            (["NOTHING"], "no archive of stream NOTHING"),
+            (["ORDERS", "--complete-only"], "no watermark for stream ORDERS, which --complete-only needs"),
+            (["BUNDLES", "--key", "us"], "has bundles, whose objects hold many keys"),
+            (["BAD"], "does not hold|cannot read"),
+            (["ORDERS", "--output", "/none/report.html"], "/none"),
+        ],
     )
     def test_a_failure_is_one_line_and_leaves_the_page_of_before(
-        self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: str, message: str
+        self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
     ) -> None:
-        next(orders.root.glob("ORDERS/key=us/**/*.parquet")).write_bytes(b"half an object")
+        Archive(orders.root, bundles=4).write([1], "us", stream="BUNDLES")
+        orders.put([1], stream="BAD").write_bytes(b"half an object")
         output = tmp_path / "report.html"
         output.write_text("before")
-        assert main([str(orders.root), stream, "--output", str(output)]) == 1
+        assert main([str(orders.root), arguments[0], "--output", str(output), *arguments[1:]]) == 1
         error = capsys.readouterr().err
         assert error.startswith("report: ")
         assert re.search(message, error)
         assert error.count("\n") == 1
+        assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == ["report.html"]
         assert output.read_text() == "before"
-        assert not list(tmp_path.glob("*.partial"))
-
-    def test_an_output_that_cannot_be_written_is_one_line(
-        self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main([str(orders.root), STREAM, "--output", str(tmp_path / "none" / "report.html")]) == 1
-        assert capsys.readouterr().err.count("\n") == 1
 
     def test_object_storage_is_read_with_the_captures_options_and_keeps_its_secrets(
         self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -655,10 +448,11 @@ class TestCommand:
         with s3.serve() as endpoint:
             url = s3.upload(endpoint, orders.root)
             assert main([url, STREAM, *s3.arguments(endpoint), "--output", str(output)]) == 0
-        page = Page.of(output.read_text())
+        page, said = Page.of(output.read_text()), capsys.readouterr().out
+        assert said == f"{output}: {page.verdict}\n"
         assert (page.tiles["Messages"], page.tiles["In quarantine"], page.tiles["Stored twice"]) == ("86", "3", "5")
         assert url in page.root.one("header").text
-        assert s3.CREDENTIALS["secret"] not in output.read_text() + capsys.readouterr().out
+        assert s3.CREDENTIALS["secret"] not in output.read_text() + said
 
     @pytest.mark.parametrize("moment", ["objects", "rows"])
     def test_an_archive_that_changes_meanwhile_is_listed_again(
@@ -678,18 +472,3 @@ class TestCommand:
         assert (listed[0], listed[-1]) == (7, 6)
         assert page.tiles["Messages"] == "86"
         assert page.tiles["Stored twice"] == "0"
-
-
-def test_a_real_capture_is_complete_up_to_its_watermark(
-    spark: SparkSession, nats_server: Callable[..., NatsServer], tmp_path: Path
-) -> None:
-    async def captured() -> None:
-        server = nats_server()
-        payloads: Iterable[bytes] = (b"{" if n % 100 == 50 else b'{"n": %d}' % n for n in range(1000))
-        await publish(server.url, [(f"orders.k{n % 3}", payload, None) for n, payload in enumerate(payloads)])
-        await capture_all(config(server.url, tmp_path / "a", decode={"format": "json"}))
-
-    asyncio.run(captured())
-    page = Page.of(report(spark, str(tmp_path / "a"), STREAM))
-    assert page.verdict == "No sequence is missing, but 10 messages could not be decoded and are in quarantine."
-    assert (page.tiles["Messages"], page.tiles["Watermark"], page.tiles["Stored twice"]) == ("990", "1,000", "0")
