@@ -232,8 +232,10 @@ def minimum(files: Sequence[ConsumerWatermark]) -> Watermark | None:
         if mark not in present or not mark.filters or not other.filters or mark.time < other.time:
             return False
         last = mark.filters[-1]
-        as_far = last.certain_after <= position(other) <= position(mark)
-        return as_far and all_covered(other.filters[-1].subjects, last.subjects)
+        begins = position(other)
+        theirs = [part for part in stretches(other.filters) if part.last > begins]
+        as_far = last.certain_after <= begins <= position(mark)
+        return as_far and all(all_covered(one, last.subjects) for part in theirs for one in part.candidates)
 
     counted: list[ConsumerWatermark] = []
     for index, mark in enumerate(files):

@@ -147,15 +147,16 @@ def observed(mark: ConsumerWatermark, state: ConsumerState) -> ConsumerWatermark
     if same and subjects == last.subjects:
         return replace(mark, filters=tuple(_closed(mark.filters, state.delivered)))
     decided, begins = max(mark.seq, last.after), state.delivered
+    start = mark.seq if same and mark.seq < begins else begins  # of a consumer that was created again before
     certain, before = decided, mark.filters
     if not all_covered(subjects, last.subjects):
         mark = replace(mark, time=NEVER)
-    if begins < decided and not _had_selected(before, begins, decided, subjects):
+    if begins < decided and not _had_selected(before, start, decided, subjects):
         mark, joint = replace(mark, seq=0, time=NEVER), () if same else _joint(before, begins, decided, subjects)
         if joint:
             before = (*(entry for entry in before if entry.after <= begins), *joint)
         else:
-            certain = begins
+            certain = start
     after = max(decided, begins)
     doubtful = (certain + 1, None if same else after) if same or certain < after else None
     new = Filters(after=after, subjects=subjects, consumer=last.consumer if same else state.created, doubtful=doubtful)

@@ -366,6 +366,10 @@ def part(consumer: str, subject: str, seq: int, minutes: int, **other: Any) -> C
 
 
 NEW = "2026-05-01T12:05:30Z"
+NARROWED = replace(
+    part("eu", "o.us", 100, 1),
+    filters=(Filters(after=0, subjects=("o.*",)), Filters(after=120, subjects=("o.us",), doubtful=(101, None))),
+)
 EU, US, ALL = part("eu", "o.eu", 500, 5), part("us", "o.us", 400, 4), part("all", "o.*", 700, 7)
 
 
@@ -382,6 +386,7 @@ EU, US, ALL = part("eu", "o.eu", 500, 5), part("us", "o.us", 400, 4), part("all"
         pytest.param(
             [US, part("all", "o.*", 700, 7, after=300, doubtful=(300, None))], ["us", "all"], 400, 4, id="just widened"
         ),
+        pytest.param([NARROWED, US], ["eu", "us"], 100, 1, id="narrowed while more was on its way"),
         pytest.param([EU, part("us", "o.us", 3, 6, created=NEW)], ["eu", "us"], 0, 5, id="of an earlier stream"),
         pytest.param([EU, part("all", "o.*", 3, 6, created=NEW)], ["all"], 3, 6, id="covered by one of the new stream"),
     ],
