@@ -167,19 +167,23 @@ def removal_of(url: str, options: Mapping[str, Any], path: str) -> str:
         return f"rm {shlex.quote(f'{root_of(rest if separator else url, None)}/{path}')}"
     place, kind = f"{rest.rstrip('/')}/{path}", EXTRAS.get(scheme)
     if kind == "s3":
-        return f"aws s3 rm {shlex.quote(f's3://{place}')}"
+        client = options.get("client_kwargs") or {}
+        flags = {
+            "endpoint-url": options.get("endpoint_url") or client.get("endpoint_url"),
+            "profile": options.get("profile"),
+        }
+        return f"aws s3 rm {shlex.quote(f's3://{place}')}{_flags(flags)}"
     if kind == "azure":
         container, _, name = place.partition("/")
         container, _, host = container.partition("@")
         account = host.partition(".")[0] or options.get("account_name")
         flags = {"account-name": account, "container-name": container, "name": name}
-        return " ".join(
-            [
-                "az storage blob delete",
-                *(f"--{flag} {shlex.quote(str(value))}" for flag, value in flags.items() if value),
-            ]
-        )
+        return f"az storage blob delete{_flags(flags)}"
     return f"remove {without_credentials(f'{scheme}://{place}')}"
+
+
+def _flags(flags: Mapping[str, Any]) -> str:
+    return "".join(f" --{flag} {shlex.quote(str(value))}" for flag, value in flags.items() if value)
 
 
 def configured_store(config: StoreConfig) -> Store:

@@ -472,3 +472,11 @@ def test_a_damaged_file_is_an_error_of_one_line_with_its_path(tmp_path: Path, da
 )
 def test_the_command_that_removes_a_file(url: str, command: str) -> None:
     assert removal_of(url, {"account_name": "own"}, path("S", "C")) == command
+
+
+@pytest.mark.parametrize(
+    "at", [{"endpoint_url": "http://minio:9000"}, {"client_kwargs": {"endpoint_url": "http://minio:9000"}}]
+)
+def test_the_command_that_removes_a_file_names_the_server_and_the_account(at: dict[str, Any]) -> None:
+    command = "aws s3 rm s3://bucket/_watermark/S/C.json --endpoint-url http://minio:9000 --profile lab"
+    assert removal_of("s3://bucket", {"profile": "lab", **at}, path("S", "C")) == command
