@@ -109,8 +109,9 @@ class DelimitedDecoder:
         data = joined(batch.column(layout.PAYLOAD)).tobytes()
         if b'"' in data or b"\n" in data or b"\r" in data or not all(payloads):
             return None
-        records = [payload.split(self._delimiter) for payload in payloads]
-        if set(map(len, records)) != {len(self._columns)}:
+        width = len(self._columns)
+        records = [payload.split(self._delimiter, width) for payload in payloads]  # one field too many tells enough
+        if set(map(len, records)) != {width}:
             return None
         arrays = [pa.array(values, pa.binary()) for values in zip(*records, strict=True)]
         null = pa.scalar(None, pa.binary())

@@ -16,6 +16,7 @@ from hypothesis import given
 from jetcapture_py.transform.decode.delimited import DelimitedDecoder
 from tests.support.batches import Declared, batch_of, outcomes
 from tests.support.examples import examples
+from tests.support.memory import forget_peak, peak_resident
 
 TWO = {"a": Declared("int64"), "b": Declared("string")}
 
@@ -129,6 +130,15 @@ def test_a_header_names_the_fields_of_its_own_message() -> None:
         (1, {"a": 2, "b": "y", "c": None}),
         (2, {"a": 3, "b": None, "c": 7}),
     ]
+
+
+def test_messages_with_countless_fields_take_memory_one_by_one() -> None:
+    batch = batch_of([b"a," * 250_000] * 32)
+    forget_peak()
+    before = peak_resident()
+    decoded = DelimitedDecoder(TWO).decode(batch)
+    assert len(decoded.failures) == 32
+    assert peak_resident() - before < 5 * batch.rows.nbytes
 
 
 def test_a_header_cannot_take_memory_by_many_names() -> None:
