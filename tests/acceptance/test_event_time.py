@@ -27,7 +27,6 @@ from tests.support.running import (
     config,
     objects,
     publish,
-    publish_and_capture,
     rows,
 )
 
@@ -137,42 +136,6 @@ def test_messages_of_which_some_are_late_or_early_lie_in_their_own_buckets_and_a
                 and (last is None or row["at"] < last)
             ]
             assert ids(frame) == sorted(expected), (start, end, first, last)
-
-
-@pytest.mark.spark
-@pytest.mark.exhaustive
-def test_a_changed_setting_leaves_an_archive_that_is_read_by_both_times(
-    nats_server: Start, tmp_path: Path, spark: SparkSession
-) -> None:
-    from spark_jobs.archive import read_archive
-    from spark_jobs.compact import compact
-
-    server, root = nats_server(), tmp_path / "archive"
-    times = event_times(200)
-    ours = {"decode": CONFIGURATION["decode"], "key": ""}
-    publish_and_capture(server.url, root, of(times[:100]), **ours)
-    for index in range(100, 200, 50):  # two objects in some buckets, so that there is something to compact
-        part = [(*message[:2], None) for message in of(times)[index : index + 50]]
-        publish_and_capture(server.url, root, part, **ours, block=CONFIGURATION["block"])
-    assert {name.event_time for name in objects(root)} == {False, True}
-
-    found = {row["id"]: row for row in rows(root)}
-    middle = sorted(row[layout.TIMESTAMP] for row in found.values())[150]
-    event = NOW + timedelta(minutes=14)
-    url = f"file://{root}"
-    for compacted in (False, True):
-        if compacted:
-            compact(spark, url, STREAM, older_than=0, grace=0, incomplete=True)
-        assert ids(read_archive(spark, url, STREAM)) == list(range(200))
-        assert ids(read_archive(spark, url, STREAM, start=middle)) == list(range(150, 200))
-        by_event = [
-            number
-            for number, row in found.items()
-            if (row["at"] if row.get(layout.TIME) else row[layout.TIMESTAMP]) >= event
-        ]
-        assert ids(read_archive(spark, url, STREAM, event_start=event)) == sorted(by_event)
-        assert read_archive(spark, url, STREAM, event_start=event, columns=["id"]).columns == ["id"]
-    assert asyncio.run(verify(config(server.url, root, **ours))).complete
 
 
 def test_messages_without_a_time_are_in_the_quarantine_or_take_the_streams(nats_server: Start, tmp_path: Path) -> None:

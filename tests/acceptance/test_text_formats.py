@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -18,16 +17,13 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
-    CONSUMER,
     STREAM,
-    Command,
     Message,
     capture_all,
     config,
@@ -35,7 +31,6 @@ from tests.support.running import (
     publish,
     publish_and_capture,
     rows,
-    settings,
 )
 
 if TYPE_CHECKING:
@@ -248,61 +243,10 @@ def test_rows_of_text_are_read_alike_by_spark(
     assert sorted(map(row, found.itertuples(index=False))) == expected(count)
 
 
-@pytest.mark.parametrize(
-    ("kind", "compression"), [("csv", "gzip"), pytest.param("ndjson", "zstd", marks=pytest.mark.exhaustive)]
-)
-@pytest.mark.exhaustive
-def test_nothing_is_lost_and_nothing_is_half_there_after_a_kill_at_any_moment(
-    nats_server: Start, tmp_path: Path, kind: str, compression: str
-) -> None:
-    server, root = nats_server(), tmp_path / "archive"
-    count = 20_000
-    asyncio.run(publish(server.url, messages(count)))
-    sections: dict[str, Any] = {
-        "source": {"ack_wait": "3s", "batch": 500},
-        "decode": {"format": "json", "columns": COLUMNS},
-        "block": {"format": kind, "compression": compression, "max_messages": 700},
-        "key": "",
-    }
-    with Command(tmp_path, settings(server.url, root, **sections)) as capture:
-        for moment in range(5):
-            capture.start()
-            before = stored(root)
-            deadline = time.monotonic() + 120
-            while len(stored(root)) <= len(before) + moment and time.monotonic() < deadline:
-                if capture.process.poll() is not None:
-                    break
-                time.sleep(0.002)
-            capture.kill()
-            for path in stored(root):
-                whole(root / path)
-        capture.start("--until-caught-up")
-        assert capture.wait() == 0
-    report = asyncio.run(verify(config(server.url, root, **sections)))
-    assert report.complete
-    assert report.stored == count
-    assert not report.paths(Kind.DAMAGED)
-    found = {each["id"]: each["text"] for path in stored(root) for each in whole(root / path)}
-    assert found == {each["id"]: each["text"] for each in values(count)}
-    mark = watermark.decode((root / watermark.path(STREAM, CONSUMER)).read_bytes(), STREAM, "")
-    assert mark.seq == count
-
-
 def stored(root: Path) -> set[str]:
     """The paths of all objects; what a killed process leaves is hidden."""
     paths = (path.relative_to(root).as_posix() for path in root.rglob("*-*-*-*-*.*") if not path.name.startswith("."))
     return {path for path in paths if layout.parse_path(path)}
-
-
-def whole(path: Path) -> list[dict[str, Any]]:
-    """The rows of an object, which is not cut off anywhere."""
-    name = path.name
-    if ".csv" in name:
-        table = pl.read_csv(path, null_values="\\N", schema_overrides={"text": pl.String, "amount": pl.String})
-    else:
-        table = pl.read_ndjson(path, schema={"id": pl.Int64, "text": pl.String})
-    assert len(table) == int(name.split("-")[3])
-    return table.select("id", "text").to_dicts()
 
 
 def test_text_keeps_payloads_only_on_request(nats_server: Start, tmp_path: Path) -> None:

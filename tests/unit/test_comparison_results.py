@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.compare import claims, results
-from benchmarks.compare.__main__ import PAGE, published, standard
-from benchmarks.compare.chart import Panel, chart
+from benchmarks.compare.__main__ import standard
 from benchmarks.compare.measure import Measured
-from benchmarks.compare.orders import Scenario, fitting, orders
+from benchmarks.compare.orders import Scenario
 from benchmarks.compare.results import Results, rate
 from benchmarks.compare.storage import Stored
 
@@ -104,40 +101,3 @@ def test_the_table_has_a_line_for_each_runner_and_remarks_tell_what_went_twice()
         "a, 1,000 messages of 250 B, 4 keys: 3 redelivered, 5 stored more than once",
         "b did not take part: Go is not on the PATH",
     ]
-
-
-def test_the_chart_is_well_formed_and_its_bars_are_in_proportion() -> None:
-    text = chart(
-        "a < b", "c & d", [Panel(title="rate", values=[("limit", [400.0]), ("nats-py", [90.0, 100.0, 120.0])])]
-    )
-    root = ET.fromstring(text)
-    bars = [float(each.attrib["width"]) for each in root.iter() if each.attrib.get("class") in ("limit", "other")]
-    assert bars[0] == pytest.approx(4 * bars[1], rel=0.01)
-
-
-@pytest.mark.parametrize("size", [100, 250, 1000, 10_000])
-def test_messages_have_about_the_size_asked_for_and_all_keys(size: int) -> None:
-    scenario = Scenario(size=size, keys=4, messages=5000)
-    parts = list(orders(scenario))
-    regions = [region for names, _ in parts for region in names]
-    payloads = [payload for _, group in parts for payload in group]
-    assert [json.loads(payload)["order_id"] for payload in payloads] == list(range(1, 5001))
-    assert [json.loads(payload)["region"] for payload in payloads] == regions
-    assert set(regions) == {f"r{number:05}" for number in range(4)}
-    assert all(len(json.loads(payload)) == 5 for payload in payloads[:10])
-    assert 0.95 * size < sum(map(len, payloads)) / 5000 < 1.15 * size
-    assert parts == list(orders(scenario))
-
-
-def test_publishing_replaces_what_stands_between_the_marks_of_the_page() -> None:
-    text = PAGE.read_text()
-    once = published(text, "one\n")
-    assert "-->\none\n<!-- end" in once
-    assert published(once, "two\n") == published(text, "two\n")
-    assert published(once, "")[:200] == text[:200]
-    assert published(once, "")[-200:] == text[-200:]
-
-
-def test_large_messages_are_fewer() -> None:
-    assert fitting(500_000, 250) == 500_000
-    assert fitting(500_000, 10_000) == 107_374

@@ -24,15 +24,13 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import side_tasks, storing
-from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
+from jetcapture_py.errors import DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.log import FIELDS
 from jetcapture_py.store import LocalStore
-from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -277,37 +275,6 @@ def test_a_memory_limit_below_the_servers_largest_message_does_not_stall(nats_se
         async with running(settings) as capture:
             await until(lambda: capture.stats.received == 1000, "all are received, though no block was old or full")
         assert len(rows(tmp_path / "archive")) == 1000
-
-    asyncio.run(scenario())
-
-
-def test_many_keys_are_kept_within_the_limit_of_open_blocks(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [(f"orders.k{index % 500}", b"%d" % index, None) for index in range(5000)])
-        settings = config(server.url, tmp_path / "archive", key="{subject[1]}", limits={"open_blocks": 100})
-        async with running(settings) as capture:
-            await until(lambda: capture.stats.received == 5000, "all are received")
-            await until(lambda: capture.blocks.open <= 100, "few blocks are open")
-        found = rows(tmp_path / "archive")
-        assert [row[layout.PAYLOAD] for row in found] == [b"%d" % index for index in range(5000)]
-        assert all(row["key"] == row[layout.SUBJECT].split(".")[1] for row in found)
-
-    asyncio.run(scenario())
-
-
-def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, plain(100))
-        async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.3s"})) as capture:
-            await until(lambda: capture.stats.acked == 100, "the first ones are stored")
-            server.stop()
-            await until(lambda: not capture.source.connected, "the connection is lost")
-            server.start()
-            await publish(server.url, plain(100))
-            await until(lambda: capture.stats.acked == 200, "the next ones are stored, too")
-            assert capture.source.reconnects == 1
 
     asyncio.run(scenario())
 
@@ -629,51 +596,6 @@ def test_a_consumer_that_cannot_keep_the_promise_is_refused(
     asyncio.run(scenario())
 
 
-def test_a_decoder_and_a_key_of_the_users_own_take_part_and_one_bad_message_fails_alone(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    class Lines:
-        def decode(self, batch: MessageBatch) -> Decoded:
-            origins, lines, failures = [], [], []
-            for index, payload in enumerate(batch.column(layout.PAYLOAD).to_pylist()):
-                if payload == b"crash":
-                    raise RuntimeError("a bug in the user's decoder")
-                if payload == b"refuse":
-                    failures.append(Failure(index=index, stage="decode", error="refused"))
-                    continue
-                for line in payload.splitlines():
-                    origins.append(index)
-                    lines.append(line.decode())
-            fields = pa.RecordBatch.from_pydict({"line": pa.array(lines, pa.string())})
-            return Decoded(fields=fields, messages=pa.array(origins, pa.int32()), failures=tuple(failures))
-
-    def first_letter(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
-        return pa.array([line[:1] for line in fields.column("line").to_pylist()], pa.string())
-
-    async def scenario() -> None:
-        server = nats_server()
-        payloads = [b"alpha\nbeta", b"crash", b"apple", b"refuse", b"\n".join([b"b"] * 3)]
-        await publish(server.url, [("orders.x", payload, None) for payload in payloads])
-        await capture_all(config(server.url, tmp_path / "archive"), decoder=Lines(), key=first_letter)
-        found = rows(tmp_path / "archive")
-        assert [(row[layout.SEQ], row.get(layout.ROW) or 0, row["line"], row["key"]) for row in found] == [
-            (1, 0, "alpha", "a"),
-            (1, 1, "beta", "a"),  # all rows of a message lie in one block: storing it acknowledges the message
-            (3, 0, "apple", "a"),
-            (5, 0, "b", "b"),
-            (5, 1, "b", "b"),
-            (5, 2, "b", "b"),
-        ]
-        bad = rows(tmp_path / "archive", quarantine=True)
-        assert [(row[layout.SEQ], row["stage"], row[layout.PAYLOAD]) for row in bad] == [
-            (2, "decode", b"crash"),
-            (4, "decode", b"refuse"),
-        ]
-        assert "a bug in the user's decoder" in bad[0]["error"]
-
-    asyncio.run(scenario())
-
-
 def test_messages_that_cannot_be_decoded_one_after_another_do_not_flood_the_log(
     nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -769,22 +691,6 @@ def test_a_decoder_and_a_key_may_be_named_in_the_configuration(
         assert [(row["text"], row["key"]) for row in rows(tmp_path / "archive")] == [("ABC", "C"), ("ABD", "D")]
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("named", "line"),
-    [
-        ({"decode": {"format": "no_such:thing"}}, "decode: cannot import no_such:thing: ModuleNotFoundError"),
-        ({"key": "json:JSONDecodeErr"}, "key: cannot import json:JSONDecodeErr: AttributeError"),
-        ({"key": "jetcapture_py.archive.layout:FORMAT"}, "key: jetcapture_py.archive.layout:FORMAT is not a function"),
-    ],
-)
-def test_what_cannot_be_loaded_is_a_configuration_error_with_its_path(
-    tmp_path: Path, named: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Capture(config("nats://127.0.0.1:1", tmp_path / "archive", **named))
-    assert str(caught.value).startswith(line)
 
 
 def test_a_cluster_without_a_leader_at_the_start_is_asked_again(nats_server: Start, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -101,25 +100,6 @@ def test_a_block_larger_than_the_memory_becomes_one_object(nats_server: Start, t
     assert most_memory < 64 << 20
     assert most_allocated < 64 << 20, "of 80 MB"
     assert list((tmp_path / "spool").iterdir()) == []
-
-
-def test_keys_of_different_speeds_are_spooled_and_each_has_its_messages(nats_server: Start, tmp_path: Path) -> None:
-    slow = {number: b"%d" % number for number in range(0, COUNT, 400)}
-    sent = [
-        ("orders.slow", slow[number], None) if number in slow else ("orders.fast", payload, None)
-        for number, (_, payload, _) in enumerate(messages())
-    ]
-
-    async def scenario() -> Any:
-        server = nats_server()
-        await publish(server.url, sent)
-        parts = {"block": {"max_bytes": "20MiB", "compression": "none", "interval": "24h"}, "key": "{subject}"}
-        return await capture_all(settings(server, tmp_path, **parts))
-
-    asyncio.run(scenario())
-    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
-    found = [name for name in objects(tmp_path / "archive") if name.key == "orders.slow"]
-    assert [name.rows for name in found] == [len(slow)], "no pressure has sealed it"
 
 
 @pytest.mark.parametrize("mebibytes", [1, 24])
@@ -233,42 +213,3 @@ def test_a_disk_that_hangs_is_warned_of_and_used_again_when_it_answers(
     assert payloads(tmp_path) == [payload for _, payload, _ in sent]
     (entry,) = failures(said)
     assert "the disk did not answer" in entry["error"]
-
-
-def test_what_older_versions_left_in_the_directory_stops_nothing_and_stays(nats_server: Start, tmp_path: Path) -> None:
-    """A lock that is a FIFO held up the start for ever."""
-    left = tmp_path / "spool" / "jetcapture-abcd1234" / "lock"
-    left.parent.mkdir(parents=True)
-    os.mkfifo(left)
-    sent = messages(10)
-
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, sent)
-        await capture_all(settings(server, tmp_path))
-
-    asyncio.run(scenario())
-    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
-    assert left.exists()
-
-
-def test_an_object_for_which_the_disk_has_no_room_is_made_in_memory(
-    nats_server: Start, tmp_path: Path, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(sink: Any, data: Any) -> int:
-        sink.failed = True
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("jetcapture_py.capture.spool.SpoolFile.write", refuse)
-    sent = messages()
-
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, sent)
-        await capture_all(settings(server, tmp_path))
-
-    asyncio.run(scenario())
-    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
-    assert rows(tmp_path / "archive", quarantine=True) == []
-    (entry,) = failures(said)
-    assert "No space left on device" in entry["error"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
 import re
 import signal
 import subprocess
@@ -22,15 +20,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jetcapture_py import read_archive
 from tests.integration.maintain.test_commands import capture, fill, jetcapture, seqs
-from tests.support.archives import HOUR, Archive
+from tests.support.archives import Archive
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
-from tests.support.running import Command, consumer, objects, publish, remove_unfinished, settings
+from tests.support.running import Command, consumer, objects, publish, settings
 
 TIMEOUT = 240.0
-KILLS = int(os.environ.get("JETCAPTURE_TEST_KILLS", "20"))
 
 
 @contextmanager
@@ -108,42 +104,6 @@ def test_passes_leave_what_they_replaced_to_a_later_one_and_tell_how_it_goes(tmp
     assert events["maintain.started"] == events["maintain.stopping"] == 1
     assert events["maintain.failed"] >= 1
     assert seqs(archive.root) == before
-
-
-@pytest.mark.exhaustive
-def test_killed_again_and_again_while_two_of_them_run_no_reader_sees_a_wrong_count(tmp_path: Path) -> None:
-    archive, chance = Archive(tmp_path / "archive"), random.Random(7)
-    path = capture(tmp_path, "ORDERS", archive.root, {"target": "8KiB", "after": "0s", "grace": "500ms"})
-    messages = 0
-
-    def read() -> int:
-        with read_archive(str(archive.root), "ORDERS") as reader:
-            return sum(len(batch) for batch in reader)
-
-    for number in range(KILLS):
-        for _ in range(30):  # what the kill interrupts; some of it are copies
-            count, again = chance.randint(5, 40), chance.choice([0, 0, 3])
-            first, where = messages + 1, {"key": chance.choice("ab"), "bucket": HOUR + 900 * (number // 2)}
-            archive.write(range(first, first + count), **where, payloads=[chance.randbytes(60) for _ in range(count)])
-            if again:
-                archive.write(range(first, first + again), **where)
-            messages += count
-        before = set(objects(archive.root))
-        words = (path, "--every", "100ms")
-        with service(*words, log=tmp_path / "log") as first, service(*words, log=tmp_path / "log") as second:
-            until(lambda: set(objects(archive.root)) != before, "a pass has begun")  # noqa: B023
-            end = time.monotonic() + chance.uniform(0, 1.5)
-            assert read() == messages
-            while time.monotonic() < end:
-                assert read() == messages
-            for process in (first, second):
-                assert process.poll() is None
-                process.kill()
-                process.wait()
-        remove_unfinished(archive.root)
-        assert read() == messages
-    assert jetcapture("maintain", path).returncode == 0
-    assert sum(name.rows for name in objects(archive.root)) == messages == read()
 
 
 @pytest.mark.exhaustive

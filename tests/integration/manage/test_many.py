@@ -15,7 +15,7 @@ from tests.integration.manage.api import create
 from tests.support.documents import ARCHIVE, SERVER, blocks
 from tests.support.nats_server import NatsServer
 from tests.support.running import connection
-from tests.support.several import fill, of_stream, subject, write
+from tests.support.several import fill, subject
 
 Start = Callable[..., NatsServer]
 STREAMS = ("ORDERS-1", "ORDERS-2", "OTHER")
@@ -150,35 +150,3 @@ def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_
     done = command("erase", str(path), "--seq", "3", "--reason", "request 2")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "jetcapture: expected one capture, got 5; --stream chooses one\n"
-
-
-@pytest.mark.exhaustive
-def test_files_and_directories_are_shown_like_that_and_what_is_wrong_with_one_is_said(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    url = nats_server().url
-    asyncio.run(fill(url, STREAMS, MESSAGES))
-    directory = tmp_path / "captures"
-    for stream in STREAMS:
-        write(directory, stream.lower(), of_stream(url, stream, tmp_path / "archive"))
-    lone = write(tmp_path, "lost", of_stream(url, "LOST", tmp_path / "archive"))
-    assert command("run", str(directory), "--until-caught-up").returncode == 0
-    done = command("verify", str(directory), str(lone))
-    assert done.returncode == 1
-    found = dict(line.split("  ", 1) for line in done.stdout.splitlines())
-    assert found.pop("lost").strip() == "NOT proven: 0 messages up to sequence 0 are stored, but could not be compared"
-    assert [text.strip()[:9] for text in found.values()] == ["complete:"] * 3
-    assert command("check", str(directory)).returncode == 0
-    done = command("apply", str(directory), "--dry-run")
-    assert (done.returncode, {line.split("  ", 1)[1].strip() for line in done.stdout.splitlines()}) == (
-        0,
-        {"consumer as configured"},
-    )
-    write(directory, "again", of_stream(url, "OTHER", tmp_path / "archive"))
-    done = command("check", str(directory))
-    assert (done.returncode, done.stdout) == (2, ""), "what cannot run together is known before"
-    assert f"{directory}/again.yaml already captures stream OTHER" in done.stderr
-    write(directory, "again", of_stream(url, "OTHER", tmp_path / "archive", block={"max_aeg": "1s"}))
-    done = command("objects", str(directory))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("again.yaml: block.max_aeg: unknown setting; did you mean max_age?\n")

@@ -21,8 +21,6 @@ from jetcapture_py.capture import stats
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream import pulls
-from jetcapture_py.monitoring import http as endpoint
-from jetcapture_py.monitoring import http_server
 from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
@@ -306,67 +304,6 @@ def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve
                 await ready(port, 200, "ready")
                 reconnects = samples((await asked(port, "/metrics"))[1])["jetcapture_reconnects_total", ""]
                 assert reconnects == capture.source.reconnects >= 1
-
-    asyncio.run(scenario())
-
-
-def test_a_process_that_has_not_connected_or_drains_is_not_ready(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [("orders.eu", b"", None)])
-        with serve(Capture(config(server.url, tmp_path / "archive")).state, "127.0.0.1:0") as port:
-            assert await asked(port, "/readyz") == (503, "connected: not connected yet\n")
-            assert samples((await asked(port, "/metrics"))[1])["jetcapture_ready", ""] == 0
-        store = MoodyStore(tmp_path / "archive")
-        whole = Capture(config(server.url, tmp_path / "archive"), store=store)
-        capture, stop = whole.state, asyncio.Event()
-        task = asyncio.create_task(whole.run(stop))
-        with serve(capture, "127.0.0.1:0") as port:
-            await until(lambda: capture.blocks.open == 1, "it has started")
-            store.answers.clear()
-            stop.set()
-            await ready(port, 503, "consuming: draining, no more pulls")
-            store.answers.set()
-            await task
-
-    asyncio.run(scenario())
-
-
-def test_a_process_whose_event_loop_is_stuck_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "TIMEOUT", 0.2)
-
-    async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
-            answers: list[tuple[int, str]] = []
-            thread = threading.Thread(target=lambda: answers.append(get(port, "/livez")))
-            thread.start()
-            thread.join()  # the loop waits here, and does nothing else
-            assert answers == [(503, "the event loop does not answer\n")]
-            assert await asked(port, "/livez") == (200, "alive\n")
-
-    asyncio.run(scenario())
-
-
-def test_too_many_clients_are_turned_away_and_the_others_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "MAX_CLIENTS", 3)
-
-    async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
-            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await asyncio.wait_for(reader.read(), 60) == b""
-            writer.close()
-            for _, each in idle:
-                each.close()
-
-            async def served() -> bool:
-                with contextlib.suppress(http.client.HTTPException, OSError):
-                    return await asked(port, "/livez") == (200, "alive\n")
-                return False
-
-            await until(served, "there is room again")
 
     asyncio.run(scenario())
 

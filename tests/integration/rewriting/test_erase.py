@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,16 +27,13 @@ from pyiceberg.catalog import load_catalog
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import ENVELOPE
-from jetcapture_py.archive.writer import Encoder, ObjectWriter
+from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.compaction import rewrite as rewrite_module
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.config.maintain import MaintainConfig
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
+from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.maintain import erase as command
-from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
-from jetcapture_py.maintain.iceberg import IcebergTable
 from jetcapture_py.maintain.maintenance import Maintenance
 from jetcapture_py.maintain.table import compare_tables
 from jetcapture_py.manage.many import show_one
@@ -48,7 +44,7 @@ from jetcapture_py.rewriting.erase import Erasure, erase
 from jetcapture_py.rewriting.selectors import Condition, KeySelector, Selector, SequenceSelector, SubjectSelector
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.verify.examine import ObjectExaminer
-from jetcapture_py.verify.findings import Kind, Severity
+from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
 from tests.support.archives import HOUR, encoded, merge, put
@@ -331,7 +327,7 @@ class KilledError(BaseException):
     """The process is killed here."""
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, *further: tuple[Any, str]) -> list[str]:
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
     """Make what changes the archive fail before or after step `step`; the steps until then."""
     steps: list[str] = []
 
@@ -356,17 +352,15 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, *further: tuple[Any, str
         (Files, "overwrite"),
         (ArchiveFiles, "remove"),
         (module, "change_note"),
-        *further,
     ):
         wrapped(owner, name)
     monkeypatch.setattr(module, "THREADS", 1)
     return steps
 
 
-@pytest.mark.parametrize("format_", ["parquet", pytest.param("ndjson", marks=pytest.mark.exhaustive)])
-def test_killed_at_every_step_and_run_again_it_ends(nats_server: Start, tmp_path: Path, format_: str) -> None:
+def test_killed_at_every_step_and_run_again_it_ends(nats_server: Start, tmp_path: Path) -> None:
     count, original = 40, tmp_path / "original"
-    config = captured(nats_server, original, count, block={"max_messages": 11, "bundles": 1, "format": format_})
+    config = captured(nats_server, original, count, block={"max_messages": 11, "bundles": 1})
     others = [seq for seq in range(1, count + 1) if (seq - 1) % 3 != 1]
     step, seen = 0, set()
     while True:
@@ -546,36 +540,6 @@ def test_rows_are_compared_with_those_in_memory_if_they_fit(
     (done,) = run(config, SequenceSelector(7, 7)).objects
     assert (reads.count(done.path), reads.count(str(done.after))) == (2 if kept == 1 else 1, 1)
     assert sorted(positions(config)) == [*range(1, 7), *range(8, 2000), 2001]
-
-
-def test_a_compaction_that_takes_a_copy_for_redundant_and_an_erasure_do_not_remove_both(tmp_path: Path) -> None:
-    root, start = tmp_path / "a", HOUR * 1_000_000
-    for seqs in ((1, 2), (1, 2, 3)):
-        put(root, encoded([(seq, start + seq) for seq in seqs], bucket=HOUR))
-    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(root)}})
-    archive = open_archive(str(root), {})
-    compaction = Compaction(archive, STREAM, CompactionSettings(target=1 << 20, after=0, grace=0, incomplete=True))
-    compact_in_threads(archive, compaction, 1 << 30)
-    done = run(config, SequenceSelector(3, 3))  # while the compaction waits for readers
-    compaction.remove()
-    assert set(read(root)) >= {1, 2}
-    assert done.remaining
-    assert run(config, SequenceSelector(3, 3)).remaining == []
-    assert list(read(root)) == [1, 2]
-
-
-def test_a_compaction_does_not_remove_an_object_that_an_erasure_has_written_again(tmp_path: Path) -> None:
-    root, start = tmp_path / "a", HOUR * 1_000_000
-    for seq in (1, 2):
-        put(root, encoded([(seq, start + seq)], bucket=HOUR))
-    config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(root)}})
-    archive = open_archive(str(root), {})
-    compaction = Compaction(archive, STREAM, CompactionSettings(target=1 << 20, after=0, grace=0, incomplete=True))
-    compact_in_threads(archive, compaction, 1 << 30)
-    assert run(config, SequenceSelector(2, 2)).remaining  # the first object has its name, and is written again
-    assert run(config, SequenceSelector(2, 2)).remaining == []
-    compaction.remove()
-    assert list(read(root)) == [1]
 
 
 def test_nothing_brings_erased_messages_back(nats_server: Start, tmp_path: Path) -> None:
@@ -764,29 +728,6 @@ def test_maintenance_that_puts_an_object_back_into_a_table_is_undone(
         assert catalog.load_table("nats.orders").scan().count() == left
 
 
-@pytest.mark.exhaustive
-def test_a_run_that_is_killed_while_it_changes_tables_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for step in range(1, 100):
-        (tmp_path / str(step)).mkdir()
-        config = tabulated(tmp_path / str(step))
-        Maintenance(config).run()
-        with pytest.MonkeyPatch.context() as patched:
-            steps = kill_at(patched, step, (command, "commit"), (IcebergTable, "forget"))
-            try:
-                answer(config, capsys, key="b")
-            except KilledError:
-                assert max([finding.severity for finding in compare_tables(config)], default=0) < Severity.FAILURE
-            else:
-                break
-        code, certificate = answer(config, capsys, key="b")
-        assert (code, certificate["remains"]) == (0, [])
-        assert compare_tables(config) == []
-        assert len(positions(config)) == 20
-    assert {"before commit", "after commit", "before forget", "after forget"} <= set(steps)
-
-
 def versioned(server: Versity, *, locked: bool) -> Config:
     """An archive in a bucket that keeps versions: two of an object that a compaction has merged into a third one."""
     bucket, client = "locked" if locked else "versions", server.client()
@@ -807,47 +748,6 @@ def versioned(server: Versity, *, locked: bool) -> Config:
     client.close()
     source = {"stream": STREAM, "consumer": "archive"}
     return parse({"source": source, "store": {"url": f"s3://{bucket}/archive", "options": options(server.endpoint)}})
-
-
-@pytest.mark.exhaustive
-def test_captures_compactions_and_readers_may_be_at_work(nats_server: Start, tmp_path: Path) -> None:
-    root, count = tmp_path / "a", 20_000
-    config = captured(nats_server, root, count, block={"max_messages": 400})
-    passes = {"compact": {"after": "0s", "grace": "0s", "target": "64KiB"}}
-    kept = config.model_copy(update={"maintain": MaintainConfig.model_validate(passes)})
-    before, stop, failures = read(root), threading.Event(), []
-
-    def repeated(work: Callable[[], object]) -> None:
-        while not stop.is_set():
-            try:
-                work()
-            except VanishedError:
-                continue  # "read it again"
-            except BaseException as error:
-                failures.append(error)
-                return
-
-    def reads() -> None:
-        for seq, row in read(root).items():
-            assert row == before[seq]
-
-    other = config.model_copy(update={"source": config.source.model_copy(update={"consumer": "other"})})
-    work = (lambda: Maintenance(kept).run(), reads, lambda: asyncio.run(capture_all(other)))
-    workers = [threading.Thread(target=repeated, args=[each]) for each in work]
-    for worker in workers:
-        worker.start()
-    try:
-        done = run(config)
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
-    assert failures == []
-    expected = ("stored again", "a process is writing it")  # by the other capture
-    assert not [line for line in done.remaining if not any(words in line for words in expected)]
-    again = run(config)  # a capture that had not read the tombstone yet may have stored some once more
-    assert again.remaining == []
-    assert read(root) == {seq: row for seq, row in before.items() if (seq - 1) % 3 != 1}
 
 
 def versions(server: Versity, bucket: str) -> set[tuple[str, bool]]:
@@ -972,55 +872,6 @@ def test_the_real_command_has_these_exit_codes(nats_server: Start, tmp_path: Pat
     assert exits("--where", "key = 'b'", "--reason", REASON) == 1, "a message of the quarantine may have the key"
     assert exits("--key", "b", "--reason", REASON, "--in-stream", "--json") == 0
     assert len(positions(config)) == 20
-
-
-@pytest.mark.parametrize("format_", ["parquet", "ndjson"])
-def test_what_does_not_read_like_its_source_replaces_nothing(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
-) -> None:
-    root = tmp_path / "a"
-    config = captured(nats_server, root, 40, key="", block={"format": format_, "compression": "none"})
-    before = {path: path.read_bytes() for path in root.rglob(f"*.{format_}")}
-    write, overwrite = ObjectWriter.write, Files.overwrite
-
-    def other_rows(self: ObjectWriter, table: pa.Table) -> None:
-        place = table.schema.get_field_index(layout.PAYLOAD)
-        write(self, table.set_column(place, table.schema.field(place), pa.nulls(table.num_rows, pa.binary())))
-
-    def other_text(self: Files, name: layout.ObjectName, data: pa.Buffer) -> None:
-        overwrite(self, name, pa.py_buffer(data.to_pybytes().replace(b"quoted", b"qu0ted")))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ObjectWriter, "write", other_rows)
-        patched.setattr(Files, "overwrite", other_text)
-        done = run(config, SubjectSelector("orders.b"))
-    assert any("does not match its source" in line for line in done.remaining)
-    assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.mark.parametrize(("bytes_", "at_once"), [(1 << 40, 1), (1, 2)], ids=["little", "plenty"])
-def test_as_many_objects_are_written_again_at_the_same_time_as_fit_in_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_: int, at_once: int
-) -> None:
-    config = archive_of(tmp_path, *({"seqs": (number, number + 1), "key": "b"} for number in range(1, 9, 2)))
-    real, running, most, all_run = module.rewrite, [0], [0], threading.Barrier(at_once)
-    lock = threading.Lock()
-
-    def rewrite(*arguments: Any) -> Any:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        all_run.wait(60)
-        found = real(*arguments)
-        with lock:
-            running[0] -= 1
-        return found
-
-    monkeypatch.setattr(module, "rewrite", rewrite)
-    monkeypatch.setattr(module, "rewriting", lambda *_, **__: bytes_)
-    done = run(config, "_nats_seq % 2 = 1")
-    assert (done.remaining, most[0]) == ([], at_once)
-    assert sorted(positions(config)) == [2, 4, 6, 8]
 
 
 def test_the_certificate_names_the_spool_in_which_rows_may_still_be(tmp_path: Path) -> None:

@@ -6,30 +6,24 @@ import asyncio
 import base64
 import gzip
 import json
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture
-from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError
 from jetcapture_py.manage import quarantine
 from jetcapture_py.manage.many import show_one
 from jetcapture_py.reading.arrow import read_archive
-from jetcapture_py.reading.duckdb import ArchiveViews
-from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
-from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.archives import merge
@@ -41,12 +35,11 @@ from tests.support.running import (
     capture_all,
     objects,
     publish_and_capture,
-    remove_unfinished,
     settings,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 Start = Callable[..., NatsServer]
 
@@ -154,74 +147,6 @@ def test_what_stays_has_the_new_reason_unless_it_was_not_selected(nats_server: S
     assert {seq for seq, error in now.items() if reasons[seq] != error} == {seq for seq in now if seq % 10 == 1}
     assert run(config).decoded == 30
     in_one_place(root, 100)
-
-
-class KilledError(BaseException):
-    """The process is killed here."""
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
-    """Make the writing and removing of objects fail before or after step `step`; the steps until then."""
-    steps: list[str] = []
-
-    def stepped(name: str) -> None:
-        steps.append(name)
-        if len(steps) == step:
-            raise KilledError
-
-    async def put(self: Recapture, encoded: EncodedBlock) -> None:
-        stepped("before put")
-        await real_put(self, encoded)
-        stepped("after put")
-
-    def wrapped(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def work(*arguments: Any) -> Any:
-            stepped(f"before {name}")
-            found = real(*arguments)
-            stepped(f"after {name}")
-            return found
-
-        monkeypatch.setattr(owner, name, work)
-
-    real_put = Recapture.put
-    monkeypatch.setattr(Recapture, "put", put)
-    for owner, name in ((Files, "put"), (Files, "overwrite"), (ArchiveFiles, "remove")):
-        wrapped(owner, name)
-    return steps
-
-
-def test_killed_at_every_step_and_run_again_each_message_is_in_one_place(nats_server: Start, tmp_path: Path) -> None:
-    count, original = 40, tmp_path / "original"
-    few: dict[str, Any] = {"key": "", "store": {"concurrency": 1}}
-    config = captured(nats_server, original, count, block={"max_messages": 11, "interval": "1d"}, **few)
-    step, seen = 0, set()
-    while True:
-        step += 1
-        root = tmp_path / str(step)
-        shutil.copytree(original, root)
-        own = config.model_copy(update={"store": config.store.model_copy(update={"url": str(root)})})
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            steps = kill_at(monkeypatch, step)
-            try:
-                run(own)
-            except KilledError:
-                seen.add(steps[-1])
-            else:
-                break
-        remove_unfinished(root)
-        archived, left = numbers(read(root)), numbers(read(root, quarantine=True))
-        assert {*archived, *left} == set(range(count))
-        assert [len(archived), len(left)] == [len({*archived}), len({*left})]
-        report = asyncio.run(verify(own))
-        assert (report.complete, report.stored, report.exit_code(strict=True)) == (True, count, 0)
-        assert report.quarantined == count - len(archived)
-        run(own)
-        in_one_place(root, count)
-        shutil.rmtree(root)
-    assert {"before put", "after put", "before remove", "after remove"} <= seen
-    assert step > 10
 
 
 def test_nothing_leaves_the_quarantine_that_is_not_in_the_archive(
@@ -356,25 +281,3 @@ def test_a_format_of_ones_own_is_refused_in_one_line(tmp_path: Path) -> None:
     given = settings("nats://127.0.0.1:4222", tmp_path, block={"format": "examples.arrow_writer:ArrowWriter"})
     with pytest.raises(ConfigError, match=r"ArrowWriter only writes, and redecode reads what it has stored$"):
         asyncio.run(redecode(parse(given), QuarantineSelection()))
-
-
-@pytest.mark.spark
-@pytest.mark.exhaustive
-def test_all_engines_and_the_report_agree(spark: SparkSession, nats_server: Start, tmp_path: Path) -> None:
-    from spark_jobs.archive import read_archive as read_with_spark
-    from spark_jobs.reporting.facts import Choice, collect
-
-    root = tmp_path / "a"
-    run(captured(nats_server, root, 200))
-    for view, count in (("archive", 160), ("quarantine", 40)):
-        aside = view == "quarantine"
-        with_arrow = numbers(read(root, quarantine=aside))
-        with_spark = read_with_spark(spark, str(root), STREAM, quarantine=aside).toArrow().to_pylist()
-        with duckdb.connect() as connection, TemporaryDirectory() as links:
-            views = ArchiveViews(connection, open_archive(str(root), {}), STREAM, Selection(), directory=Path(links))
-            views.create([view])
-            with_duckdb = [row[0] - 1 for row in connection.sql(f"SELECT _nats_seq FROM {view}").fetchall()]
-        assert len(with_arrow) == count
-        assert sorted(numbers(with_spark)) == sorted(with_duckdb) == with_arrow
-    facts = collect(spark, str(root), STREAM, Choice(), "auto", {})
-    assert (facts.messages(facts.objects), facts.messages(facts.quarantine)) == (160, 40)

@@ -270,58 +270,6 @@ def test_a_login_that_is_refused_shows_none(
 
 
 @pytest.mark.parametrize(
-    ("section", "values"),
-    [
-        ("nats", {"servers": [f"nats://me:{USERINFO}@127.0.0.1:4222"]}),
-        ("nats", {"servers": f"nats://{USERINFO}@127.0.0.1:4222"}),
-        ("nats", {"servers": ["${ADDRESS}"]}),
-        ("nats", {"password": PASSWORD}),
-        ("nats", {"user": "app", "password": [PASSWORD]}),
-        ("nats", {"user": "app", "password": PASSWORD, "token": TOKEN}),
-        ("nats", {"pasword": PASSWORD}),
-        ("nats", {"nkey_seed": {SEED: SEED}}),
-        ("store", {"url": f"s3://{S3_KEY}:{S3_SECRET}@bucket/x"}),
-        ("store", {"url": f"az://container/x?sig={SAS}"}),
-        ("store", {"url": "/x", "options": S3_SECRET}),
-        ("store", {"url": "/x", "secret": S3_SECRET}),
-        ("store", {"url": "/x", "concurrency": "${PASSWORD}"}),
-        ("source", {"stream": "${PASSWORD}.x"}),
-        ("source", {"consumer": "${PASSWORD}/x"}),
-        ("source", {"filter_subjects": ["${PASSWORD}. x"]}),
-        ("source", {"start_time": "${PASSWORD}", "deliver_policy": "by_start_time"}),
-        ("source", {"batch": "${PASSWORD}"}),
-        ("nats", {"inbox_prefix": "${PASSWORD} x"}),
-        ("nats", {"tls": "${PASSWORD}"}),
-        ("decode", {"format": "${PASSWORD}"}),
-        ("decode", {"format": "json", "columns": {"a": "${PASSWORD}"}}),
-        ("decode", {"format": "json", "columns": {"a": {"type": "${PASSWORD}", "unit": "${PASSWORD}"}}}),
-        ("key", "{${PASSWORD}"),
-        ("key", "{subject[${PASSWORD}]}"),
-        ("block", {"interval": "${PASSWORD}"}),
-        ("log", {"level": "${PASSWORD}"}),
-        ("http", {"listen": "${ADDRESS}"}),
-        ("limits", {"memory": "${PASSWORD}"}),
-    ],
-)
-def test_a_configuration_that_is_refused_shows_none(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    section: str,
-    values: Any,
-) -> None:
-    monkeypatch.setenv("PASSWORD", PASSWORD)
-    monkeypatch.setenv("ADDRESS", f"nats://me:{USERINFO}@127.0.0.1:4222")
-    path = write(tmp_path, "wrong", settings("nats://127.0.0.1:1", "/archive", **{section: values}))
-    for words in (("run",), ("status",), ("verify",), ("spark", "query")):
-        tail = ["SELECT 1"] if words[0] == "spark" else []
-        option = ["--config"] if words[0] == "spark" else []
-        code, said = command(capsys, monkeypatch, *words, *option, str(path), *tail)
-        assert code == 2, said
-        assert_clean(said, " ".join(words))
-
-
-@pytest.mark.parametrize(
     "place",
     [
         {"url": "s3://b/x", "options": {"anon": True, "endpoint_url": f"http://me:{USERINFO}@127.0.0.1:1"}},

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import posixpath
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
@@ -84,38 +82,6 @@ def test_the_quarantine_has_a_tree_of_its_own_without_keys() -> None:
         f"_quarantine/S/date=1970-01-01/hour=00/19700101T000000Z-{1:020}-{2:020}-2-ffffffffffffffff.parquet"
     )
     assert layout.parse_path(name.path) == name
-
-
-@given(names())
-def test_a_path_says_all_of_its_name(name: ObjectName) -> None:
-    assert layout.parse_path(name.path) == name
-
-
-@given(keys)
-@example("..")
-@example(".")
-def test_a_key_is_one_directory_name_that_leads_nowhere_else(key: str | None) -> None:
-    value = layout.escape_key(key)
-    assert "/" not in value
-    assert "\0" not in value
-    assert value.isprintable() or not any(character < " " or character == "\x7f" for character in value)
-    assert layout.unescape_key(value) == key
-    path = ObjectName(stream="S", key=key, bucket=0, first_seq=1, last_seq=1, rows=1, digest="0" * 16).path
-    assert posixpath.normpath(f"/root/{path}") == f"/root/{path}"
-    assert path.split("/")[:2] == ["S", f"key={value}"]
-    assert len(path.split("/")) == 5
-    if len(value.encode()) <= layout.MAX_KEY_BYTES:
-        assert all(len(part.encode()) <= 255 for part in path.split("/"))
-
-
-@given(st.lists(keys, min_size=2, max_size=2, unique=True))
-def test_two_keys_never_share_a_directory(pair: list[str | None]) -> None:
-    assert layout.escape_key(pair[0]) != layout.escape_key(pair[1])
-
-
-@given(st.text(st.characters(max_codepoint=127), min_size=1))
-def test_other_hive_readers_unescape_keys_alike(key: str) -> None:
-    assert unquote(layout.escape_key(key)) == key or key == layout.DEFAULT_PARTITION
 
 
 def test_no_key_and_the_empty_key_are_the_default_partition() -> None:

@@ -99,19 +99,6 @@ def test_the_same_messages_in_any_order_and_batching_have_one_name(
     assert table.column(layout.PAYLOAD).to_pylist() == [b"%d/%d" % each for each in distinct]
 
 
-@settings(deadline=None)
-@given(identities, identities)
-def test_another_set_of_messages_has_another_name(one: list[Identity], other: list[Identity]) -> None:
-    same = set(one) == set(other)
-    assert (write(batch(one)).name.path == write(batch(other)).name.path) == same
-
-
-def test_sets_that_differ_in_the_middle_only_differ_in_the_digest() -> None:
-    one, other = write(batch([(1, 0), (2, 0), (9, 0)])).name, write(batch([(1, 0), (3, 0), (9, 0)])).name
-    assert one.digest != other.digest
-    assert (one.first_seq, one.last_seq, one.rows) == (other.first_seq, other.last_seq, other.rows) == (1, 9, 3)
-
-
 def test_what_was_decoded_and_who_wrote_it_does_not_change_the_name() -> None:
     other = Encoder(stream="ORDERS", interval=900, compression="none", writer="elsewhere:2")
     assert write(batch(plain(5), a=list("abcde")), encoder=other).name == write(batch(plain(5))).name
@@ -129,16 +116,6 @@ def test_the_name_says_what_is_in_the_object() -> None:
     assert (name.stream, name.key, name.bucket) == ("ORDERS", "eu/west", 1_700_000_100)
     assert (name.first_seq, name.last_seq, name.rows, name.quarantine) == (10, 14, 5, False)
     assert layout.parse_path(name.path) == name
-
-
-def test_a_redelivered_message_of_several_rows_keeps_each_row_once() -> None:
-    one = batch([(1, 5), (2, 6), (2, 6)], _nats_row=pa.array([0, 0, 1], pa.int32()), v=["a", "b0", "b1"])
-    again = batch([(2, 6), (2, 6)], _nats_row=pa.array([0, 1], pa.int32()), v=["b0", "b1"])
-    encoded = write(again, one)
-    assert (encoded.messages, encoded.name.rows, encoded.duplicates) == (2, 3, 2)
-    assert read(encoded).column("v").to_pylist() == ["a", "b0", "b1"]
-    assert read(encoded).column(layout.ROW).to_pylist() == [0, 0, 1]
-    assert encoded.name.digest == write(batch([(1, 5), (2, 6)])).name.digest
 
 
 def test_a_batch_without_row_numbers_beside_one_with_them_is_row_zero() -> None:
@@ -192,24 +169,6 @@ def test_values_come_back() -> None:
 def test_a_dropped_payload_is_no_column() -> None:
     encoded = write(batch(plain(2)).drop_columns([layout.PAYLOAD]))
     assert layout.PAYLOAD not in read(encoded).schema.names
-
-
-def test_rows_are_sorted_by_sequence() -> None:
-    numbers = list(range(1, 2000))
-    random.Random(0).shuffle(numbers)
-    table = read(write(batch([(seq, 5) for seq in numbers[:700]]), batch([(seq, 5) for seq in numbers[700:]])))
-    assert table.column(layout.SEQ).to_pylist() == sorted(numbers)
-
-
-def test_rows_of_pulls_that_overlap_are_sorted_each_once() -> None:
-    rows = batch(plain(6000))
-    parts = [(3000, 900), (0, 1000), (1000, 500), (1400, 1600), (3900, 700), (4550, 1450)]
-    encoded = write(*(rows.slice(start, length) for start, length in parts))
-    table = read(encoded)
-    assert table.column(layout.SEQ).to_pylist() == list(range(1, 6001))
-    assert table.column(layout.PAYLOAD).to_pylist() == rows.column(layout.PAYLOAD).to_pylist()
-    assert (encoded.messages, encoded.duplicates) == (6000, 150)
-    assert encoded.name == write(rows).name
 
 
 def test_rows_that_are_in_order_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.capture import blocks as block_module
 from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, Block, Blocks, SealRules
@@ -75,47 +74,6 @@ def assert_empty(blocks: Blocks) -> None:
 # ------------------------------------------------------------------ seal rules
 
 
-def test_a_block_is_sealed_when_its_first_message_has_reached_the_age() -> None:
-    blocks = make(max_age=10)
-    add(blocks, [("a", 0)], now=100)
-    add(blocks, [("b", 0), ("a", 0)], now=105)
-    assert blocks.seal_due(109.9) == []
-    (due,) = blocks.seal_due(110)
-    assert (due.id.key, due.rows, due.sealed_by, due.opened) == ("a", 2, "age", 100)
-    assert blocks.seal_due(114.9) == []
-    assert [block.id.key for block in blocks.seal_due(115)] == ["b"]
-
-
-def test_a_block_opened_again_has_the_age_of_its_own_first_message() -> None:
-    blocks = make(max_age=10)
-    add(blocks, [("a", 0)], now=0)
-    add(blocks, [("b", 0)], now=5)
-    blocks.seal_due(10)
-    add(blocks, [("a", 0)], now=11)
-    assert [block.id.key for block in blocks.seal_due(20.9)] == ["b"]
-    assert [block.id.key for block in blocks.seal_due(21)] == ["a"]
-
-
-def test_a_block_is_sealed_by_its_last_message_allowed() -> None:
-    blocks = make(max_rows=3)
-    assert add(blocks, [("a", 0)] * 2) == []
-    (full,) = add(blocks, [("a", 0)])
-    assert (full.rows, full.sealed_by, blocks.open, blocks.sealed) == (3, "messages", 0, 1)
-
-
-def test_a_large_run_is_split_over_blocks_exactly_at_the_limit() -> None:
-    blocks = make(max_rows=4)
-    add(blocks, [("a", 0)] * 3)
-    first = next(iter(blocks))
-    start = numbers_of(first)[0]
-    full = add(blocks, [("a", 0)] * 10 + [("b", 0)])
-    assert [block.rows for block in full] == [4, 4, 4]
-    assert full[0] is first
-    (left, other) = blocks.seal_all("drain")
-    assert (left.rows, other.rows) == (1, 1)
-    assert [number for block in [*full, left] for number in numbers_of(block)] == list(range(start, start + 13))
-
-
 @pytest.mark.parametrize(("max_rows", "max_bytes"), [(4, HUGE), (HUGE, 150), (1, HUGE)])
 def test_all_rows_of_a_message_lie_in_one_block_because_its_object_acknowledges_it(
     max_rows: int, max_bytes: int
@@ -146,30 +104,6 @@ def test_all_rows_of_a_message_lie_in_one_block_because_its_object_acknowledges_
     assert_empty(blocks)
 
 
-def test_a_block_is_sealed_before_it_outgrows_its_bytes() -> None:
-    blocks = make(max_bytes=1 << 20)
-    full: list[Block] = []
-    for _ in range(40):
-        full += add(blocks, [("a", 0)] * 10, size=10_000)
-    assert {block.sealed_by for block in full} == {"bytes"}
-    assert len(full) == 3
-    assert all((1 << 20) * 0.9 < block.bytes <= 1 << 20 for block in full)
-
-
-def test_one_run_larger_than_a_block_is_split_by_bytes() -> None:
-    blocks = make(max_bytes=100_000)
-    full = add(blocks, [("a", 0)] * 100, size=10_000)
-    assert sum(block.rows for block in full) + blocks.rows == 100
-    assert len(full) >= 10
-    assert all(block.bytes <= 100_000 for block in full)
-
-
-def test_a_message_larger_than_a_block_is_a_block_of_its_own() -> None:
-    blocks = make(max_bytes=2_000)
-    full = add(blocks, [("a", 0)] * 3, size=50_000)
-    assert [block.rows for block in full] == [1, 1, 1]
-
-
 def test_a_block_knows_its_bytes_by_its_own_payloads() -> None:
     blocks = make()
     add(blocks, [("small", 0)] * 10, size=10)
@@ -197,109 +131,7 @@ def test_messages_in_one_batch_are_charged_to_the_block_they_lie_in() -> None:
     assert b.bytes < 20_000
 
 
-def test_pressure_seals_the_blocks_with_the_most_rows_first_until_it_is_relieved() -> None:
-    blocks = make()
-    for key, count in (("a", 5), ("b", 50), ("c", 20), ("d", 1)):
-        add(blocks, [(key, 0)] * count)
-    sealed = blocks.seal_largest(messages=60)
-    assert [(block.id.key, block.sealed_by) for block in sealed] == [("b", "pressure"), ("c", "pressure")]
-    assert blocks.rows == 6
-
-
-def test_pressure_of_memory_seals_the_blocks_with_the_most_bytes_first() -> None:
-    blocks = make()
-    add(blocks, [("many", 0)] * 100, size=1)
-    add(blocks, [("large", 0)], size=1 << 20)
-    assert [block.id.key for block in blocks.seal_largest(size=1)] == ["large"]
-
-
-def test_pressure_of_open_blocks_seals_as_many_blocks_as_asked_for() -> None:
-    blocks = make()
-    for index in range(10):
-        add(blocks, [(f"k{index}", 0)] * (index + 1))
-    assert [block.rows for block in blocks.seal_largest(blocks=3)] == [10, 9, 8]
-    assert blocks.open == 7
-
-
-def test_pressure_seals_no_more_blocks_than_the_store_has_room_for() -> None:
-    blocks = make()
-    for index in range(10):
-        add(blocks, [(f"k{index}", 0)] * (index + 1))
-    assert [block.rows for block in blocks.seal_largest(messages=1000, limit=2)] == [10, 9]
-    assert blocks.seal_largest(messages=1000, limit=0) == blocks.seal_largest(messages=1000, limit=-3) == []
-    assert blocks.open == 8
-
-
-def test_without_pressure_nothing_is_sealed() -> None:
-    blocks = make()
-    add(blocks, [("a", 0)])
-    assert blocks.seal_largest() == blocks.seal_largest(messages=-5, size=0, blocks=-1) == []
-
-
-def test_pressure_beyond_what_is_there_seals_everything() -> None:
-    blocks = make()
-    add(blocks, [("a", 0), ("b", 0)])
-    assert len(blocks.seal_largest(messages=1000)) == 2
-    assert (blocks.rows, blocks.bytes, blocks.unacked) == (0, 0, 2)
-
-
-def test_sealing_all_takes_every_block_with_the_reason_given() -> None:
-    blocks = make()
-    add(blocks, [("a", 0), (None, 0), ("a", 900)])
-    add(blocks, [(None, 0)], quarantine=True)
-    sealed = blocks.seal_all("drain")
-    assert [block.sealed_by for block in sealed] == ["drain"] * 4
-    assert blocks.open == 0
-    assert blocks.seal_all("drain") == []
-
-
-def test_a_late_message_opens_its_own_bucket_and_seals_no_other() -> None:
-    blocks = make(max_age=60)
-    add(blocks, [("a", 9000)] * 3, now=0)
-    assert add(blocks, [("a", 0), ("a", 900), ("a", 18_000)], now=1) == []
-    assert blocks.open == 4
-    assert add(blocks, [("a", 0), ("a", 9000)], now=2) == []
-    assert [(block.id.bucket, block.rows) for block in blocks] == [(9000, 4), (0, 2), (900, 1), (18_000, 1)]
-
-
-def test_the_quarantine_is_apart_from_messages_without_a_key() -> None:
-    blocks = make()
-    add(blocks, [(None, 0)])
-    add(blocks, [(None, 0)], quarantine=True)
-    assert [block.id for block in blocks] == [
-        BlockId(key=None, bucket=0),
-        BlockId(key=None, bucket=0, quarantine=True),
-    ]
-
-
-def test_an_empty_batch_changes_nothing() -> None:
-    blocks = make()
-    assert add(blocks, []) == []
-    assert_empty(blocks)
-
-
 # ------------------------------------------------------------------ memory
-
-
-def replies(block: Block) -> list[bytes]:
-    return [reply for replies in block.replies() for reply in replies.to_pylist()]
-
-
-def test_ack_subjects_outlive_the_rows() -> None:
-    blocks = make()
-    add(blocks, [("a", 0), ("b", 0)])
-    add(blocks, [("a", 0)])
-    block, _ = sealed = blocks.seal_all("drain")
-    expected = [b"ack.%d" % number for number in numbers_of(block)]
-    assert replies(block) == expected
-    blocks.release(block)
-    assert block.batches() == []
-    assert replies(block) == expected
-    assert blocks.unacked == 3
-    blocks.forget(block)
-    assert blocks.unacked == 1
-    finish(blocks, sealed[1:])
-    assert_empty(blocks)
 
 
 def test_released_memory_is_given_back_although_a_slow_key_holds_the_last_row() -> None:
@@ -325,12 +157,6 @@ def test_a_chunk_is_rewritten_when_less_than_half_of_it_is_needed(slow: int, rew
     assert (blocks.memory < held) == rewritten
 
 
-def test_memory_is_what_the_columns_hold() -> None:
-    blocks = make()
-    add(blocks, [("a", 0)] * 100, size=10_000)
-    assert 1_000_000 < blocks.memory < 1_100_000 + CHUNK_OVERHEAD
-
-
 def test_ten_thousand_keys_cost_no_tables_of_their_own() -> None:
     blocks = make()
     add(blocks, [(f"k{index}", 0) for index in range(10_000)], size=10)
@@ -339,25 +165,6 @@ def test_ten_thousand_keys_cost_no_tables_of_their_own() -> None:
     order = blocks.seal_all("drain")
     random.Random(1).shuffle(order)
     finish(blocks, order)
-    assert_empty(blocks)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_rewriting_a_chunk_never_changes_the_rows_of_a_block(seed: int) -> None:
-    chance = random.Random(seed)
-    blocks = make()
-    for _ in range(10):
-        keys = [chance.choice("abcdefghijkl") for _ in range(chance.randrange(1, 200))]
-        add(blocks, [(key, 0) for key in keys], size=chance.randrange(200))
-    sealed = blocks.seal_all("drain")
-    expected = {block: numbers_of(block) for block in sealed}
-    chance.shuffle(sealed)
-    before = blocks.memory
-    while sealed:
-        finish(blocks, [sealed.pop()])
-        assert {block: numbers_of(block) for block in sealed} == {block: expected[block] for block in sealed}
-        assert blocks.memory <= before
-        before = blocks.memory
     assert_empty(blocks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,12 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import units
-from jetcapture_py.compaction.unit import OPEN, SEVERAL, CompactionSpec, compact_unit
+from jetcapture_py.compaction.unit import OPEN, SEVERAL
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.store.removal import Removal
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import lay_out
 from tests.support.examples import examples
 from tests.unit.compaction.test_unit import (
-    AFTER,
     Blocks,
     Row,
     compacted,
@@ -113,54 +110,6 @@ def test_objects_of_one_bundle_are_merged_and_sorted_by_key(
     before = stored(root)
     assert compacted(Files(ArchiveFiles(f"file://{root}", {})), target) == []
     assert stored(root) == before
-
-
-@quick
-@given(
-    laid=some.one_of(laid_out(0), laid_out(0, 8, 4, 2)),
-    late=laid_out(0, 4),
-    schedule=some.lists(some.integers(0, 4), min_size=10, max_size=60),
-    goals=some.lists(targets, min_size=4, max_size=4),
-)
-@pytest.mark.exhaustive
-def test_compactions_of_several_layouts_at_the_same_time_and_late_objects_lose_and_repeat_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-    laid: list[Laid],
-    late: list[Laid],
-    schedule: list[int],
-    goals: list[int],
-) -> None:
-    root = tmp_path_factory.mktemp("archive")
-    blocks = list(put_all(root, laid))
-
-    def compaction(target: int) -> Iterator[None]:
-        files = Files(ArchiveFiles(f"file://{root}", {}))
-        while True:
-            listed = files.find(["ORDERS"])
-            yield
-            removals: list[Removal] = []
-            for unit in units(listed, target):
-                spec = CompactionSpec(target=target, closed=AFTER)
-                for outcome in compact_unit(files, spec, unit.sources):
-                    assert not outcome.failed, outcome.left
-                    removals += outcome.removals
-                yield
-            for removal in removals:
-                files.remove([removal])
-                yield
-
-    def daemon() -> Iterator[None]:
-        for key, found, number in late:
-            write(Archive(root, number), key, found)
-            blocks.append((key, found))
-            yield
-        while True:
-            yield
-
-    actors = [*map(compaction, goals), daemon()]
-    for number in schedule:
-        next(actors[number])
-        assert counted(root) == once(blocks)
 
 
 def test_merged_bundles_have_row_groups_that_let_readers_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

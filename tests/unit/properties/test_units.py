@@ -7,7 +7,7 @@ from fractions import Fraction
 import hypothesis.strategies as st
 from hypothesis import given
 
-from jetcapture_py.config.units import MAX_BYTES, MAX_SECONDS, Expanded, parse_duration, parse_size
+from jetcapture_py.config.units import MAX_BYTES, MAX_SECONDS, parse_duration, parse_size
 
 DURATIONS = (
     ("d", Fraction(86_400)),
@@ -123,15 +123,3 @@ def test_a_size_is_what_the_grammar_says_or_an_error(text: str) -> None:
         message = str(error)
     assert message.isprintable()
     assert found == (None if expected is None or expected.denominator != 1 or expected > MAX_BYTES else int(expected))
-
-
-@given(st.text(min_size=6, max_size=20).filter(lambda text: not text[0].isdigit()))
-def test_no_error_shows_the_value_of_a_variable(text: str) -> None:
-    for parse in (parse_duration, parse_size):
-        message = ""
-        try:
-            parse(Expanded(text, "${X}"))
-        except ValueError as error:
-            message = str(error)
-        assert '"${X}"' in message
-        assert text not in message or text in "expected a duration such as 15m expected a size such as 128MiB"

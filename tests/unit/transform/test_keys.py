@@ -15,7 +15,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.config.template import TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
-from jetcapture_py.transform.keys import TemplateKey, buckets, group, make_key
+from jetcapture_py.transform.keys import TemplateKey, group, make_key
 from tests.support.batches import Declared, batch_of, decode_settings
 
 NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
@@ -116,41 +116,6 @@ def test_a_template_that_cannot_be_read_is_refused_in_one_line(template: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_an_empty_template_gives_no_key() -> None:
-    assert keys("", batch("a", "b")) == [None, None]
-
-
-def test_text_alone_is_the_key_of_every_message() -> None:
-    assert keys("all", batch("a", "b")) == ["all", "all"]
-
-
-def test_the_subject_is_the_key() -> None:
-    assert keys("{subject}", batch("orders.eu", "größe.ü")) == ["orders.eu", "größe.ü"]
-
-
-def test_a_token_counts_from_zero_and_a_missing_one_means_no_key() -> None:
-    messages = batch("orders.eu.1", "orders", "a.b", "..x")
-    assert keys("{subject[0]}", messages) == ["orders", "orders", "a", ""]
-    assert keys("{subject[1]}", messages) == ["eu", None, "b", ""]
-    assert keys("{subject[2]}", messages) == ["1", None, None, "x"]
-    assert keys("{subject[9]}", messages) == [None] * 4
-    assert keys("r-{subject[1]}", messages) == ["r-eu", None, "r-b", "r-"]
-
-
-def test_the_first_value_of_a_repeated_header_is_the_key() -> None:
-    messages = batch(
-        *"abcdefg",
-        headers=[{"T": ["one", "two"]}, None, {}, {"t": ["x"]}, {"T": []}, {"T": [""]}, {"A": ["1"], "T": ["ü"]}],
-    )
-    assert keys("{header.T}", messages) == ["one", None, None, None, None, "", "ü"]
-    assert keys("t-{header.T}", messages) == ["t-one", None, None, None, None, "t-", "t-ü"]
-    assert keys("{header.Missing}", messages) == [None] * 7
-
-
-def test_a_header_of_a_batch_without_headers_is_no_key() -> None:
-    assert keys("{header.T}", batch("a", "b")) == [None, None]
-
-
 def test_a_decoded_field_is_the_key_as_text() -> None:
     assert field_keys("{x}", x=["a", None, "", "ü"]) == ["a", None, "", "ü"]
     assert field_keys("{x}", x=[1, None, -(1 << 63)]) == ["1", None, "-9223372036854775808"]
@@ -173,15 +138,6 @@ def test_a_field_that_is_not_a_scalar_is_no_key() -> None:
     assert field_keys("{x}", x=[b"a", b"b"]) == [None, None]
 
 
-def test_a_path_leads_through_structs() -> None:
-    column = pa.array([{"b": {"c": 1}}, {"b": {"c": None}}, {"b": None}, None])
-    assert field_keys("{a.b.c}", a=column) == ["1", None, None, None]
-    assert field_keys("{a.b}", a=column) == [None] * 4
-    assert field_keys("{a.x}", a=column) == [None] * 4
-    assert field_keys("{a.b.c.d}", a=column) == [None] * 4
-    assert field_keys("{x.b.c}", a=column) == [None] * 4
-
-
 def test_a_column_whose_name_has_a_dot_comes_before_a_path() -> None:
     columns = {"a.b": ["column", None], "a": [{"b": "path"}, {"b": "path"}]}
     assert field_keys("{a.b}", **columns) == ["column", None]
@@ -192,41 +148,6 @@ def test_a_field_with_a_reserved_name_is_found_under_its_column_name() -> None:
     assert field_keys("{Date}", Date_=["d"]) == ["d"]
     assert field_keys("{_nats_seq}", _nats_seq_=[7]) == ["7"]
     assert field_keys("{hour.minute}", hour_=[{"minute": 5}]) == ["5"]
-
-
-@pytest.mark.parametrize(
-    ("template", "payload", "key"),
-    [
-        ("{x}", b'{"x": 12345678901}', "12345678901"),
-        ("{x}", b'{"x": 1.0}', "1.0"),
-        ("{x}", b'{"x": -0}', "-0"),
-        ("{x}", b'{"x": true}', "true"),
-        ("{x}", rb'{"x": "\u00fc\"\n"}', 'ü"\n'),
-        ("{x}", b'{"x": ""}', ""),
-        ("{x}", b'{"x": null}', None),
-        ("{x}", b'{"x": {"y": 1}}', None),
-        ("{x}", b'{"x": [1]}', None),
-        ("{x}", b'{"X": 1}', None),
-        ("{x}", b'{"x": 1, "x": 2}', "2"),
-        ("{x}", rb'{"\u0078": 1}', "1"),
-        ("{x.y}", b'{"x": {"y": 1.50}}', "1.50"),
-        ("{x.y}", b'{"x": {"y": 1}, "x": {"z": 2}}', None),
-        ("{x.y}", b'{"x": {"y": 1}, "x.y": 2}', "2"),
-        ("{x.y}", b'{"x": {"y": 1}, "x.y": null}', None),
-        ("{x.y}", b'{"x": "{\\"y\\": 1}"}', None),
-        ("{x.y.z}", b'{"x": {"y": {"z": "deep"}}}', "deep"),
-        ("{x.y.z}", b'{"x": {"y.z": 1}}', None),
-        ("{key}", b'{"key": "a", "key_": "b"}', "a"),
-        ("{key_}", b'{"key": "a", "key_": "b"}', "b"),
-        ("{_nats_seq}", b'{"_nats_seq": 7}', "7"),
-        ('{a"b}', rb'{"a\"b": 7}', "7"),
-        ("{a\\b.c}", rb'{"a\\b": {"c": 8}}', "8"),
-        ("{x}-{subject}", b'{"x": 1}', None),
-    ],
-)
-def test_a_field_that_nobody_declared_is_the_text_that_was_sent(template: str, payload: bytes, key: str | None) -> None:
-    found = make_key(template, decode_settings(format="json", columns={}))
-    assert found(batch_of([payload, b"{}", payload]), NO_FIELDS).to_pylist() == [key, None, key]
 
 
 def test_a_declared_field_is_its_column_and_a_field_of_an_own_decoder_is_its_column() -> None:
@@ -246,45 +167,7 @@ def test_a_template_that_is_no_text_is_refused(template: str) -> None:
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("template", ["{x}", "a-{x}", "{x.y}", "{subject}-{x}"])
-def test_a_missing_field_means_no_key_also_where_nothing_was_decoded(template: str) -> None:
-    assert field_keys(template, other=[1, 2]) == [None, None]
-    assert keys(template, batch("s", "t")) == [None, None]
-
-
-def test_parts_are_joined_and_one_missing_part_means_no_key() -> None:
-    messages = batch("orders.eu", "orders", "orders.us", headers=[{"T": ["1"]}, {"T": ["2"]}, None])
-    fields = pa.RecordBatch.from_pydict({"x": [5, 6, 7]})
-    assert keys("k/{subject[1]}:{header.T}-{x}", messages, fields) == ["k/eu:1-5", None, None]
-
-
-@pytest.mark.parametrize("template", ["", "t", "{subject}", "{subject[1]}", "{header.T}", "{x}", "a-{x}-{header.T}"])
-def test_an_empty_batch_has_no_keys(template: str) -> None:
-    assert keys(template, batch()) == []
-
-
 # ------------------------------------------------------------------ buckets
-
-
-def at(*seconds: float) -> pa.Array:
-    return pa.array([round(each * 1_000_000) for each in seconds], pa.timestamp("us", "UTC"))
-
-
-def test_a_bucket_starts_at_its_edge_and_ends_before_the_next() -> None:
-    edges = at(900, 900.000001, 1799.999999, 1800, 0, 899.999999)
-    assert buckets(edges, 900).tolist() == [900, 900, 900, 1800, 0, 0]
-
-
-def test_times_before_1970_fall_into_the_bucket_that_holds_them() -> None:
-    assert buckets(at(-0.000001, -900, -900.000001, -1), 900).tolist() == [-900, -900, -1800, -900]
-
-
-@given(st.lists(st.integers(-(1 << 60), 1 << 60), max_size=10), st.integers(1, 86_400))
-def test_every_time_lies_in_its_bucket(times: list[int], interval: int) -> None:
-    starts = buckets(pa.array(times, pa.timestamp("us", "UTC")), interval).tolist()
-    for time, start in zip(times, starts, strict=True):
-        assert start % interval == 0
-        assert start * 1_000_000 <= time < (start + interval) * 1_000_000
 
 
 # ------------------------------------------------------------------ grouping
