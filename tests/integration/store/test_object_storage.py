@@ -463,18 +463,6 @@ def test_refused_credentials_are_a_permanent_error_until_there_are_others(
     assert real_s3.objects() == {NAME.path: b"content"}
 
 
-def test_a_note_is_read_with_exchanged_credentials(
-    real_s3: S3Place, users: Versity, credentials: Path, eager: None
-) -> None:
-    shared(credentials, "nobody")
-    store = real_s3.open("", without_login(real_s3))
-    assert isinstance(store, RemoteStore)
-    with pytest.raises(StoreError, match="cannot read note"):
-        store.read_note("note")
-    shared(credentials, "first")
-    assert store.read_note("note") is None
-
-
 def test_credentials_are_looked_for_only_every_few_seconds(real_s3: S3Place, credentials: Path) -> None:
     shared(credentials, "nobody")
     store = real_s3.open("", without_login(real_s3))
@@ -484,13 +472,6 @@ def test_credentials_are_looked_for_only_every_few_seconds(real_s3: S3Place, cre
         with pytest.raises(PermanentStoreError):
             put(store, b"content")
     assert store.client is first
-
-
-def test_a_wrong_secret_is_a_permanent_error(real_s3: S3Place) -> None:
-    store = real_s3.open("", {**real_s3.options, "secret": "wrong-secret"})
-    with pytest.raises(PermanentStoreError) as caught:
-        store.probe()
-    assert "wrong-secret" not in str(caught.value)
 
 
 def secret_files(place: S3Place | AzurePlace, directory: Path) -> tuple[dict[str, Any], Mapping[Path, str]]:

@@ -12,7 +12,6 @@ import pytest
 from jetcapture_py.archive.bundles import bundle_text
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
-from jetcapture_py.verify.repair import verify_and_repair
 from tests.support.nats_server import NatsServer
 from tests.support.running import Message, capture_all, config, objects, publish
 
@@ -86,27 +85,5 @@ def test_an_object_in_the_directory_of_another_number_of_bundles_is_damaged(nats
         assert [each.reason.partition(",")[0] for each in report.paths(Kind.DAMAGED)] == [
             "its footer says bundles '4'"
         ] * 2
-
-    asyncio.run(scenario())
-
-
-def test_an_object_in_another_bundle_is_damaged_because_readers_by_key_miss_it(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        server, root = nats_server(), tmp_path / "archive"
-        await publish(server.url, orders(400))
-        settings = config(server.url, root, key="{subject[1]}", block={"bundles": 4})
-        await capture_all(settings)
-        name = next(name for name in objects(root) if name.bundle == "1")
-        moved = Path(str(root / name.path).replace("bundle=1", "bundle=2"))
-        (root / name.path).rename(moved)
-        report = await verify(settings)
-        (damaged,) = report.paths(Kind.DAMAGED)
-        assert (damaged.path, report.missing) == (str(moved.relative_to(root)), name.rows)
-        assert damaged.reason.endswith("' of bundle 1: it was moved or renamed")
-        _, repair = await verify_and_repair(settings)
-        assert (repair.messages, len(repair.moved), moved.exists()) == (name.rows, 1, False)
-        assert (await verify(settings, deep=True)).complete
 
     asyncio.run(scenario())

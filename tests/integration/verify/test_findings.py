@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from nats.js.api import StreamConfig
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.store import LocalStore
@@ -82,22 +81,6 @@ def test_copies_under_another_key_are_named_and_fail(nats_server: Start, tmp_pat
     asyncio.run(scenario())
 
 
-def test_copies_in_another_bucket_are_found_when_the_interval_was_changed(nats_server: Start, tmp_path: Path) -> None:
-    """As after a crash between storing and acknowledging, and a restart with another interval."""
-
-    async def scenario() -> None:
-        server, root = nats_server(), tmp_path / "a"
-        await publish(server.url, orders(90, "a"))
-        await capture_all(config(server.url, root, **KEYED))
-        again = {"consumer": "again"}
-        await capture_all(config(server.url, root, key="{subject[1]}", block={"interval": "1s"}, source=again))
-        report = await verify(config(server.url, root, **KEYED))
-        assert (report.count(Kind.READ_TWICE), report.exit_code()) == (90, 1)
-        assert len({name.bucket for name in objects(root)}) > 1
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.usefixtures("each_layout")
 def test_copies_in_one_key_and_bucket_are_not_read_twice(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -147,32 +130,6 @@ def test_messages_of_an_earlier_life_with_the_same_sequences_are_no_copies(nats_
             report = await verify(settings)  # and now nothing tells the lives apart but the timestamps
         assert (report.count(Kind.DUPLICATES), report.count(Kind.READ_TWICE)) == (300, 0)
 
-    asyncio.run(scenario())
-
-
-def test_few_copies_among_many_are_told_exactly(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With compaction's copies, which are not read twice, around them, and in many windows."""
-
-    async def scenario() -> None:
-        root = tmp_path / "a"
-        async with captured(nats_server, root, orders(3000), block={"max_messages": 20}) as (_, settings):
-            names = objects(root)
-            for group in {name.group for name in names}:  # of a key, and of a bucket, which may end meanwhile
-                merge(root, [name for name in names if name.group == group], keep=True)
-            chosen = names[7], names[60], names[110]
-            for number, name in enumerate(chosen):
-                copy_to(root, name, key=f"other{number % 2}")
-            report = await verify(settings)
-        expected = sorted(
-            seq for name in chosen for seq in pq.ParquetFile(root / name.path).read([layout.SEQ])[0].to_pylist()
-        )
-        assert [each.first for each in report.ranges(Kind.READ_TWICE)] == expected
-        assert report.count(Kind.READ_TWICE) == len(expected)
-
-    monkeypatch.setattr("jetcapture_py.verify.ranges.CHUNK", 1 << 8)
-    monkeypatch.setattr("jetcapture_py.verify.ranges._BITS", 8)
     asyncio.run(scenario())
 
 
@@ -243,26 +200,6 @@ def test_a_watermark_with_a_time_between_messages_is_right(nats_server: Start, t
                 store.write_note(watermark.path(STREAM, CONSUMER), replace(found, time=time).encode())
                 report = await verify(settings)
                 assert report.exit_code(strict=True) == promised
-
-    asyncio.run(scenario())
-
-
-def test_a_watermark_in_the_future_of_a_work_queue_fails(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        async with connection(server.url) as client:
-            queue = StreamConfig(name=STREAM, subjects=["orders.>"], retention="workqueue")  # type: ignore[arg-type]
-            await client.jetstream().add_stream(queue)
-            await client.jetstream().publish("orders.a", b"x")
-        settings = config(server.url, tmp_path / "a", **KEYED)
-        await capture_all(settings)
-        store = LocalStore(str(tmp_path / "a"))
-        data = store.read_note(watermark.path(STREAM, CONSUMER))
-        assert data is not None
-        wrong = replace(watermark.decode(data, STREAM, ""), time=datetime(2300, 1, 1, tzinfo=UTC))
-        assert (await verify(settings)).exit_code(strict=True) == 0
-        store.write_note(watermark.path(STREAM, CONSUMER), wrong.encode())
-        assert (await verify(settings)).exit_code(strict=True) == 1
 
     asyncio.run(scenario())
 

@@ -27,7 +27,7 @@ from jetcapture_py.verify import scan
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
 from tests.support import s3
-from tests.support.archives import by_place, encoded, merge, put
+from tests.support.archives import merge
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import named_files, unchecked, watermark_problems
 from tests.support.running import (
@@ -181,24 +181,6 @@ def test_messages_that_the_filters_leave_out_are_not_missing(nats_server: Start,
 
 
 @pytest.mark.usefixtures("each_layout")
-def test_messages_that_were_deleted_from_the_stream_are_not_missing(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, orders(300))
-        async with connection(server.url) as client:
-            for seq in (5, 6, 100, 299):
-                await client.jetstream().delete_msg(STREAM, seq)
-            settings = config(server.url, tmp_path / "a", **KEYED)
-            await capture_all(settings)
-            await client.jetstream().purge_stream(STREAM, subject="orders.b")
-        report = await verify(settings)
-        assert report.complete
-        assert report.stored == 296
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.usefixtures("each_layout")
 def test_quarantined_messages_are_stored_messages(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         messages: list[Message] = [
@@ -229,40 +211,6 @@ def test_what_is_not_acknowledged_yet_is_not_missing(nats_server: Start, tmp_pat
             assert report.complete
             assert (report.ack_floor, report.stored) == (200, 200)
             assert (await verify(settings)).stored == 300
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.usefixtures("each_layout")
-def test_copies_are_counted_and_nothing_is_missing(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (_, settings):
-            names = objects(tmp_path / "a")
-            merge(tmp_path / "a", names[:2], keep=True)
-            report = await verify(settings)
-            assert report.complete
-            assert report.count(Kind.DUPLICATES) == names[0].rows + names[1].rows
-            assert f"duplicates: {report.count(Kind.DUPLICATES)} further copies; readers drop them" in report.as_text()
-            (tmp_path / "a" / names[0].path).write_bytes(b"no object")
-            report = await verify(settings)
-            assert (report.missing, report.count(Kind.DUPLICATES), report.count(Kind.DAMAGED)) == (0, names[1].rows, 1)
-            assert (report.complete, report.exit_code()) == (False, 1)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.usefixtures("each_layout")
-def test_compacted_objects_hold_what_their_sources_held(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with captured(nats_server, tmp_path / "a", orders(600)) as (_, settings):
-            places = by_place(objects(tmp_path / "a"))
-            for names in places:
-                merge(tmp_path / "a", names)
-            report = await verify(settings, deep=True)
-            assert report.complete
-            assert (report.objects, report.count(Kind.DUPLICATES), report.stored) == (len(places), 0, 600)
-            lost = remove(tmp_path / "a", objects(tmp_path / "a")[1])
-            assert holes(await verify(settings)) == lost
 
     asyncio.run(scenario())
 
@@ -331,46 +279,6 @@ def test_objects_of_a_recreated_streams_earlier_life_do_not_count(nats_server: S
             assert "300 messages of earlier incarnations" in report.as_text()
             lost = remove(tmp_path / "a", min(set(objects(tmp_path / "a")) - before, key=lambda name: name.path))
             assert holes(await verify(settings)) == lost
-
-    asyncio.run(scenario())
-
-
-def test_lives_that_compaction_has_merged_are_told_apart_by_their_times(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
-            await recreate(server.url, orders(200, "a"))
-            await capture_all(settings)
-            names = objects(tmp_path / "a")
-            for bucket in {name.bucket for name in names}:
-                merge(tmp_path / "a", [name for name in names if name.bucket == bucket])
-            report = await verify(settings)
-            assert report.complete
-            assert (report.stored, report.older, report.count(Kind.DUPLICATES)) == (200, 300, 0)
-            await recreate(server.url, orders(50, "a"))
-            await capture_all(settings)
-            report = await verify(settings)
-            assert report.complete
-            assert (report.stored, report.older) == (50, 500)
-
-    asyncio.run(scenario())
-
-
-def test_objects_that_do_not_say_which_life_they_are_of_are_told_by_their_times(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, orders(3))
-        settings = config(server.url, tmp_path / "a")
-        await capture_all(settings)
-        stored = rows(tmp_path / "a")
-        remove(tmp_path / "a", *objects(tmp_path / "a"))
-        times = [int(row[layout.TIMESTAMP].timestamp() * 1_000_000) for row in stored]
-        year = 365 * 86_400 * 1_000_000
-        put(tmp_path / "a", encoded([(1, times[0]), (2, times[1] - year)], created=""))
-        put(tmp_path / "a", encoded([(3, times[2])], created=""))
-        report = await verify(settings)
-        assert (holes(report), report.stored, report.older) == ({2}, 2, 1)
 
     asyncio.run(scenario())
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import boto3  # type: ignore[import-untyped]
 import pytest
-import yaml
 
 from jetcapture_py import read_archive
 from jetcapture_py.archive import layout
@@ -40,10 +34,8 @@ from tests.support.running import (
     objects,
     publish,
     publish_and_capture,
-    remove_unfinished,
     rows,
     running,
-    settings,
     until,
 )
 
@@ -342,36 +334,6 @@ def test_a_repair_runs_beside_replicas_and_compaction(nats_server: Start, tmp_pa
     final = asyncio.run(verify(found))
     assert (final.complete, final.count(Kind.READ_TWICE), final.stored) == (True, 0, 2900)
     assert [row for row in contents(root) if row[layout.SEQ] <= 900] == before
-
-
-@pytest.mark.exhaustive
-def test_a_repair_that_is_killed_is_finished_by_another_one(nats_server: Start, tmp_path: Path) -> None:
-    root = tmp_path / "archive"
-    server, _ = captured(nats_server, root, 3000, block={"max_messages": 10}, store={"concurrency": 1})
-    before = contents(root)
-    names = objects(root)
-    count = remove(root, names[::2])
-    left = len(names) - len(names[::2])
-    path = tmp_path / "config.yaml"
-    sections = {**SMALL, "block": {"max_messages": 10}, "store": {"concurrency": 1}}
-    path.write_text(yaml.safe_dump(settings(server.url, root, **sections)))
-    command = [sys.executable, "-m", "jetcapture_py", "verify", str(path), "--repair", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-    async def kill() -> None:
-        await until(lambda: len(list(root.rglob("*.parquet"))) > left or process.poll() is not None, "it has begun")
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-
-    asyncio.run(kill())
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    report = json.loads(done.stdout)
-    assert (report["verdict"], report["counts"]["missing"], report["counts"]["damaged_objects"]) == ("complete", 0, 0)
-    assert report["repair"]["messages"] <= count
-    remove_unfinished(root)
-    assert contents(root) == before
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.count('"stored": 0') == 1
 
 
 def test_more_than_fits_in_memory_is_stored_in_between(

@@ -37,32 +37,6 @@ def rows_of(columns: dict[str, Declared], *payloads: bytes, **settings: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("payload", "row"),
-    [
-        (b"1,x", (1, "x")),
-        (b"1,x\n", (1, "x")),
-        (b"1,x\r\n", (1, "x")),
-        (b"\xef\xbb\xbf1,x", (1, "x")),
-        (b'"1","x"', (1, "x")),
-        (b'1,"a ""b"" c"', (1, 'a "b" c')),
-        (b'1,"a,b"', (1, "a,b")),
-        (b'1,"a\nb\r\nc\n\nd"', (1, "a\nb\r\nc\n\nd")),
-        (b"1, x ", (1, " x ")),
-        (b"1,", (1, None)),
-        (b'1,""', (1, "")),
-        (b",", (None, None)),
-        ("1,東京 🎉".encode(), (1, "東京 🎉")),
-        (b"1,\0", (1, "\0")),
-        (b"-007,x", (-7, "x")),
-    ],
-)
-def test_a_record_is_read_as_rfc_4180_says(payload: bytes, row: tuple[Any, Any]) -> None:
-    expected = dict(zip("ab", row, strict=True))
-    assert decode(TWO, payload) == [expected]
-    assert decode(TWO, b"5,five", payload, b'6,"six"') == [{"a": 5, "b": "five"}, expected, {"a": 6, "b": "six"}]
-
-
-@pytest.mark.parametrize(
     ("payload", "error"),
     [
         (b"", "the payload is empty"),
@@ -88,11 +62,6 @@ def test_anything_else_fails_alone_and_says_why(payload: bytes, error: str) -> N
     sent = [b"5,five", payload, b'6,"six"', payload, b"7,seven"]
     rows = decode(TWO, *sent)
     assert rows == [{"a": 5, "b": "five"}, None, {"a": 6, "b": "six"}, None, {"a": 7, "b": "seven"}]
-
-
-def test_halves_of_a_quoted_field_in_two_messages_do_not_become_one() -> None:
-    assert decode(TWO, b'1,"a', b'2,b"', b"3,c") == [None, None, {"a": 3, "b": "c"}]
-    assert decode(TWO, b'1,a"', b'2,"b', b"3,c") == [None, None, {"a": 3, "b": "c"}]
 
 
 def test_the_null_text_is_null_only_without_quotes() -> None:
@@ -144,12 +113,6 @@ def test_messages_with_countless_fields_take_memory_one_by_one() -> None:
 def test_a_header_cannot_take_memory_by_many_names() -> None:
     sent = b"a,b" + b"," * 100_000 + b"\n1,x"
     assert errors(TWO, sent, header=True) == ["the header names more than 10000 fields"]
-
-
-def test_a_record_with_another_number_of_fields_fails_alone_beside_line_breaks_in_quotes() -> None:
-    sent = [b'1,"a\nb\nc"', b"2", b'3,"d\r\n"', b'"4\n",x,y', b'5,"e\nf"']
-    rows = decode(TWO, *sent)
-    assert [row and row["a"] for row in rows] == [1, None, 3, None, 5]
 
 
 def test_lines_are_records_and_one_bad_record_fails_its_whole_message() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from jetcapture_py.archive.schema import conform, unify
-from jetcapture_py.transform.batch import BatchTooWideError, Decoded
+from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
-from tests.support.batches import batch_of, hostile, outcomes
+from tests.support.batches import batch_of, outcomes
 
 
 def decode(*documents: Any, by: InferringDecoder | None = None) -> pa.RecordBatch:
@@ -23,26 +23,9 @@ def decode(*documents: Any, by: InferringDecoder | None = None) -> pa.RecordBatc
     return decoded.fields
 
 
-def complete(decoded: Decoded, rows: int) -> list[dict[str, Any]]:
-    """The rows with all known columns."""
-    assert decoded.columns is not None
-    if not decoded.fields.num_columns:
-        return [dict.fromkeys(decoded.columns.names) for _ in range(rows)]
-    return conform(decoded.fields, decoded.columns).to_pylist()
-
-
 def column(*values: Any) -> pa.Array:
     """The one column that `values` make."""
     return decode(*({"x": value} for value in values)).column("x")
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_hostile_payloads_fail_alone_and_their_neighbours_keep_their_own_values(seed: int) -> None:
-    documents = [{"id": i, "name": f"n{i}", "more": {"list": [i, None]}} for i in range(100)]
-    mixed = hostile(seed, [json.dumps(document).encode() for document in documents])
-    rows = outcomes(InferringDecoder().decode(batch_of([payload for payload, _ in mixed])), len(mixed))
-    for (payload, good), row in zip(mixed, rows, strict=True):
-        assert row == (json.loads(payload) if good else None)
 
 
 @pytest.mark.parametrize(
@@ -323,20 +306,6 @@ values = st.recursive(
     max_leaves=8,
 )
 documents = st.dictionaries(st.sampled_from(["a", "b", "A", "key", "long name"]), values)
-
-
-@given(st.lists(st.lists(documents, min_size=1, max_size=4), min_size=1, max_size=4), st.data())
-def test_no_payload_changes_its_neighbours_row(batches: list[list[dict[str, Any]]], data: st.DataObject) -> None:
-    """Each document gives the same row alone as among its batch, by a decoder that has seen the same before."""
-    one, other = InferringDecoder(), InferringDecoder()
-    for batch in batches:
-        decode(*batch, by=one)
-        decode(*batch, by=other)
-    batch = data.draw(st.sampled_from(batches))
-    together = one.decode(batch_of([json.dumps(document).encode() for document in batch]))
-    alone = [other.decode(batch_of([json.dumps(document).encode()])) for document in batch]
-    assert {each.columns for each in alone} == {together.columns}
-    assert [row for each in alone for row in complete(each, 1)] == complete(together, len(batch))
 
 
 @given(st.lists(documents, min_size=1, max_size=6))
