@@ -99,13 +99,6 @@ def test_replicas_share_the_work(server: NatsServer, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.log")} == {"0.log", "1.log"}
 
 
-@pytest.mark.exhaustive
-def test_objects_in_s3_are_counted(server: NatsServer, tmp_path: Path) -> None:
-    measured = run(runners(None)["jetcapture-json"](), server, tmp_path, replace(SCENARIO, store="s3"))
-    assert (measured.stored.rows, measured.stored.different) == (SCENARIO.messages, SCENARIO.messages)
-    assert measured.stored.objects == SCENARIO.keys
-
-
 def test_a_runner_that_loses_messages_has_failed(server: NatsServer, tmp_path: Path) -> None:
     acknowledges_only = replace(limit(), files="parquet", identity="order_id")
     with pytest.raises(FailedError, match="0 of 2000 messages are stored"):

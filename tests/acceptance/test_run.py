@@ -245,20 +245,6 @@ def test_objects_are_named_as_documented_and_a_run_without_messages_leaves_none(
     [
         ({"source": {"ack_wiat": "2m"}}, "source.ack_wiat: unknown setting; did you mean ack_wait?"),
         ({"key": "no_such:function"}, "key: cannot import no_such:function: ModuleNotFoundError"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (
-                ({"block": {"interval": "7m"}}, "block.interval: expected whole seconds that divide a day evenly"),
-                ({"decode": {"format": "jsn"}}, "decode.format: expected"),
-                ({"key": "{subject[x]}"}, "key: cannot read '{subject[x]}'"),
-                ({"store": {"url": "s4://bucket"}}, "store.url: expected an absolute path or one of"),
-                ({"decode": {"format": "json", "columns": {"a": "int46"}}}, "decode.columns.a"),
-                (
-                    {"store": {"url": "az://container/a"}},
-                    "store.options: az:// does not accept them; ValueError: unable to connect",
-                ),
-            )
-        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_path_and_a_suggestion_and_exits_2(

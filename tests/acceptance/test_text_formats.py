@@ -18,7 +18,6 @@ import polars as pl
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
@@ -30,7 +29,6 @@ from tests.support.running import (
     objects,
     publish,
     publish_and_capture,
-    rows,
 )
 
 if TYPE_CHECKING:
@@ -311,19 +309,4 @@ def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still
     assert before <= set(objects(root))
     assert "2 objects in other formats than Parquet are not in this report." in report(spark, url, STREAM)
     assert origin_of(url, STREAM, {}).stream == STREAM
-    assert asyncio.run(verify(found)).complete
-
-
-def test_quarantined_messages_are_in_parquet_beside_text(nats_server: Start, tmp_path: Path) -> None:
-    server, root = nats_server(), tmp_path / "archive"
-    asyncio.run(publish(server.url, [("orders.new", payload, None) for payload in (b'{"id": 1}', b"\xff")]))
-    found = config(
-        server.url, root, decode={"format": "json", "columns": {"id": "int64"}}, block={"format": "csv"}, key=""
-    )
-    asyncio.run(capture_all(found))
-    names: dict[bool, ObjectName] = {name.quarantine: name for name in objects(root)}
-    assert names[False].suffix == ".csv.gz"
-    assert names[True].parquet
-    (bad,) = rows(root, quarantine=True)
-    assert bad[layout.PAYLOAD] == b"\xff"
     assert asyncio.run(verify(found)).complete

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import duckdb
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,8 +21,7 @@ from jetcapture_py.capture.side_tasks import POLL
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.errors import ConfigError
 from tests.support.nats_server import NatsServer
-from tests.support.running import Message, capture_all, config, objects, publish, publish_and_capture
-from tests.support.stores import ThenStore, crash
+from tests.support.running import Message, capture_all, config, objects, publish
 
 Start = Callable[..., NatsServer]
 KEYS = 300
@@ -83,38 +81,6 @@ def test_every_message_is_in_the_bundle_of_its_key_and_there_are_as_many_objects
     assert sorted(table.column("n").to_pylist()) == expected
 
 
-def test_copies_of_a_message_lie_in_one_bundle(nats_server: Start, tmp_path: Path) -> None:
-    server, root = nats_server(), tmp_path / "archive"
-    block = {"bundles": BUNDLES}
-    crashing = config(server.url, root, key="{subject[2]}", block=block, store={"retry_for": "0s"})
-    asyncio.run(publish(server.url, of(*range(1, 101))))
-    with pytest.raises(BaseExceptionGroup):
-        asyncio.run(capture_all(crashing, store=ThenStore(crashing, crash)))
-    assert objects(root), "nothing was stored before the crash"
-    publish_and_capture(server.url, root, of(*range(101, 201)), key="{subject[2]}", block=block)
-    found = rows(root, objects(root))
-    assert {seq for seq, *_ in found} == set(range(1, 201))
-    assert {(key, bundle) for _, key, bundle in found} == {
-        (key_of(seq), bundle_of(key_of(seq), BUNDLES)) for seq in range(1, 201)
-    }
-
-
-@pytest.mark.parametrize("format", ["ndjson", "csv"])
-def test_text_objects_are_in_bundles_as_well(nats_server: Start, tmp_path: Path, format: str) -> None:  # noqa: A002
-    server, root = nats_server(), tmp_path / "archive"
-    asyncio.run(publish(server.url, of(*range(1, 301))))
-    block = {"bundles": 4, "interval": "1d", "format": format, "compression": "none"}
-    asyncio.run(capture_all(config(server.url, root, key="{subject[2]}", decode={"format": "json"}, block=block)))
-    pattern = f"{root}/ORDERS/bundle=*/*/*/*.{format}"
-    read = "read_csv" if format == "csv" else "read_json"
-    source = f"{read}('{pattern}', hive_partitioning=true)"
-    found = duckdb.sql(f"SELECT n, CAST(key AS VARCHAR), CAST(bundle AS VARCHAR) FROM {source}").fetchall()
-    nothing = "\\N" if format == "csv" else None
-    assert sorted(found) == sorted(
-        ((n, key_of(n) or nothing, bundle_of(key_of(n), 4)) for n in range(1, 301)), key=lambda row: row[0]
-    )
-
-
 def test_a_url_with_the_key_cannot_be_combined_with_bundles(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"store.url: cannot contain \{key\} with block.bundles"):
         config("nats://127.0.0.1:4222", f"{tmp_path}/{{key}}", block={"bundles": 4})
@@ -152,13 +118,3 @@ def test_a_capture_with_many_open_keys_and_no_bundles_says_so_once(
     assert said() == ([] if bundles else [{"open_keys": many, "advice": advice}])
     count = Counter(name.bundle for name in objects(tmp_path / "archive"))
     assert len(count) == (4 if bundles else 1)
-
-
-def test_a_message_that_goes_to_the_quarantine_is_in_no_bundle(nats_server: Start, tmp_path: Path) -> None:
-    server, root = nats_server(), tmp_path / "archive"
-    asyncio.run(publish(server.url, [("orders.x.eu", b"{", None), ("orders.x.eu", b'{"n":1}', None)]))
-    settings = config(server.url, root, decode={"format": "json"}, key="{subject[2]}", block={"bundles": 4})
-    asyncio.run(capture_all(settings))
-    names = objects(root)
-    assert sorted((name.quarantine, name.bundle) for name in names) == [(False, bundle_of("eu", 4)), (True, "")]
-    assert pa.string() == pq.read_schema(root / next(n.path for n in names if n.bundle)).field(layout.KEY).type

@@ -23,8 +23,8 @@ from nats.aio.subscription import Subscription
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture import side_tasks, storing
-from jetcapture_py.errors import DrainError, PermanentStoreError, SourceError, StoreError
+from jetcapture_py.capture import storing
+from jetcapture_py.errors import DrainError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.wire.client import Connection
@@ -137,19 +137,6 @@ def test_a_refusing_store_is_reported_and_nothing_is_lost_when_the_process_gives
     asyncio.run(scenario())
 
 
-def test_a_quiet_streams_block_is_stored_when_it_is_old_enough(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, plain(3))
-        async with running(config(server.url, tmp_path / "archive", block={"max_age": "1s"})) as capture:
-            began = time.monotonic()
-            await until(lambda: capture.stats.acked == 3, "the block is stored and acknowledged")
-            assert 0.8 < time.monotonic() - began < 30
-            assert capture.stats.sealed_by == {"age": 1}
-
-    asyncio.run(scenario())
-
-
 def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_again(
     nats_server: Start, tmp_path: Path
 ) -> None:
@@ -206,20 +193,6 @@ def test_two_replicas_share_the_limit_without_stalling_each_other(nats_server: S
         assert two.stats.acked > 0
         assert one.stats.redelivered == two.stats.redelivered == 0
         assert [row[layout.SEQ] for row in rows(tmp_path / "archive")] == list(range(1, 20_001))
-
-    asyncio.run(scenario())
-
-
-def test_blocks_end_at_the_configured_messages_and_bytes(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, plain(1000))
-        capture = await capture_all(config(server.url, tmp_path / "a", block={"max_messages": 300}))
-        assert sorted(name.rows for name in objects(tmp_path / "a")) == [100, 300, 300, 300]
-        assert capture.stats.sealed_by["messages"] == 3
-        other = {"source": {"consumer": "other"}, "block": {"max_bytes": "64KiB"}}
-        capture = await capture_all(config(server.url, tmp_path / "b", **other))
-        assert capture.stats.sealed_by["bytes"] >= 1
 
     asyncio.run(scenario())
 
@@ -503,34 +476,6 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
     asyncio.run(scenario())
 
 
-def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(side_tasks, "POLL", 600)  # the server says it first where nobody asks
-
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, plain(100))
-
-        async def delete_under_a_capture() -> None:
-            async with running(config(server.url, tmp_path / "archive", drain_timeout="20s")) as capture:
-                await until(lambda: capture.blocks.rows == 100, "all are held")
-                async with connection(server.url) as client:
-
-                    async def waits() -> bool:
-                        return bool((await client.jetstream().consumer_info(STREAM, CONSUMER)).num_waiting)
-
-                    await until(waits, "the server has a pull to answer")
-                    await client.jetstream().delete_consumer(STREAM, CONSUMER)
-                await until(lambda: capture.source.failure is not None, "the deletion is noticed")
-
-        with pytest.raises(SourceError, match="consumer archive of stream ORDERS no longer accepts pulls"):
-            await delete_under_a_capture()
-        assert len(rows(tmp_path / "archive")) == 100
-
-    asyncio.run(scenario())
-
-
 def test_frames_that_somebody_publishes_to_our_inbox_are_counted_and_left_out(
     nats_server: Start, tmp_path: Path
 ) -> None:
@@ -545,53 +490,6 @@ def test_frames_that_somebody_publishes_to_our_inbox_are_counted_and_left_out(
                 await client.publish(inbox, b"forged")
             await until(lambda: capture.stats.strays == 2, "they are counted")
         assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"payload %d" % n for n in range(10)]
-
-    asyncio.run(scenario())
-
-
-def test_the_last_message_of_every_subject_can_be_the_start(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [*plain(5, "orders.eu"), *plain(3, "orders.us")])
-        wanted = config(server.url, tmp_path / "archive", source={"deliver_policy": "last_per_subject"})
-        await capture_all(wanted)
-        await capture_all(wanted)
-        assert [row[layout.SEQ] for row in rows(tmp_path / "archive")] == [5, 8]
-
-    asyncio.run(scenario())
-
-
-def test_filters_and_the_start_of_a_new_consumer_are_as_configured(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [(f"orders.{'eu' if n % 2 else 'us'}", b"%d" % n, None) for n in range(20)])
-        source = {"filter_subjects": ["orders.eu"], "deliver_policy": "by_start_sequence", "start_sequence": 11}
-        await capture_all(config(server.url, tmp_path / "archive", source=source))
-        assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"11", b"13", b"15", b"17", b"19"]
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"ack_policy": "none"}, "has ack_policy none; explicit is required"),
-        ({"ack_policy": "all"}, "has ack_policy all; explicit is required"),
-        ({"ack_policy": "explicit", "headers_only": True}, "has headers_only set; it must be off"),
-        ({"ack_policy": "explicit", "deliver_subject": "somewhere"}, "is a push consumer; a pull consumer is required"),
-    ],
-)
-def test_a_consumer_that_cannot_keep_the_promise_is_refused(
-    nats_server: Start, tmp_path: Path, settings: dict[str, Any], reason: str
-) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, plain(1))
-        async with connection(server.url) as client:
-            await client.jetstream().add_consumer(STREAM, durable_name=CONSUMER, **settings)
-        with pytest.raises(SourceError, match=reason):
-            await capture_all(config(server.url, tmp_path / "archive"))
-        assert not (tmp_path / "archive").exists()
 
     asyncio.run(scenario())
 

@@ -56,12 +56,6 @@ async def capture_imported(server: NatsServer, archive: Path) -> None:
     assert proof.exit_code() == 0, proof.as_text()
 
 
-def test_a_stream_of_another_account_is_captured_through_its_api_prefix(
-    nats_server: Callable[..., NatsServer], tmp_path: Path
-) -> None:
-    asyncio.run(capture_imported(nats_server(ACCOUNTS), tmp_path / "archive"))
-
-
 async def check_without_acks(server: NatsServer, archive: Path) -> None:
     await capture_imported(server, archive)
     login = {"user": "deaf", "password": "d", "api_prefix": "JS.owner.API"}

@@ -16,7 +16,6 @@ from jetcapture_py import log
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.parts import describe_key
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.errors import ConfigError
 from jetcapture_py.transform.batch import MessageBatch
 from tests.support.nats_server import NatsServer
 from tests.support.running import Message, capture_all, config, objects, publish, publish_and_capture
@@ -64,19 +63,6 @@ def test_copies_of_a_message_lie_under_one_key_whatever_was_decoded_before_them(
         7: {"text"},
         8: {None},
     }
-
-
-@pytest.mark.parametrize("key", ["a\ud800", "{subject}\udfff", "{\ud800}"])
-def test_a_template_that_is_no_text_is_refused_instead_of_quarantining_every_message(
-    nats_server: Start, tmp_path: Path, key: str
-) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, of(b"a")))
-    with pytest.raises(ConfigError) as caught:
-        asyncio.run(capture_all(config(server.url, tmp_path / "archive", key=key)))
-    (problem,) = caught.value.problems
-    assert problem.startswith("key: ")
-    assert problem.isprintable()
 
 
 # ------------------------------------------------------------------ a changed rule

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from jetcapture_py import StoredObject, log
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import announcing
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.monitoring.metrics import Metrics
 from tests.support import hooks
 from tests.support.nats_server import NatsServer
@@ -121,21 +119,6 @@ def test_functions_coroutine_functions_and_classes_are_called(nats_server: Start
     server = nats_server()
     publish_and_capture(server.url, archive, MESSAGES, on_stored={"call": f"tests.support.hooks:{name}"})
     assert sum(stored.messages for stored in hooks.CALLS) == 100
-
-
-def test_the_thread_of_the_calls_ends_with_the_capture(nats_server: Start, archive: Path) -> None:
-    async def scenario() -> None:
-        server, before = nats_server(), set(threading.enumerate())
-        await publish(server.url, MESSAGES)
-        await capture_all(config(server.url, archive, on_stored={"call": "tests.support.hooks:note"}))
-
-        def all_ended() -> bool:
-            return not any(each.name == "on_stored" for each in set(threading.enumerate()) - before)
-
-        await until(all_ended, "the thread has ended")
-
-    asyncio.run(scenario())
-    assert hooks.CALLS
 
 
 def test_an_argument_replaces_the_configured_function(nats_server: Start, archive: Path) -> None:
@@ -300,26 +283,3 @@ def test_a_restart_of_the_server_costs_no_announcement_of_what_is_acknowledged_l
 def test_a_function_that_cannot_be_called_is_a_wrong_setting(archive: Path, call: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         asyncio.run(capture_all(config("nats://127.0.0.1:1", archive, on_stored={"call": call})))
-
-
-@pytest.mark.parametrize("subject", [None, "stored.{stream}"])
-def test_the_server_is_not_asked_for_anything_without_a_subject(
-    nats_server: Start, archive: Path, monkeypatch: pytest.MonkeyPatch, subject: str | None
-) -> None:
-    asked: list[str] = []
-    subjects = PullSource.stream_subjects
-
-    async def noted(source: PullSource) -> tuple[str, ...]:
-        asked.append(source.stream)
-        return await subjects(source)
-
-    monkeypatch.setattr(PullSource, "stream_subjects", noted)
-
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, MESSAGES)
-        sections: dict[str, Any] = {} if subject is None else {"on_stored": {"subject": subject}}
-        await capture_all(config(server.url, archive, **sections))
-
-    asyncio.run(scenario())
-    assert bool(asked) is (subject is not None)

@@ -23,13 +23,12 @@ from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import ConfigError, DrainError, MissingStreamError, SourceError
 from jetcapture_py.jetstream import acks, ordered_source
 from jetcapture_py.jetstream.consumer import GROUP, consumer_config
-from jetcapture_py.jetstream.ordered_source import OrderedSource, too_old, unsuitable
+from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.monitoring.facts import gather
 from jetcapture_py.monitoring.health import health
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.store import LocalStore
-from tests.chaos.proxy import Proxy
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import Publisher
 from tests.support.running import (
@@ -211,37 +210,6 @@ async def _a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monk
         with pytest.raises(ExceptionGroup) as raised:
             await draining
         assert raised.value.subgroup(DrainError) is not None
-
-
-@pytest.mark.exhaustive
-def test_a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path: Path) -> None:
-    asyncio.run(_a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path))
-
-
-async def _a_replica_that_the_server_drops_as_too_slow_pulls_less(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server", extra_config='max_pending: 5MB\nwrite_deadline: "1s"\n') as server:
-        await send(server.url, [b"x" * 200_000] * 100)
-        async with Proxy(lambda: server.port) as proxy:
-            proxy.rate = 2_000_000  # bytes/s: what is pulled at first takes longer than the server waits
-            url = f"nats://127.0.0.1:{proxy.port}"
-            state = await capture_all(config(url, tmp_path / "archive", source=ORDERED))
-        assert await floor(server.url) == 100
-        assert state.source.reconnects > 0
-
-
-def test_what_was_noted_of_acknowledged_messages_is_dropped(tmp_path: Path) -> None:
-    asyncio.run(_what_was_noted_of_acknowledged_messages_is_dropped(tmp_path))
-
-
-async def _what_was_noted_of_acknowledged_messages_is_dropped(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        await send(server.url, [b"x"])
-        async with running(config(server.url, tmp_path / "archive", source=ORDERED, block=AT_ONCE)) as state:
-            for count in range(1, 6):
-                await until(lambda count=count: state.stats.acked == count, "it is acknowledged")  # type: ignore[misc]
-                await send(server.url, [b"x"])
-            assert isinstance(state.source, OrderedSource)
-            assert len(state.source._marks) <= 2
 
 
 def test_a_missing_stream_is_reported_as_missing(tmp_path: Path) -> None:

@@ -68,36 +68,6 @@ def test_a_message_larger_than_the_server_now_allows_is_captured(nats_server: St
     asyncio.run(scenario())
 
 
-def test_messages_larger_than_the_consumer_lets_a_pull_ask_for_are_captured(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [("orders.a", noise(3000 if n % 3 else 10, n), None) for n in range(60)])
-        await create_consumer(server.url, max_bytes=1000)
-        async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
-            await until(lambda: capture.stats.acked == 60, "all are captured")
-            assert pulls(capture) < 2000
-            assert health(capture).ready
-        assert capture.stats.redelivered == 0
-        assert len(rows(tmp_path / "archive")) == 60
-
-    asyncio.run(scenario())
-
-
-def test_a_pull_whose_bytes_are_used_up_exactly_is_followed_by_another(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        count = 200
-        await publish(server.url, [("orders.a", noise(1000, n), None) for n in range(1, count + 1)])
-        ack = len(f"$JS.ACK.{STREAM}.{CONSUMER}.1.100.10.{10**18}.90")  # of most messages from 100 on
-        size = 1000 + len("orders.a") + ack
-        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": 100}
-        await create_consumer(server.url, max_bytes=size, **start)
-        async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
-            await until(lambda: capture.stats.acked == count - 99, "the server says nothing when a pull ends so", 30)
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("max_payload", "size", "count"), [(8, 100_000, 800), (8, 8_000_000, 12), (64, 1_000_000, 80), (64, 30_000_000, 4)]
 )

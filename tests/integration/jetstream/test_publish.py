@@ -48,19 +48,6 @@ def test_a_subject_without_a_stream_is_an_error_that_names_it(nats_server: Start
     with_stream(nats_server(), body)
 
 
-def test_a_stream_that_appears_in_time_takes_the_messages_that_found_none(nats_server: Start) -> None:
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        async with Publisher(nc) as publisher:
-            await publisher.publish("late.a", b"x")
-            flushed = asyncio.ensure_future(publisher.flush())
-            await asyncio.sleep(0.05)
-            await js.add_stream(name="LATE", subjects=["late.>"])
-            await flushed
-        assert (await js.stream_info("LATE")).state.messages == 1
-
-    with_stream(nats_server(), body)
-
-
 def test_a_refusal_by_the_stream_ends_the_publishing(nats_server: Start) -> None:
     async def body(nc: Client, js: JetStreamContext) -> None:
         await js.add_stream(name="SMALL", subjects=["small.>"], max_msg_size=10)

@@ -85,24 +85,6 @@ def test_rows_arrive_in_order_byte_for_byte(nats_server: Start) -> None:
     assert (publisher.published, publisher.duplicates) == (6, 0)
 
 
-def test_slices_large_types_and_several_batches_are_published_as_they_are(nats_server: Start) -> None:
-    rows = range(10_000)
-    subjects = pa.array([f"s.{row % 7}" for row in rows], pa.large_string())
-    payloads = pa.array([str(row) for row in rows], pa.large_string())
-    headers = maps(*([("N", [str(row)])] if row % 3 else None for row in rows))
-
-    async def body(publisher: Publisher) -> None:
-        for start in range(0, 10_000, 3333):
-            parts = (column.slice(start, 3333) for column in (subjects, payloads, headers))
-            await publisher.publish_batch(*parts)
-
-    publisher, found = publish(nats_server(), body, window=64)
-    assert publisher.published == 10_000
-    assert found == [
-        (f"s.{row % 7}", b"NATS/1.0\r\nN: %d\r\n\r\n" % row if row % 3 else b"", b"%d" % row) for row in rows
-    ]
-
-
 def test_an_id_or_an_extra_header_takes_the_place_of_one_of_its_name(nats_server: Start) -> None:
     headers = maps([("Nats-Msg-Id", ["old"]), ("A", ["1"]), ("X", ["2", "3"])], [("X", ["kept out"])], None)
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 import json
-import os
 import re
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -37,15 +33,6 @@ from tests.support.running import CONSUMER, STREAM, config, connection, publish,
 from tests.support.several import fill, of_stream
 
 Start = Callable[..., NatsServer]
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "\"><img src=x onerror='alert(2)'>",
-    "</title></style><svg onload=alert(3)>",
-    "\u202egnp.exe",
-    "k" * 230,
-]
 
 
 async def page_of(port: int, path: str = "/") -> Page:
@@ -440,82 +427,6 @@ def test_a_process_tells_since_when_it_has_been_ready_and_how_long_it_was_not(
 
 
 # ------------------------------------------------------------------ in a browser
-
-
-HARNESS = """<!doctype html><meta charset=utf-8><body>
-<iframe srcdoc="{page}" style="width:{width}px;height:20000px;border:0"></iframe>
-<script>onload = () => {{
-  const frame = document.querySelector("iframe").contentWindow, root = frame.document.documentElement
-  const wide = [...root.querySelectorAll("body *")].filter(each => each.getBoundingClientRect().right > {width} + 0.5)
-  const cut = [...root.querySelectorAll("td, th, dd, .value")].filter(each => each.scrollWidth > each.clientWidth + 1)
-  const said = {{width: root.scrollWidth, wide: wide.map(each => each.outerHTML.slice(0, 200)),
-    cut: cut.map(each => each.outerHTML.slice(0, 200)), pictures: root.querySelectorAll("svg").length,
-    loaded: frame.performance.getEntriesByType("resource").map(each => each.name)}}
-  document.body.innerHTML = "<pre>" + JSON.stringify(said).replace(/[<&]/g, " ") + "</pre>"
-}}</script>"""
-
-
-def browsed(directory: Path, url: str) -> str:
-    """The document that a browser makes of a page, and what it logs is nothing."""
-    assert CHROMIUM is not None
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
-    done = subprocess.run(
-        [CHROMIUM, *options, f"--user-data-dir={directory / 'browser'}", url],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "HOME": str(directory)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "CONSOLE" not in done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_a_browser_shows_the_page_on_a_phone_without_overflow_scripts_or_requests(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "EVERY", 0.05)
-    requests: list[str] = []
-    answer = http_server.HttpServer._answer
-
-    async def recorded(self: http_server.HttpServer, path: str) -> http_server.Answer:
-        requests.append(path)
-        return await answer(self, path)
-
-    monkeypatch.setattr(http_server.HttpServer, "_answer", recorded)
-
-    async def scenario() -> None:
-        server = nats_server()
-        messages = [("orders.eu", b'{"a": 1}', [("K", key)]) for key in (*HOSTILE, *map(str, range(20)))]
-        await publish(server.url, [*messages, ("orders." + "<b>" * 60, b"<script>", None)])
-        store = MoodyStore(tmp_path / "archive")
-        wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, key="{header.K}")
-        async with running(wanted, store=store) as capture:
-            with serve(capture, "127.0.0.1:0") as port:
-                await until(lambda: capture.stats.received == len(messages) + 1, "all is in blocks")
-                capture.send_to_store(capture.blocks.seal(capture.blocks.oldest(6), "age"))
-                await until(lambda: capture.stats.acked >= 6, "some are stored")
-                store.error = PermanentStoreError("access denied " + "x" * 250)
-                capture.send_to_store(capture.blocks.seal(capture.blocks.oldest(1), "age"))
-                await ready(port, 503, "storing: access denied")
-                try:
-                    text = (await asked(port, "/snapshot"))[1]
-                    requests.clear()
-                    shown = await asyncio.to_thread(browsed, tmp_path, f"http://127.0.0.1:{port}/snapshot")
-                    assert "Not storing" in shown
-                    assert requests == ["/snapshot"]
-                    for width in (390, 1200):
-                        harness = tmp_path / f"{width}.html"
-                        harness.write_text(HARNESS.format(page=html.escape(text), width=width))
-                        shown = await asyncio.to_thread(browsed, tmp_path, harness.as_uri())
-                        found = json.loads(html.unescape(shown.split("<pre>")[1].split("</pre>")[0]))
-                        assert found == {"width": width, "wide": [], "cut": [], "pictures": 6, "loaded": []}
-                finally:
-                    store.error = None
-
-    asyncio.run(scenario())
 
 
 def test_the_list_of_captures_has_the_worst_first_with_rate_lag_and_quarantine(

@@ -28,9 +28,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
-from jetcapture_py.compaction import rewrite as rewrite_module
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import Source
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.maintain import erase as command
@@ -522,24 +520,6 @@ def test_the_certificate_has_the_digest_of_an_object_that_several_became(tmp_pat
     (first,) = run(config, SequenceSelector(8, 9)).objects
     assert first.after is not None
     assert first.sha256_after == hashlib.sha256((tmp_path / first.after).read_bytes()).hexdigest()
-
-
-@pytest.mark.parametrize("kept", [1, 1 << 30], ids=["read again", "in memory"])
-def test_rows_are_compared_with_those_in_memory_if_they_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
-) -> None:
-    config = archive_of(tmp_path, {"seqs": range(1, 2000), "key": "b"}, {"seqs": (2001,), "key": "c"})
-    real, reads = Files.rows, list[str]()
-
-    def rows(self: Files, source: Source, *arguments: Any, **options: Any) -> pa.Table:
-        reads.append(source.name.path)
-        return real(self, source, *arguments, **options)
-
-    monkeypatch.setattr(rewrite_module, "ROW_GROUP_BYTES", kept)
-    monkeypatch.setattr(Files, "rows", rows)
-    (done,) = run(config, SequenceSelector(7, 7)).objects
-    assert (reads.count(done.path), reads.count(str(done.after))) == (2 if kept == 1 else 1, 1)
-    assert sorted(positions(config)) == [*range(1, 7), *range(8, 2000), 2001]
 
 
 def test_nothing_brings_erased_messages_back(nats_server: Start, tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import MARKER, ObjectName
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import parse
 from jetcapture_py.errors import ConfigError
 from spark_jobs.query import table
@@ -34,7 +33,6 @@ from tests.support.running import (
     connection,
     objects,
     publish,
-    rows,
     running,
     serve,
     settings,
@@ -131,33 +129,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield started
 
 
-def files(root: Path) -> list[str]:
-    """Everything below `root`, links not followed."""
-    return sorted(str((Path(top) / each).relative_to(root)) for top, _, found in os.walk(root) for each in found)
-
-
-def assert_nothing_but(root: Path, *expected: str) -> None:
-    """Only these files and what is below these directories lies in `root`."""
-    found = {path.split("/")[0] for path in files(root)}
-    assert found <= set(expected)
-    assert not list(root.rglob("pwned"))
-
-
-def test_every_key_is_a_directory_of_its_own_and_comes_back_as_it_was(server: NatsServer, tmp_path: Path) -> None:
-    found = config(
-        server.url, tmp_path / "archive", key="{region}", decode={"format": "json"}, source={"consumer": "regions"}
-    )
-    asyncio.run(capture_all(found))
-    assert_nothing_but(tmp_path, "archive")
-    assert {name.key for name in objects(tmp_path / "archive") if not name.quarantine} == set(NASTY)
-    stored = rows(tmp_path / "archive")
-    assert [row["region"] for row in stored] == [row["key"] for row in stored] == list(NASTY)
-    quarantined = rows(tmp_path / "archive", quarantine=True)
-    assert [json.loads(row[layout.PAYLOAD])["region"] for row in quarantined] == list(TOO_LONG)
-    assert {row["stage"] for row in quarantined} == {"key"}
-    assert all(row["error"].isprintable() for row in quarantined)
-
-
 def test_other_readers_find_the_same_keys(server: NatsServer, tmp_path: Path) -> None:
     found = config(
         server.url, tmp_path / "archive", key="{region}", decode={"format": "json"}, source={"consumer": "hive"}
@@ -174,36 +145,6 @@ def test_other_readers_find_the_same_keys(server: NatsServer, tmp_path: Path) ->
     sent = [None if name == layout.DEFAULT_PARTITION else name for name in table.column("region").to_pylist()]
     assert table.column("key").to_pylist() == sent, "pyarrow takes the default partition's name for it even if escaped"
     assert len(set(sent)) == len(NASTY)
-
-
-def test_every_field_name_is_a_column_that_hides_none_of_ours(server: NatsServer, tmp_path: Path) -> None:
-    found = config(server.url, tmp_path / "archive", key="", decode={"format": "json"}, source={"consumer": "fields"})
-    asyncio.run(capture_all(found))
-    (name,) = [each for each in objects(tmp_path / "archive") if not each.quarantine]
-    table = pq.read_table(tmp_path / "archive" / name.path, partitioning=None)
-    assert table.schema.names[: len(layout.ENVELOPE)] == list(layout.ENVELOPE)
-    for row in table.to_pylist():
-        sent = json.loads(row[layout.PAYLOAD])
-        (plain,) = (value for key, value in sent.items() if key.startswith("f "))
-        assert plain in (row[next(key for key in sent if key.startswith("f "))], sent["region"])
-        assert row["region"] == sent["region"]
-
-
-def test_a_root_for_every_key_stays_where_the_address_says(server: NatsServer, tmp_path: Path) -> None:
-    address = f"{tmp_path}/roots/{{key}}/archive"
-    found = config(server.url, address, key="{header.X-Tenant}", source={"consumer": "roots"})
-    asyncio.run(capture_all(found))
-    assert_nothing_but(tmp_path, "roots")
-    stored = [path for path in files(tmp_path / "roots") if path != MARKER]
-    for path in stored:
-        key, archive, rest = path.split("/", 2)
-        name = layout.parse_path(rest)
-        assert archive == "archive"
-        assert name is not None, path
-        if not name.quarantine:
-            assert key.replace("%2E", ".") == layout.escape_key(name.key).replace("%2E", ".")
-        assert key.strip(".")
-    assert len(list((tmp_path / "roots").iterdir())) > len(NASTY) * 0.8
 
 
 def raw_lines(log: bytes) -> list[str]:

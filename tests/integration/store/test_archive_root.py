@@ -322,13 +322,3 @@ def test_an_unmounted_volume_is_an_outage(volume: Volume, below: str) -> None:
     put(store, SECOND, b"second")
     assert (volume.real / below / FIRST.path).read_bytes() == b"first"
     assert (volume.real / below / SECOND.path).read_bytes() == b"second"
-
-
-def test_another_volume_in_its_place_is_an_outage(volume: Volume) -> None:
-    store = LocalStore(str(volume.point))
-    put(store, FIRST, b"first")
-    volume.unmount()
-    volume.mount_another()
-    with pytest.raises(StoreError, match="is it mounted"):
-        put(store, SECOND, b"second")
-    assert list(volume.point.iterdir()) == []

@@ -60,27 +60,6 @@ def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versity]:
         yield server
 
 
-@pytest.mark.exhaustive
-def test_a_real_server_tells_versions_and_lock(keeping: Versity, driver: str) -> None:
-    with bucket(keeping.endpoint, options(keeping.endpoint)) as place:
-        found = facts(place)
-        assert found["versions"] == ("ok", "the bucket keeps no old versions")
-        assert found["lock"] == ("ok", "the bucket has no Object Lock")
-        place.client.put_bucket_versioning(Bucket=place.bucket, VersioningConfiguration={"Status": "Enabled"})
-        assert "keeps old versions" in facts(place)["versions"][1]
-        place.client.put_object_lock_configuration(
-            Bucket=place.bucket,
-            ObjectLockConfiguration={
-                "ObjectLockEnabled": "Enabled",
-                "Rule": {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 30}},
-            },
-        )
-        text = "the bucket locks new objects for 30 days (COMPLIANCE): erase cannot delete them before"
-        assert facts(place)["lock"] == ("ok", text)
-        extra = {"s3_additional_kwargs": {"ObjectLockLegalHoldStatus": "ON"}}
-        assert "legal hold on each object" in facts(place, {**place.options, **extra})["lock"][1]
-
-
 def test_without_permission_nothing_is_known_and_nothing_fails(keeping: Versity, driver: str) -> None:
     keeping.add_user("writer", "writer-secret", role="user")
     with bucket(keeping.endpoint, options(keeping.endpoint)) as place:

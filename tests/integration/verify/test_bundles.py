@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from jetcapture_py.archive.bundles import bundle_text
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
@@ -48,24 +46,6 @@ def test_a_bucket_in_three_layouts_is_complete_and_each_message_counts_once(nats
         assert line.startswith(f"layouts: {counts[0]} objects under keys, ")
         assert f"{counts[16]} objects in 16 bundles" in line
         assert json.loads(report.as_json())["layouts"]["in 16 bundles"] == counts[16]
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("format", ["ndjson", "csv"])
-def test_text_objects_in_bundles_are_proven_by_their_rows(nats_server: Start, tmp_path: Path, format: str) -> None:  # noqa: A002
-    async def scenario() -> None:
-        server, root = nats_server(), tmp_path / "archive"
-        await publish(server.url, orders(400))
-        block = {"bundles": 4, "format": format}
-        settings = config(server.url, root, key="{subject[1]}", decode={"format": "json"}, block=block)
-        await capture_all(settings)
-        report = await verify(settings)
-        assert (report.complete, report.stored, report.paths(Kind.DAMAGED)) == (True, 400, ())
-        assert report.layouts == {"in an unknown number of bundles": len(objects(root))}
-        victim = objects(root)[0]
-        (root / victim.path).unlink()
-        assert (await verify(settings)).missing == victim.rows
 
     asyncio.run(scenario())
 

@@ -405,19 +405,6 @@ def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp
 # ------------------------------------------------------------------ where a consumer starts
 
 
-def test_a_consumer_that_starts_at_a_sequence_owes_nothing_before_it(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        late = {"source": {"deliver_policy": "by_start_sequence", "start_sequence": 101}}
-        async with captured(nats_server, tmp_path / "a", orders(300, "a"), **late) as (_, settings):
-            report = await verify(settings)
-            assert report.complete
-            assert report.stored == 200
-            lost = remove(tmp_path / "a", next(name for name in objects(tmp_path / "a") if name.first_seq == 101))
-            assert holes(await verify(settings)) == lost
-
-    asyncio.run(scenario())
-
-
 def test_a_consumer_that_starts_at_a_time_owes_nothing_before_it(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import boto3  # type: ignore[import-untyped]
 import pytest
 
 from jetcapture_py import read_archive
@@ -22,7 +21,6 @@ from jetcapture_py.verify import repair as module
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import Evidence, verify
 from jetcapture_py.verify.repair import Repair, verify_and_repair
-from tests.support import s3
 from tests.support.archives import merge
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
@@ -153,33 +151,6 @@ def test_a_damaged_object_is_replaced_under_its_name(nats_server: Start, tmp_pat
     assert (done.replaced, done.stored) == (3, 4)
     assert objects(root) == names
     assert contents(root) == before
-
-
-def test_a_damaged_object_in_s3_is_replaced(nats_server: Start) -> None:
-    with s3.serve() as endpoint:
-        client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            aws_access_key_id=s3.CREDENTIALS["key"],
-            aws_secret_access_key=s3.CREDENTIALS["secret"],
-            region_name="us-east-1",
-        )
-        client.create_bucket(Bucket="archive")
-        options = {**s3.CREDENTIALS, "client_kwargs": {"endpoint_url": endpoint}}
-        _, found = captured(nats_server, "s3://archive/nats", store={"options": options})
-        names = s3.names(endpoint, "s3://archive/nats")
-        victims = [name for name in names if "/key=" in name][:2]
-        client.put_object(Bucket="archive", Key=victims[0], Body=b"nothing")
-        client.delete_object(Bucket="archive", Key=victims[1])
-        client.close()
-        report, done = repaired(found)
-        assert (report.complete, report.paths(Kind.DAMAGED)) == (True, ())
-        assert (done.stored, done.replaced) == (2, 1)
-        assert s3.names(endpoint, "s3://archive/nats") == names
-        files = ArchiveFiles("s3://archive/nats", options)
-        moved = files.move_aside(files.at(victims[0].removeprefix("nats/")))
-        after = [name for name in names if name != victims[0]]
-        assert sorted(s3.names(endpoint, "s3://archive/nats")) == sorted([*after, f"nats/{moved}"])
 
 
 def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Path) -> None:

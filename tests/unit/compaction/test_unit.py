@@ -401,15 +401,6 @@ def test_many_copies_are_not_in_memory_together(archive: Archive, monkeypatch: p
     assert [row[0] for row in contents(archive.root / stored(archive)[0].path)] == list(range(1, 31))
 
 
-@both_layouts
-def test_what_is_too_little_for_the_target_becomes_one_object(archive: Archive) -> None:
-    for number in range(20):
-        archive.write([number * 2, number * 2 + 1])
-    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    (name,) = stored(archive)
-    assert (name.first_seq, name.last_seq, name.rows) == (0, 39, 40)
-
-
 def test_rows_are_sorted_and_readers_can_skip_row_groups(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "ROW_GROUP_BYTES", 100_000)
     numbers = list(range(1, 8001))
@@ -612,23 +603,6 @@ def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Ar
         "string": {seq: str(seq // 2) for seq in (0, 1, 4, 5, 8, 9)},
         "int64": {seq: seq // 2 for seq in (2, 3, 6, 7, 10, 11)},
     }
-
-
-@both_layouts
-def test_values_of_drifted_columns_survive(archive: Archive) -> None:
-    archive.write([1, 2], a=pa.array([1, None], INT), s=[{"x": 1}, None], n=pa.nulls(2))
-    archive.write([2, 3], a=pa.array([None, 2**40]), s=[None, {"x": 2, "y": ["t"]}], n=["text", "more"])
-    archive.write([5], headers=[[("A", ["1", "2"]), ("B", [""])]], payloads=[b"\x00\xff"])
-    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    (name,) = stored(archive)
-    found = pq.ParquetFile(archive.root / name.path).read().to_pylist()
-    columns = ("a", "s", "n", layout.HEADERS, layout.PAYLOAD)
-    assert [tuple(row[column] for column in columns) for row in found] == [
-        (1, {"x": 1, "y": None}, None, None, b"{}"),
-        (None, None, None, None, b"{}"),
-        (2**40, {"x": 2, "y": ["t"]}, "more", None, b"{}"),
-        (None, None, None, [("A", ["1", "2"]), ("B", [""])], b"\x00\xff"),
-    ]
 
 
 @pytest.mark.parametrize("key", ["a", None])

@@ -28,6 +28,44 @@ from jetcapture_py.text import escaped
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("15m", 900.0),
+        ("1h30m", 5400.0),
+        ("500ms", 0.5),
+        ("2d", 172_800.0),
+        ("90s", 90.0),
+        ("1.5h", 5400.0),
+        ("1d2h3m4s5ms", 93_784.005),
+        ("90", 90.0),
+        ("0.25", 0.25),
+        (90, 90.0),
+        (0.5, 0.5),
+        ("0s", 0.0),
+    ],
+)
+def test_durations_read_as_seconds(text: object, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("128MiB", 128 << 20),
+        ("1GB", 10**9),
+        ("1.5KiB", 1536),
+        ("64kB", 64_000),
+        ("64KB", 64_000),
+        ("1024", 1024),
+        (1024, 1024),
+        ("7B", 7),
+    ],
+)
+def test_sizes_read_as_bytes(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
     ("value", "message"),
     [
         ("abc", 'expected a duration such as 15m, got "abc"'),

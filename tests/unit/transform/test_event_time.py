@@ -118,11 +118,6 @@ def test_a_message_without_a_sane_time_is_quarantined_alone(value: str) -> None:
     assert missing == 'the message has no "header.X-Time", which block.time names'
 
 
-@pytest.mark.parametrize("value", ["NaN", "-1", "1e9", "99999999999999999999", "Infinity"])
-def test_a_number_that_is_no_sane_time_is_quarantined(value: str) -> None:
-    assert faults(prepare(header(value), time="header.X-Time", time_unit="ms")) == {1: "time"}
-
-
 def test_with_the_fallback_a_message_without_a_time_takes_the_streams() -> None:
     messages = [header("2026-05-01T12:00:00Z"), header("soon"), Sent(seconds=2000)]
     found = prepare(*messages, time="header.X-Time", time_fallback="timestamp")
@@ -130,13 +125,6 @@ def test_with_the_fallback_a_message_without_a_time_takes_the_streams() -> None:
     times = dict(zip(seqs(found.rows), found.rows.column(layout.TIME).cast(pa.int64()).to_pylist(), strict=True))
     assert times == {1: NOON * 10**6, 2: 1000 * 10**6, 3: 2000 * 10**6}
     assert not found.quarantine_runs
-
-
-def test_late_and_early_messages_are_in_their_own_buckets() -> None:
-    messages = [header(f"2026-05-01T{hour:02}:00:00Z") for hour in (12, 9, 23, 12)]
-    found = prepare(*messages, time="header.X-Time")
-    assert places(found) == {1: NOON, 2: NOON - 3 * 3600, 3: NOON + 11 * 3600, 4: NOON}
-    assert len(found.runs) == 3
 
 
 class Lines:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -63,6 +63,11 @@ def test_messages_is_none_when_every_message_gives_a_row() -> None:
 )
 def test_no_type_is_coerced_into_another(kind: str, texts: list[str]) -> None:
     assert values(Declared(kind), *texts, "null") == ["failure"] * len(texts) + [None]
+
+
+def test_dates_are_days_that_exist() -> None:
+    texts = ['"2024-02-29"', '"2023-02-29"', '"2024-2-9"', '"0000-01-01"', '"2024-02-29T00:00:00Z"', "1", "null"]
+    assert values(Declared("date"), *texts) == [date(2024, 2, 29), *["failure"] * 5, None]
 
 
 def test_a_day_or_time_is_valid_if_arrow_can_read_it() -> None:

@@ -308,18 +308,6 @@ values = st.recursive(
 documents = st.dictionaries(st.sampled_from(["a", "b", "A", "key", "long name"]), values)
 
 
-@given(st.lists(documents, min_size=1, max_size=6))
-def test_every_value_is_found_again_in_its_row(batch: list[dict[str, Any]]) -> None:
-    """Scalars come back as themselves, as doubles or as JSON text; nulls and empties as null."""
-    rows = decode(*batch).to_pylist() or [{} for _ in batch]
-    names = {"key": "key_", "a": "a_" if any("A" in document for document in batch) else "a"}
-    for document, row in zip(batch, rows, strict=True):
-        for key, value in document.items():
-            if isinstance(value, bool | int | float | str):
-                found = row[names.get(key, key)]
-                assert found == value or json.loads(found) == value
-
-
 @given(st.lists(st.lists(documents, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_batches_of_different_replicas_always_fit_one_schema(batches: list[list[dict[str, Any]]]) -> None:
     parts = [decode(*batch) for batch in batches]
