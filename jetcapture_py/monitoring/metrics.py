@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from jetcapture_py.archive.watermark import NEVER
 from jetcapture_py.capture.stats import Histogram
 from jetcapture_py.monitoring.health import health
 
@@ -149,7 +150,7 @@ class Metrics(_Metrics):
         yield _gauge("block_max_age_seconds", "block.max_age: lag up to this is normal", capture.config.block.max_age)
         if max_age := capture.source.stream_max_age:
             yield _gauge("stream_max_age_seconds", "Age at which the stream removes messages", max_age)
-        if capture.watermark is not None:
+        if capture.watermark is not None and capture.watermark.time > NEVER:
             time = capture.watermark.time.timestamp()
             text = "Every message that the consumer selects, up to this time, is stored; seconds since the epoch"
             yield _gauge("watermark_timestamp_seconds", text, time)

@@ -16,6 +16,7 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.watermark import ConsumerWatermark, stretches
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.errors import StoreError
+from jetcapture_py.monitoring.metrics import Metrics
 from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.nats_server import NatsServer
@@ -50,6 +51,19 @@ def test_a_capture_that_has_caught_up_leaves_it_at_the_streams_end(nats_server: 
         assert (found.stream, found.consumer, found.seq) == (STREAM, CONSUMER, 500)
         newest = max(row[layout.TIMESTAMP] for row in rows(tmp_path / "a"))
         assert newest <= found.time < datetime.now(UTC)  # a job that runs now reads everything
+
+    asyncio.run(scenario())
+
+
+def test_one_that_promises_nothing_by_time_yet_is_no_metric(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"held", None)])
+        async with running(config(server.url, tmp_path / "a")) as capture:
+            await until(lambda: capture.unacked == 1, "it is held")
+            found = written(tmp_path / "a")
+            assert (found and found.time, capture.watermark) == (watermark.NEVER, found)
+            assert "jetcapture_watermark_timestamp_seconds" not in [each.name for each in Metrics(capture).collect()]
 
     asyncio.run(scenario())
 
