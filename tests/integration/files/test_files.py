@@ -317,33 +317,6 @@ def test_commands_for_files_refuse_other_streams(tmp_path: Path) -> None:
 Start = Callable[..., NatsServer]
 
 
-def test_a_store_that_was_created_again_has_none_of_the_old_files(nats_server: Start, tmp_path: Path) -> None:
-    server, root = nats_server(), tmp_path / "archive"
-    source = {"source": {"object_store": "files", "consumer": "archive"}}
-    found = settings(server.url, root) | source
-    moments: list[datetime] = []
-
-    async def put(name: str, size: int) -> None:
-        async with connection(server.url) as client:
-            stream = client.jetstream()
-            if moments:
-                await stream.delete_object_store("files")
-            store = await stream.create_object_store("files")
-            if name:
-                await store.put(name, noise(size, 9))
-
-    for name, size in (("old", 100), ("new", 1_000_000), ("", 0)):
-        asyncio.run(put(name, size))
-        with Command(tmp_path, found).start("--until-caught-up") as command:
-            assert command.wait() == 0, command.log
-        moments.append(datetime.now(moment_of(0).tzinfo))
-    assert list_files(str(root), "files") == []
-    assert [each.name for each in list_files(str(root), "files", as_of=moments[1])] == ["new"]
-    assert [each.name for each in list_files(str(root), "files", as_of=moments[0])] == ["old"]
-    assert read_file(str(root), "files", "old", as_of=moments[0]) == noise(100, 9)
-    assert read_file(str(root), "files", "new", as_of=moments[1]) == noise(1_000_000, 9)
-
-
 USE = """
 import sys
 from pathlib import Path

@@ -12,7 +12,6 @@ import yaml
 
 from jetcapture_py.config.model import Config, NatsConfig, parse, parse_for_apply
 from jetcapture_py.errors import SourceError
-from jetcapture_py.manage import cases
 from jetcapture_py.manage.apply import run as apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.export import export
@@ -150,23 +149,3 @@ def test_check_warns_of_a_bucket_without_history_and_a_capture_names_the_setting
     )
     with pytest.raises(SourceError, match=r"stream KV_nothing does not exist; create it, or correct source\.bucket"):
         asyncio.run(capture_all(missing))
-
-
-def test_cases_of_a_bucket(tmp_path: Path) -> None:
-    source = {"bucket": "settings", "consumer": "archive"}
-    config = parse({"source": source, "store": {"url": "/archive"}, "decode": {"format": "json"}, "key": "{key_name}"})
-    (tmp_path / "cases.yaml").write_text("""
-- name: a value is decoded
-  message: {subject: $KV.settings.auth.user, json: {name: ada}, sequence: 7}
-  expect: {key: auth.user, columns: {key_name: auth.user, operation: put, revision: 7, name: ada}}
-- name: a deletion has no value
-  message: {subject: $KV.settings.auth.user, headers: {KV-Operation: DEL}}
-  expect: {columns: {key_name: auth.user, operation: delete, revision: 2}}
-- name: an expired key
-  message: {subject: $KV.settings.auth.user, headers: {Nats-Marker-Reason: MaxAge}}
-  expect: {columns: {key_name: auth.user, operation: expire, revision: 3}}
-- name: a value that is not JSON
-  message: {subject: $KV.settings.auth.user, payload: "?"}
-  expect: {quarantine: {stage: decode}}
-""")
-    assert cases.run(config, tmp_path / "cases.yaml") == 0

@@ -255,16 +255,6 @@ def test_columns_that_cannot_be_read_are_left_out_with_a_notice(
     ]
 
 
-def test_partitions_come_from_paths_as_text_whatever_the_root_and_the_keys_are(tmp_path: Path, told: Any) -> None:
-    archive = Archive(tmp_path / "env=prod [1]*" / "region=x")
-    keys = ["007", "a/b", "%41", "a b+c", "ü", "__HIVE_DEFAULT_PARTITION__", "x'y", "*?[1]{2}", "2026-05-01", None]
-    for seq, key in enumerate(keys):
-        archive.write([seq], key, region=["of the message"])
-    rows = told(archive, "SELECT to_json([key, date, hour, region]) FROM archive ORDER BY _nats_seq")
-    values = [json.loads(next(csv.reader([row]))[0]) for row in rows]
-    assert values == [[key, "2026-05-01", "12", "of the message"] for key in keys]
-
-
 def test_filters_reach_the_objects_and_their_row_groups(orders: Archive, query: Any, capsys: Any) -> None:
     sql = "EXPLAIN ANALYZE SELECT count(amount) FROM archive WHERE key = 'eu' AND _nats_seq > 1"
     assert query(orders, sql) == 0

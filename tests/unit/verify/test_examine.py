@@ -167,24 +167,11 @@ def test_an_object_merged_of_known_and_unknown_ones_is_judged_by_its_times(tmp_p
     assert (found.messages, found.older, len(found.sequences)) == (5, 3, 5)
 
 
-def test_a_clock_that_was_late_does_not_make_a_message_of_the_present_life_an_old_one(tmp_path: Path) -> None:
-    held = look(tmp_path, encoded([(1, LIFE.since - 1), (2, NOW)]))
-    assert (held.messages, held.older) == (2, 0)
-
-
 def test_a_clock_that_went_back_does_not_either_where_compaction_has_merged_one_life(tmp_path: Path) -> None:
     early = [(9, LIFE.since - 10**9)]
     names = [put(tmp_path, block).relative_to(tmp_path) for block in (encoded(early), encoded(MESSAGES))]
     merge(tmp_path, [name for path in names if (name := layout.parse_path(path.as_posix()))])
     assert surveyed(tmp_path, 100, deep=False).messages == 6
-
-
-def test_a_mirrors_messages_may_be_older_than_itself(tmp_path: Path) -> None:
-    mirror = Incarnation.of(CREATED, mirror=True)
-    old = [(1, LIFE.since - 100)]
-    assert look(tmp_path, encoded(old, created=""), life=mirror).messages == 1
-    assert look(tmp_path, encoded(old, created=CREATED), life=mirror).messages == 1
-    assert look(tmp_path, encoded(old, created="2023-01-01T00:00:00Z"), life=mirror).older == 1
 
 
 # ------------------------------------------------------------------ damage
