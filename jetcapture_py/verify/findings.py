@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from jetcapture_py.archive.watermark import ConsumerWatermark
+from jetcapture_py.archive.watermark import NEVER, ConsumerWatermark
 from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, plural, size
 
@@ -312,7 +312,7 @@ class Report:
             },
             "layouts": dict(self.layouts),
             "filters": self.filters,
-            "watermark": None if mark is None else {"seq": mark.seq, "time": mark.time},
+            "watermark": None if mark is None else {"seq": mark.seq, "time": None if mark.time == NEVER else mark.time},
             "findings": [finding.fields() for finding in self.findings],
             **further,
         }
@@ -337,7 +337,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield "filters: changed; every range was checked by the subjects that the consumer selected at its time"
         yield from indented(report.filters, len(report.filters))
     if report.watermark is not None and not report.of(Kind.WATERMARK):
-        yield f"watermark: {report.watermark.seq} ({time_text(report.watermark.time)})"
+        time = "" if report.watermark.time == NEVER else f" ({time_text(report.watermark.time)})"
+        yield f"watermark: {report.watermark.seq}{time}"
     for finding in report.findings:
         if finding.kind is not Kind.NOT_CHECKED:
             yield from finding.lines()

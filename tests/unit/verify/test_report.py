@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.archive.watermark import ConsumerWatermark
+from jetcapture_py.archive.watermark import NEVER, ConsumerWatermark
 from jetcapture_py.verify.findings import (
     MAX_SHOWN,
     FilePath,
@@ -205,6 +205,12 @@ def test_no_text_in_it_reaches_a_terminal_as_it_is() -> None:
     assert data.isascii()
     assert data.isprintable()
     assert json.loads(data)["findings"][1]["paths"] == [{"path": HOSTILE}]
+
+
+def test_a_watermark_that_promises_nothing_by_time_yet_has_no_time() -> None:
+    report = replace(COMPLETE, watermark=replace(MARK, time=NEVER))
+    assert "watermark: 1234567" in lines(report)
+    assert json.loads(report.as_json())["watermark"] == {"seq": 1_234_567, "time": None}
 
 
 def test_json_has_what_programs_read_by_these_names() -> None:
