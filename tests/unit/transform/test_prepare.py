@@ -97,7 +97,9 @@ class Scripted:
                 case [b"raise"]:
                     raise RuntimeError("cannot\nread http://app:s3cret@registry/1")
                 case [b"fail"]:
-                    failures.append(Failure(index=index, stage="schema", error="not like this"))
+                    failures.append(
+                        Failure(index=index, stage="schema", error="not like\nhttp://app:s3cret@registry/2")
+                    )
                 case [b"skip"]:
                     pass
                 case [b"rows", count]:
@@ -141,9 +143,16 @@ def test_a_message_that_a_decoder_stumbles_over_is_quarantined_alone(fault: byte
     assert prepared.messages == 5
 
 
-def test_the_reason_is_one_line_without_credentials() -> None:
-    prepared = prepare(b"raise", decoder=Scripted())
-    assert prepared.quarantine.column(layout.ERROR).to_pylist() == ["RuntimeError: cannot read http://***@registry/1"]
+def test_every_reason_is_one_line_without_credentials() -> None:
+    def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        raise LookupError("no tenant at\nhttp://app:s3cret@cache/3")
+
+    prepared = prepare(b"raise", b"fail", b"a", decoder=Scripted(), key=key)
+    assert prepared.quarantine.column(layout.ERROR).to_pylist() == [
+        "RuntimeError: cannot read http://***@registry/1",
+        "not like http://***@registry/2",
+        "LookupError: no tenant at http://***@cache/3",
+    ]
 
 
 def test_a_decoder_that_keeps_count_is_asked_once() -> None:
