@@ -1,10 +1,78 @@
-"""A KV bucket on a real server, what happened in it, and what it held, for comparison."""
+"""A KV bucket: what happened in it, what it held, for comparison, and archives of such changes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.stream_config import StreamConfig, path
+from tests.support.archives import HOUR, Archive
+
+STREAM = "KV_s"
+DELETE, PURGE = {"KV-Operation": "DEL"}, {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+
+
+def expiring(ttl: str) -> dict[str, str]:
+    return {"Nats-TTL": ttl}
+
+
+TTLS = {
+    "30": 30,
+    "30s": 30,
+    "1m": 60,
+    "1m30s": 90,
+    "1h0m0s": 3600,
+    "1.5m": 90,
+    "1.1h": 3960,
+    "1.9s": 1,
+    ".5h1s": 1801,
+    "1500ms": 1,
+    "2s999999999ns": 2,
+    "1m60000000us": 120,
+    "9223372036": 9_223_372_036,
+    "never": None,
+    "Never": None,
+    "99999999999999999999": None,
+    "nonsense": None,
+}
+Change = tuple[str, Mapping[str, str]] | tuple[str, Mapping[str, str], int]
+"""The key, the headers and, unless it follows from the sequence, the second at which it was stored."""
+
+
+def store(archive: Archive, changes: Sequence[Change], *, first: int = 1, **more: Any) -> layout.ObjectName:
+    """Store changes as an object; the value of sequence n is `vn`, stored n seconds after the hour."""
+    seqs = range(first, first + len(changes))
+    seconds = [change[2] if len(change) == 3 else seq for seq, change in zip(seqs, changes, strict=True)]
+    names = [change[0] if change[0].startswith("$") else f"$KV.s.{change[0]}" for change in changes]
+    return archive.write(
+        list(seqs),
+        None,
+        stream=STREAM,
+        timestamps=[(HOUR + second) * 1_000_000 for second in seconds],
+        headers=[[(name, [text]) for name, text in change[1].items()] or None for change in changes],
+        payloads=[b"v%d" % seq for seq in seqs],
+        columns={layout.SUBJECT: pa.array(names), **more.pop("columns", {})},
+        metadata={"stream_created": ""},
+        **more,
+    )
+
+
+def second(number: float) -> datetime:
+    return datetime.fromtimestamp(HOUR, UTC) + timedelta(seconds=number)
+
+
+def note(archive: Archive, created: str, *, continues: bool = False, **config: Any) -> None:
+    """Record the bucket's settings, as a capture does."""
+    file = archive.root / path(STREAM, created)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = StreamConfig(stream=STREAM, created=created, config={"name": STREAM, **config}, continues=continues)
+    file.write_bytes(found.encode())
 
 
 @dataclass(frozen=True, slots=True)
