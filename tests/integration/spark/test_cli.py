@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jetcapture_py.cli import JOBS, app
-from spark_jobs import query, replay
+from spark_jobs import compact, query, replay
 from tests.integration.spark.conftest import Archive
 
 pytestmark = pytest.mark.spark
@@ -190,6 +190,8 @@ def test_an_argument_that_cannot_be_read_is_refused_with_what_was_expected(capsy
     for module, arguments, expected in (
         (query, ["--from", "bogus"], "expected a time such as 2026-05-01T12:00:00Z, a date, today, yesterday or -1h"),
         (replay, ["--rate", "fast"], "'--rate': expected a number above 0, got \"fast\""),
+        (compact, ["--target-size", "1G"], "expected 1GiB"),
+        (compact, ["--older-than=-1h"], "at least 0"),
         (replay, ["--tasks", "two"], "'--tasks': expected a whole number from 1, got \"two\""),
     ):
         with pytest.raises(SystemExit):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +19,13 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.reading import plan as planning
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Bound
 from jetcapture_py.store import archive as store
 from jetcapture_py.store.archive import ArchiveFiles, File
-from tests.support.archives import Archive, merge
+from tests.support.archives import HOUR, Archive, merge
 
 AGAIN = "read it again; maintain.compact.grace is how long a read may take"
 
@@ -202,3 +204,54 @@ def test_only_the_columns_and_row_groups_that_are_needed_are_fetched(monkeypatch
     rows, fetched = read(columns, ranges=[(5, 6), (count - 1, count)])
     assert rows == 3
     assert fetched < whole * 0.6
+
+
+def test_objects_outside_the_range_and_foreign_files_are_not_opened(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    directory = (tmp_path / archive.write([1]).path).parent
+    for offset in (-48 * 3600, 3600):
+        (tmp_path / archive.write([5], bucket=HOUR + offset).path).write_bytes(b"not Parquet")
+    for foreign in (directory, directory.parent, directory.parents[1], tmp_path / "ORDERS"):
+        (foreign / "notes.parquet").write_bytes(b"no")
+    start = datetime.fromtimestamp(HOUR, UTC)
+    table = read_archive(tmp_path, "ORDERS", start=start, end=start + timedelta(hours=1)).read_all()
+    assert table[layout.SEQ].to_pylist() == [1]
+
+
+def test_an_empty_quarantine_is_a_table_without_rows(tmp_path: Path) -> None:
+    Archive(tmp_path).write([1])
+    table = read_archive(tmp_path, "ORDERS", quarantine=True, columns=["stage", "date"]).read_all()
+    assert (table.num_rows, table.schema.names) == (0, ["stage", "date"])
+
+
+def test_objects_that_come_or_are_replaced_while_they_are_planned_are_read_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive(tmp_path)
+    sources = [archive.write([1, 2]), archive.write([3])]
+    facts = planning.read_facts
+
+    def compacted(files: ArchiveFiles, names: Any, listing: Any, **more: bool) -> Any:
+        archive.write([2, 3, 4], "b")  # too late for the first plan
+        if [*names] == sources:
+            archive.write([1, 2, 3])
+            for source in sources:
+                (tmp_path / source.path).unlink()
+        return facts(files, names, listing, **more)
+
+    monkeypatch.setattr(planning, "read_facts", compacted)
+    found = read_archive(tmp_path, "ORDERS", columns=[layout.SEQ, "key"]).read_all().to_pylist()
+    assert sorted((row["key"], row[layout.SEQ]) for row in found) == [
+        *(("a", seq) for seq in (1, 2, 3)),
+        *(("b", seq) for seq in (2, 3, 4)),
+    ]
+
+
+def test_several_keys_are_read_from_all_of_their_bundles(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, bundles=4)
+    keys = ["a", "b", None, "c"]
+    for seq, key in enumerate(keys):
+        archive.write([seq], key)
+    for some in permutations(keys, 2):
+        found = read_archive(tmp_path, "ORDERS", keys=some, columns=["key"]).read_all()
+        assert {*found["key"].to_pylist()} == {*some}

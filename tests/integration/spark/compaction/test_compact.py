@@ -3,15 +3,11 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as some
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
@@ -24,7 +20,6 @@ from spark_jobs.compact import compact, main
 from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support import s3
-from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,78 +36,6 @@ def names(archive: Archive) -> list[layout.ObjectName]:
 
 def at_once(spark: SparkSession, archive: Archive, **more: Any) -> Summary:
     return compact(spark, archive.url, "ORDERS", **{"older_than": 0, "grace": 0, **more})
-
-
-def content(spark: SparkSession, archive: Archive, **read: Any) -> tuple[dict[str, str], Counter[str]]:
-    """The columns' types, and every row. Spark does not tell `Case` from `case`."""
-    frame = read_archive(spark, archive.url, "ORDERS", **read)
-    frame = frame.toDF(*map(str.lower, frame.columns))
-    rows = (json.dumps(row.asDict(recursive=True), default=repr, sort_keys=True) for row in frame.collect())
-    return dict(frame.dtypes), Counter(rows)
-
-
-NOTHING = pa.array([None], pa.struct({"b": pa.list_(pa.null())}))
-COLUMNS: dict[str, list[dict[str, pa.Array]]] = {
-    "missing": [{"m": pa.array([1], pa.int32())}, {"m": pa.array([2**40])}, {"m": pa.nulls(1)}, {}],
-    "types": [{"t": pa.array([1])}, {"t": pa.array([0.5])}, {"t": pa.array(["x"])}, {"t": pa.array([True])}],
-    "structs": [{"s": pa.array([{"a": 1}])}, {"s": pa.array([{"a": 2, "b": ["x"]}])}, {"s": NOTHING}],
-    "lists": [{"l": pa.array([[1]])}, {"l": pa.array([[]], pa.list_(pa.null()))}, {"w": pa.array(["x"])}],
-    "elements": [{"e": pa.array([[1]])}, {"e": pa.array([[2]], pa.list_(pa.int32()))}, {"e": pa.array(["x"])}],
-    "names": [{"Case": pa.array([1])}, {"case": pa.array([2])}, {"a.b": pa.array([1]), "c`d": pa.array(["x"])}],
-}
-"""Columns of objects that lie side by side under one key."""
-
-
-# every example is four jobs of Spark's
-WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
-
-
-class TestContent:
-    @settings(examples(cost=20), phases=WITHOUT_SHRINKING)
-    @given(
-        blocks=some.lists(
-            some.tuples(
-                some.sampled_from(sorted(COLUMNS)),
-                some.sets(some.tuples(some.integers(1, 20), some.integers(0, 1)), min_size=1, max_size=12),
-                some.integers(0, 3),
-            ),
-            min_size=20,
-            max_size=30,
-        ),
-        target=some.sampled_from([3_000, 6_000, 1 << 20]),
-    )
-    @pytest.mark.exhaustive
-    @pytest.mark.parametrize("bundles", [0, 4])
-    def test_the_archive_reads_the_same_before_and_after(
-        self,
-        bundles: int,
-        spark: SparkSession,
-        tmp_path_factory: pytest.TempPathFactory,
-        blocks: list[tuple[str, set[tuple[int, int]], int]],
-        target: int,
-    ) -> None:
-        archive = Archive(tmp_path_factory.mktemp("archive"), bundles)
-        decoded: dict[tuple[str, tuple[int, int]], int] = {}
-        owners: dict[tuple[int, int], str] = {}
-        for key, every, number in blocks:
-            # in a bundle beside other keys, a message has its one key
-            messages = {each for each in every if not bundles or owners.setdefault(each, key) == key}
-            kind = number % len(COLUMNS[key])
-            # all copies of a message are decoded alike, or any of them could be read
-            alike = sorted(each for each in messages if decoded.setdefault((key, each), kind) == kind)
-            if alike:
-                archive.write(
-                    [seq for seq, _ in alike],
-                    key,
-                    timestamps=[HOUR * 1_000_000 + time for _, time in alike],
-                    columns={name: pa.concat_arrays([one] * len(alike)) for name, one in COLUMNS[key][kind].items()},
-                )
-        before = content(spark, archive)
-        summary = at_once(spark, archive, target_size=target)
-        assert summary.errors == ()
-        assert content(spark, archive) == before
-        assert summary.objects_after == len(names(archive))
-        assert at_once(spark, archive, target_size=target).changes == ()
 
 
 class TestChoice:
@@ -148,17 +71,6 @@ class TestChoice:
             "13",
             "14",
         ]
-
-    def test_a_failure_in_one_group_is_told_and_the_others_are_compacted(
-        self, spark: SparkSession, hours: Archive
-    ) -> None:
-        bad = names(hours)[0]
-        (hours.root / bad.path).write_bytes(b"half an object")
-        summary = at_once(spark, hours)
-        (error,) = summary.errors
-        assert bad.digest in error
-        assert len(summary.changes) == 5
-        assert len(names(hours)) == 7
 
     @pytest.mark.exhaustive
     def test_workers_with_another_working_directory_or_disk_than_the_driver(
@@ -240,22 +152,6 @@ class TestCommand:
         assert error.startswith("compact: ")
         assert message in error
         assert error.count("\n") == 1
-
-    @pytest.mark.parametrize(
-        ("option", "value", "message"),
-        [
-            ("--target-size", "1G", "expected 1GiB"),
-            ("--grace", "soon", "such as 15m"),
-            ("--older-than", "-1h", "at least 0"),
-        ],
-    )
-    def test_a_size_or_duration_that_is_none_is_a_usage_error(
-        self, capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
-    ) -> None:
-        with pytest.raises(SystemExit) as raised:
-            main(["file:///tmp", "ORDERS", f"{option}={value}"])
-        assert raised.value.code == 2
-        assert message in capsys.readouterr().err
 
 
 def test_an_archive_in_object_storage_is_compacted_there(

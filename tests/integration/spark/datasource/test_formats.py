@@ -160,25 +160,6 @@ def test_many_rows_are_read_in_parts(spark: SparkSession, live: Live) -> None:
     assert read(spark, live, format="csv", rows="lines", columns="a int").count() == 600_000
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"format": "csv"}, "format csv: no column to decode"),
-        ({"format": "avro"}, "schema: required with decode.format avro"),
-        ({"format": "json", "columns": "a int", "rows": "container"}, "rows: container is only for decode.format avro"),
-        ({"format": "json", "columns": "a int", "maxInflated": "x"}, "maxInflated: expected a size"),
-        ({"format": "csv", "columns": "a int", "delimiter": "ab"}, "delimiter: expected a character"),
-        ({"format": "xml"}, "format: expected raw, json"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(
-    spark: SparkSession, live: Live, options: dict[str, str], reason: str
-) -> None:
-    with pytest.raises(Exception) as raised:  # noqa: PT011  Spark has several kinds
-        read(spark, live, **options).collect()
-    assert reason in message(raised.value)
-
-
 def test_rows_are_written_as_messagepack(spark: SparkSession, live: Live) -> None:
     live.fill(0)
     text = "SELECT 'orders.a' AS subject, 5 AS id, 1.5D AS amount, X'ff' AS data, array('x', null) AS tags"

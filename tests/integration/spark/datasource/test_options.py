@@ -110,6 +110,14 @@ def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
         ),
         ({"format": "json"}, ("at", st.TimestampNTZType()), "column at: cannot be read as timestamp_ntz"),
         ({"format": "json"}, ("s", st.StructType([st.StructField("a:b", st.LongType())])), "column s: "),
+        ({"format": "avro"}, ("a", st.LongType()), "schema: required with decode.format avro"),
+        (
+            {"format": "json", "rows": "container"},
+            ("a", st.LongType()),
+            "rows: container is only for decode.format",
+        ),
+        ({"format": "json", "maxInflated": "x"}, ("a", st.LongType()), "maxInflated: expected a size"),
+        ({"format": "csv", "delimiter": "ab"}, ("a", st.LongType()), "delimiter: expected a character"),
     ],
 )
 def test_a_column_that_cannot_be_read_is_one_clear_line(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading import plan as planning
 from jetcapture_py.store.archive import IF_DAMAGED
-from spark_jobs.archive import Dedupe, archive_view, read_archive
+from spark_jobs.archive import read_archive
 from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
@@ -50,9 +49,6 @@ def at(seconds: float) -> datetime:
 
 def columns_of(frame: DataFrame) -> dict[str, str]:
     return dict(frame.dtypes)
-
-
-MODES: tuple[Dedupe, ...] = ("none", "auto", "full")
 
 
 def plan(frame: DataFrame) -> str:
@@ -91,13 +87,6 @@ class TestKeys:
 
 
 class TestTimeRange:
-    def test_objects_outside_the_range_are_not_opened(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1], bucket=HOUR)
-        for offset in (-48 * 3600, 3600):
-            name = archive.write([5], bucket=HOUR + offset)
-            (archive.root / name.path).write_bytes(b"not Parquet")
-        assert seqs(read_archive(spark, archive.url, "ORDERS", start=at(0), end=at(3600))) == [1]
-
     def test_a_range_without_messages_gives_no_rows_but_the_columns(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -105,16 +94,6 @@ class TestTimeRange:
         frame = read_archive(spark, archive.url, "ORDERS", start=at(10 * 86_400))
         assert frame.count() == 0
         assert columns_of(frame)["amount"] == "double"
-
-    @both_layouts
-    def test_a_key_without_messages_gives_no_rows_but_the_columns(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1], amount=[1.5])
-        frame = read_archive(spark, archive.url, "ORDERS", keys=["unheard of"], columns=["amount", "key"])
-        assert (frame.count(), frame.columns) == (0, ["amount", "key"])
-
-    def test_a_time_without_a_zone_is_refused(self, spark: SparkSession, archive: Archive) -> None:
-        with pytest.raises(JetcaptureError, match="no time zone"):
-            read_archive(spark, archive.url, "ORDERS", start=datetime(2026, 5, 1))
 
 
 class TestDuplicates:
@@ -163,19 +142,6 @@ class TestDuplicates:
         assert seqs(frame) == [1, 2, 3]
         assert re.search(r"PartitionFilters: \[[^]]*isnotnull\(key", plan(frame))
 
-    @both_layouts
-    def test_columns_chosen_need_not_include_what_deduplication_needs(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        archive.write([1, 2], amount=[1, 2])
-        archive.write([2, 3], amount=[2, 3])
-        frame = read_archive(spark, archive.url, "ORDERS", columns=["amount"])
-        assert sorted(tuple(row) for row in frame.collect()) == [(1,), (2,), (3,)]
-
-    def test_an_unknown_mode_is_refused(self, spark: SparkSession, archive: Archive) -> None:
-        with pytest.raises(JetcaptureError, match="expected auto, full or none"):
-            read_archive(spark, archive.url, "ORDERS", dedupe="maybe")  # type: ignore[arg-type]
-
 
 class TestDrift:
     def test_names_with_dots_and_backticks_are_read(self, spark: SparkSession, archive: Archive) -> None:
@@ -215,18 +181,6 @@ class TestDrift:
 
 
 class TestArchive:
-    def test_other_engines_count_the_same_rows(self, spark: SparkSession, archive: Archive) -> None:
-        for number, key in enumerate(KEYS):
-            archive.write([number * 2, number * 2 + 1], key, bucket=HOUR + 3600 * (number % 3))
-        directory = archive.root / "ORDERS"
-        expected = 2 * len(KEYS)
-        assert read_archive(spark, archive.url, "ORDERS").count() == expected
-        query = f"SELECT count(*) FROM read_parquet('{directory}/**/*.parquet', hive_partitioning=true)"
-        assert duckdb.connect().execute(query).fetchall() == [(expected,)]
-        assert ds.dataset(directory, partitioning="hive").count_rows() == expected
-        frame = pl.scan_parquet(directory, hive_partitioning=True).select(pl.len()).collect()
-        assert frame.item() == expected
-
     @pytest.mark.parametrize("keys", [["007", "eu", "a/b", "", None], ["007", "12"]], ids=["texts", "numbers"])
     def test_readers_of_paths_and_readers_of_columns_find_the_same_keys(
         self, spark: SparkSession, archive: Archive, keys: list[str | None]
@@ -273,36 +227,6 @@ class TestArchive:
                 ds.dataset(directory, partitioning=typed).to_table().sort_by(layout.SEQ)["key"].to_pylist() == expected
             )
 
-    def test_headers_and_payloads_are_lossless(self, spark: SparkSession, archive: Archive) -> None:
-        payload = bytes(range(256))
-        archive.write([1], headers=[[("A", ["1", "2"]), ("B", [""])]], payloads=[payload])
-        row = read_archive(spark, archive.url, "ORDERS").first()
-        assert row is not None
-        assert row[layout.HEADERS] == {"A": ["1", "2"], "B": [""]}
-        assert bytes(row[layout.PAYLOAD]) == payload
-
-    def test_foreign_and_unfinished_files_are_passed_over(self, spark: SparkSession, archive: Archive) -> None:
-        name = archive.write([1])
-        directory = (archive.root / name.path).parent
-        (directory / f".{name.path.rsplit('/', 1)[1]}.tmp").write_bytes(b"half")
-        for foreign in (directory, directory.parent, directory.parents[1], archive.root / "ORDERS"):
-            (foreign / "notes.parquet").write_bytes(b"no")
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1]
-
-    def test_an_archive_without_objects_is_a_clear_error(self, spark: SparkSession, archive: Archive) -> None:
-        with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under file:///"):
-            read_archive(spark, archive.url, "ORDERS")
-        archive.write([1], stream="OTHER")
-        with pytest.raises(JetcaptureError, match=r"no archive of stream ORDERS .*; there are: OTHER"):
-            read_archive(spark, archive.url, "ORDERS")
-        with pytest.raises(JetcaptureError, match="no archive of stream ORDERS"):
-            read_archive(spark, archive.url, "ORDERS", quarantine=True)
-
-    def test_an_empty_quarantine_is_a_table_without_rows(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1])
-        frame = read_archive(spark, archive.url, "ORDERS", quarantine=True, start=at(0), columns=["stage", "date"])
-        assert (frame.count(), frame.columns) == (0, ["stage", "date"])
-
     def test_a_store_that_spark_has_no_file_system_for_is_a_clear_error(self, spark: SparkSession) -> None:
         with pytest.raises(JetcaptureError, match="Spark cannot read memory:// URLs"):
             read_archive(spark, "memory://archive", "ORDERS")
@@ -319,11 +243,6 @@ class TestArchive:
         text = spark_error(caught.value)
         assert name.path.rpartition("/")[2] in text
         assert text.endswith(IF_DAMAGED)
-
-    def test_an_unknown_column_is_a_clear_error(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1])
-        with pytest.raises(JetcaptureError, match="no column amuont; it has _nats_stream"):
-            read_archive(spark, archive.url, "ORDERS", columns=["amuont"])
 
     def test_a_damaged_object_is_named(self, spark: SparkSession, archive: Archive) -> None:
         name = archive.write([1])
@@ -345,36 +264,3 @@ class TestArchive:
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
         monkeypatch.undo()
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
-
-    def test_objects_that_are_replaced_while_they_are_planned_are_listed_again(
-        self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sources = [archive.write([1, 2]), archive.write([3])]
-        facts = planning.read_facts
-
-        def compacted(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing, **more: bool) -> ObjectFacts:
-            if names == sources:
-                archive.write([1, 2, 3])
-                for source in sources:
-                    (archive.root / source.path).unlink()
-            return facts(files, names, listing, **more)
-
-        monkeypatch.setattr(planning, "read_facts", compacted)
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
-
-    def test_plain_sql_finds_the_view(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1, 2], stream="MY-ORDERS", amount=[1, 2])
-        archive_view(spark, archive.url, "MY-ORDERS", keys=["a"])
-        assert [row.asDict() for row in spark.sql("SELECT sum(amount) AS s FROM my_orders").collect()] == [{"s": 3}]
-        archive_view(spark, archive.url, "MY-ORDERS", name="mine")
-        assert spark.table("mine").count() == 2
-
-    @pytest.mark.exhaustive
-    def test_thousands_of_objects_are_opened_in_seconds(self, spark: SparkSession, archive: Archive) -> None:
-        for number in range(2000):
-            archive.write([number], f"k{number % 50}", bucket=HOUR + 60 * (number // 50), v=[number])
-        began = time.monotonic()
-        frame = read_archive(spark, archive.url, "ORDERS")
-        opened = time.monotonic() - began
-        assert frame.count() == 2000
-        assert opened < 30

@@ -25,9 +25,16 @@ def check(spark: SparkSession, drawn: Any) -> None:
         archive = drawn.draw(archives(Path(directory)))
         for bad in sorted({message.bad for message in archive.messages}):
             expected = comparable(archive.rows(bad=bad))
+            schemas = []
             for engine in ("spark", "arrow"):
                 frame = read_archive(spark, archive.url, STREAM, quarantine=bad, engine=engine)
-                assert comparable(frame.toArrow().to_pylist()) == expected, (engine, archive.log)
+                schemas.append(frame.schema)
+                table = frame.toArrow()
+                assert comparable(table.to_pylist()) == expected, (engine, archive.log)
+            assert schemas[0] == schemas[1]
+            columns = drawn.draw(some.lists(some.sampled_from(table.schema.names), min_size=1, unique=True))
+            narrow = read_archive(spark, archive.url, STREAM, quarantine=bad, columns=columns).toArrow()
+            assert sorted(map(str, narrow.to_pylist())) == sorted(map(str, table.select(columns).to_pylist()))
         if all(message.bad for message in archive.messages):
             return
         selection = drawn.draw(selections(archive))
