@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
+from jetcapture_py.jetstream.acks import _checked_numbers, ack_numbers, unpacked
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform import envelope
 from jetcapture_py.transform.envelope import Assembled, assemble, parse_headers
@@ -87,6 +89,13 @@ def test_numbers_are_read_from_every_form_of_ack_subject(form: str) -> None:
     result.batch.rows.validate(full=True)
 
 
+def test_forms_of_ack_subjects_may_be_mixed_in_one_batch() -> None:
+    forms = ["short", "token", "domain", "short", "no domain"]
+    result = assembled(*(ack(seq, form=form) for seq, form in enumerate(forms, 1)))
+    assert column(result, layout.SEQ) == [1, 2, 3, 4, 5]
+    assert (result.strays, result.failures) == (0, ())
+
+
 STRAYS = [
     b"x",
     b"_INBOX.abc.1",
@@ -134,6 +143,26 @@ def test_a_frame_that_is_not_from_our_consumer_is_left_out_and_counted() -> None
             assert column(result, layout.SEQ) == [1, 2], stray
             assert column(result, layout.PAYLOAD) == [b"payload 0", b"payload 2"], stray
             assert column(result, REPLY) == [ack(1, form=form), ack(2, form=form)], stray
+
+
+@given(
+    st.lists(st.integers(100, 999), min_size=1, max_size=5),
+    st.sampled_from(["short", "domain", "token"]),
+    st.integers(0, 4),
+    st.integers(0, 80),
+    st.sampled_from([*b".019/:- +_a\x00\xff"]),
+)
+def test_one_wrong_byte_changes_what_it_changes_read_one_by_one(
+    seqs: list[int], form: str, row: int, place: int, byte: int
+) -> None:
+    replies = [bytearray(ack(seq, form=form)) for seq in seqs]
+    changed = replies[row % len(replies)]
+    changed[place % len(changed)] = byte
+    texts = [bytes(reply) for reply in replies]
+    numbers, keep = ack_numbers(pa.array(texts, pa.binary()), "S", "C")
+    expected, real = _checked_numbers(texts, b"S", b"C", (2, 3, 5))
+    assert [each.tolist() for each in numbers] == [each.tolist() for each in expected]
+    assert (list(range(len(texts))) if keep is None else keep) == real
 
 
 def test_a_delivery_count_that_its_column_cannot_hold_is_the_highest_it_can() -> None:
@@ -304,3 +333,16 @@ def test_no_header_block_is_lost_or_raises(blocks: list[bytes]) -> None:
     for index, block in enumerate(blocks):
         assert (found[index] is None) == (index in result.raw_headers)
         assert result.raw_headers.get(index, block) == block
+
+
+def test_numbers_that_were_parsed_before_stay_with_their_messages() -> None:
+    """The source of `mode: ordered` parses ack subjects, and such rows have positions in place of them."""
+    replies = [ack(seq) for seq in range(5, 10)]
+    received = Received.of([b"s"] * 5, replies, [b""] * 5, [b"p"] * 5)
+    plain = assemble("S", "C", received, pinned=True).batch.rows
+    received.numbers = ack_numbers(received.replies, "S", "C")[0]
+    first, others = received.where(np.array([True, False, True, True, True])).split(1)
+    assert assemble("S", "C", first, pinned=True).batch.rows == plain.slice(0, 1)
+    assert assemble("S", "C", others, pinned=True).batch.rows == plain.slice(2)
+    seqs, times = unpacked(plain.column(REPLY).slice(1))
+    assert (seqs.tolist(), times.tolist()) == ([6, 7, 8, 9], [NANOSECONDS] * 4)
