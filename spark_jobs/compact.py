@@ -25,7 +25,7 @@ from typer import Option
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import TARGET_SIZE, Source
-from jetcapture_py.compaction.summary import Summary, report
+from jetcapture_py.compaction.summary import Summary, report, waiting_line
 from jetcapture_py.compaction.unit import CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.units import parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
@@ -64,8 +64,8 @@ def compact(
 
     Only buckets that ended more than `older_than` seconds ago and start in [`start`, `end`), and only these `keys`
     (None: messages without a key), which excludes objects in bundles. If the archive has a watermark, only buckets that
-    are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the last object that replaces
-    them was written; this function waits for that once. `tell` gets progress messages.
+    are complete by it, unless `incomplete`. Replaced objects are removed by a run that begins more than `grace`
+    seconds after the last object that replaces them was written. `tell` gets progress messages.
 
     `options` go to fsspec, here and on the executors. Raises JetcaptureError if the archive cannot be listed; failures
     of single groups are in the summary's errors.
@@ -86,6 +86,8 @@ def compact(
         raise JetcaptureError(f"no {kind}objects of stream {stream} under {archive.shown}")
     compaction.add(_run(spark, archive, compaction))
     compaction.remove()
+    if waiting := sum(len(outcome.removable) for outcome in compaction.waiting):
+        tell(waiting_line(waiting))
     return compaction.summary()
 
 

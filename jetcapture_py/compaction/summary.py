@@ -131,3 +131,8 @@ def total(summary: Summary) -> str:
         return f"{old}, {before}: would read {to_merge}"
     duplicates = plural(summary.duplicates, "duplicate row", grouped=True)
     return f"{old}, {before} → {new}, {after}; {duplicates} removed"
+
+
+def waiting_line(objects: int) -> str:
+    """Say that replaced objects are still there."""
+    return f"{plural(objects, 'replaced object', grouped=True)} left for readers until a later run"

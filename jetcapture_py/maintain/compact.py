@@ -10,7 +10,7 @@ of `layout` counts it once:
   that were listed and read are removed (see `store.removal`), not those that the capture stores meanwhile; if these
   overlap the new objects, readers compare them.
 - If killed while writing, it leaves more copies than before. The next run keeps new objects that are complete in their
-  range and continues with the rest. If killed while waiting or removing, the next run only removes the sources.
+  range and continues with the rest. The next run also removes sources whose grace period has passed since.
 - Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
   both remove them, because an object is only replaced by objects with more rows (see `compaction.plan`).
 
@@ -43,7 +43,7 @@ from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.text import duration, plural
+from jetcapture_py.text import plural
 
 _NICE = 10
 """Nice value of the threads that merge: on a core that others use too, they get about a tenth of the time."""
@@ -188,25 +188,20 @@ class Compaction:
         for outcome in self.waiting:
             outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
 
-    def remove(self, *, wait: bool = True, named: Callable[[], Paths] = frozenset) -> None:
-        """Remove replaced objects after their grace period, if they and their replacements have not changed.
+    def remove(self, *, named: Callable[[], Paths] = frozenset) -> None:
+        """Remove replaced objects whose grace period has passed, if they and their replacements have not changed.
 
-        Without `wait`, those whose grace period has not passed are left `waiting`; so are those of which a table, as
-        `named` reads it right before the removal, still has one.
+        The others are left `waiting` for a later compaction; so are those of which a table, as `named` reads it right
+        before the removal, still has one.
         """
-        grace, begin = self._settings.grace, time.time()
+        grace, now = self._settings.grace, time.time()
         due: list[Outcome] = []
         later: list[Outcome] = []
         for outcome in self.waiting:
-            (due if wait or outcome.since + grace <= begin else later).append(outcome)
+            (due if not grace or outcome.since + grace <= now else later).append(outcome)
         self.waiting = later
         if not due:
             return
-        # a catalog's clock may be ahead
-        if (seconds := min(grace, max(outcome.since for outcome in due) + grace - begin)) > 0:
-            count = plural(sum(len(outcome.removable) for outcome in due), "object")
-            self._tell(f"waiting {duration(round(seconds))} for readers before removing {count}")
-            time.sleep(seconds)
         in_table = named()
         ready = [outcome for outcome in due if in_table.isdisjoint(outcome.removable)]
         self.waiting += [outcome for outcome in due if not in_table.isdisjoint(outcome.removable)]

@@ -16,7 +16,7 @@ from typing import Any
 
 from jetcapture_py.archive import layout, stream_config, watermark
 from jetcapture_py.archive.removed import expired_path
-from jetcapture_py.compaction.summary import Summary, report, total
+from jetcapture_py.compaction.summary import Summary, report, total, waiting_line
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
@@ -84,7 +84,7 @@ class PassResult:
         for table in self.tables.values():
             yield from table.lines()
         if self.waiting:
-            yield f"{self.waiting:,} replaced objects stay for readers until a later pass"
+            yield waiting_line(self.waiting)
         if self.expired is not None:
             yield self.expired.line(self.stream)
 
@@ -115,10 +115,9 @@ class Maintenance:
         self._in_tables: list[Container[str]] = []
         self._tell, self._progress = tell, progress
         self._compactions: Mapping[str, Compaction] = {}
-        self._seconds = 0.0
 
     def run(self, stop: threading.Event | None = None) -> PassResult:
-        """Make one pass. What it replaced and may not be removed yet is left to `finish`, or to the next pass.
+        """Make one pass. What it replaced and may not be removed yet is left to a later one.
 
         After `stop` is set, no further objects are merged. Raises JetcaptureError if the archive cannot be listed, or
         has nothing of the stream.
@@ -132,34 +131,16 @@ class Maintenance:
         self._tabulate()
         for part, compaction in self._compactions.items():
             if part not in self._held:
-                compaction.remove(wait=False, named=partial(self._named, part))
+                compaction.remove(named=partial(self._named, part))
         if self._expiry is not None:
             parts = self._tables if self._expiry.due else ()
             self._expiry.remove([*self._in_tables, *(self._named(part) for part in parts)], self._held)
             if self._expiry.removed and not self._dry_run:
                 self._expiry.archive.remove_empty(self.config.source.stream)
-        self._seconds = time.monotonic() - started
-        return self._result()
-
-    def finish(self) -> PassResult:
-        """Wait until what the pass replaced may be removed, and remove it. Raises JetcaptureError."""
-        for part, compaction in self._compactions.items():
-            if part not in self._held:
-                compaction.remove(named=partial(self._named, part))
-        return self._result()
-
-    def _named(self, part: str) -> PathSet:
-        """Return the paths of the objects that a part's table names now: another pass may have changed it."""
-        if self._dry_run or part not in self._tables:
-            return PathSet()
-        archive = open_archive(self.config.store.url, self.config.store.options)
-        return named_paths(self.config, archive, quarantine=part == "quarantine")
-
-    def _result(self) -> PassResult:
         compactions = self._compactions
         return PassResult(
             stream=self.config.source.stream,
-            seconds=self._seconds,
+            seconds=time.monotonic() - started,
             compacted={part: compaction.summary() for part, compaction in compactions.items()},
             waiting=sum(len(each.removable) for compaction in compactions.values() for each in compaction.waiting),
             removed=sum(compaction.removed for compaction in compactions.values()),
@@ -167,6 +148,13 @@ class Maintenance:
             table_errors=self._table_errors,
             expired=None if self._expiry is None else self._expiry.summary(),
         )
+
+    def _named(self, part: str) -> PathSet:
+        """Return the paths of the objects that a part's table names now: another pass may have changed it."""
+        if self._dry_run or part not in self._tables:
+            return PathSet()
+        archive = open_archive(self.config.store.url, self.config.store.options)
+        return named_paths(self.config, archive, quarantine=part == "quarantine")
 
     def _expired(self) -> Expiry | None:
         """Record what has expired, which may be removed after that."""

@@ -80,7 +80,7 @@ def maintain(
 
 
 def _one_pass(files: CaptureFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
-    passes: dict[CaptureId, tuple[str, Maintenance]] = {}
+    results: list[tuple[CaptureId, str, PassResult]] = []
     selected = _required(files, section=request is None)
     for lines in selected.problems.values():
         for line in lines:
@@ -101,19 +101,11 @@ def _one_pass(files: CaptureFiles, request: CompactRequest | None, *, dry_run: b
                 progress=_bars(show, label),
             )
             try:
-                maintenance.run()
+                results.append((capture, label, maintenance.run()))
             except Exception as error:  # also a bug, or a library's: other archives go on
                 _tell(label, _reason(error))
                 code = FAILED
-                continue
-            passes[capture] = label, maintenance
-    for capture, (label, maintenance) in passes.items():  # all wait at the same time for what they may remove
-        try:
-            result = maintenance.finish()
-        except Exception as error:
-            _tell(label, _reason(error))
-            code = FAILED
-            continue
+    for capture, label, result in results:
         done = CommandResult(summary=result.summary, lines=result.lines(), records=[result.as_dict()])
         if single and not as_json:
             show_one(done, as_json=False)

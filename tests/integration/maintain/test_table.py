@@ -122,8 +122,7 @@ class World:
         return stored.name
 
     def maintain(self) -> PassResult:
-        self.passes.run()
-        return self.passes.finish()
+        return self.passes.run()
 
     def commit(self, *, stuck: bool = False) -> TableResult:
         result = self.maintain()
@@ -671,8 +670,8 @@ def test_what_another_pass_has_put_back_into_the_table_is_not_removed(tmp_path: 
     passes = Maintenance(world.config, compact=service.CompactRequest().of(world.config, dry_run=False))
     remove = passes._named
     passes._named = lambda part: (tmp_path / "catalog.db").write_bytes(before) and remove(part)
-    passes.run()
-    assert (passes.finish().waiting, passes.finish().removed) == (2, 0)
+    result = passes.run()
+    assert (result.waiting, result.removed) == (2, 0)
     assert by_pyiceberg(world.load()) == truth(world)
 
 

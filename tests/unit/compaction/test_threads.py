@@ -116,5 +116,5 @@ def test_no_clock_that_is_ahead_delays_the_removal(tmp_path: Path, ahead: str) -
     if ahead == "catalog":
         (outcome,) = compaction.waiting
         compaction.keep(frozenset(), dict.fromkeys(outcome.removable, later))
-    compaction.remove(wait=ahead == "catalog")
+    compaction.remove()
     assert [path.name for path in tmp_path.rglob("*.parquet")] == [Path(holder.path).name]

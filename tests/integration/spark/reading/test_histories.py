@@ -179,9 +179,7 @@ class History:
         compact = CompactionSettings(target=target, after=0, grace=0, incomplete=True)
         if objects(self.captured.root):
             before = self._numbers_in_archive()
-            maintenance = Maintenance(self.captured.config, compact=compact)
-            maintenance.run()
-            assert not maintenance.finish().errors
+            assert not Maintenance(self.captured.config, compact=compact).run().errors
             assert self._numbers_in_archive() == before
 
     def expire(self) -> None:
