@@ -201,6 +201,26 @@ def test_all_frames_arrive_as_from_the_stock_parser() -> None:
     assert len(calls) == 4
 
 
+@pytest.mark.parametrize("number", range(len(FRAMES)))
+def test_a_split_at_any_byte_of_a_frame_changes_nothing(number: int) -> None:
+    """The frame among its neighbors: what another frame holds does not matter to a split of this one."""
+    before, split, after = (b"".join(FRAMES[part]) for part in around(number))
+    whole, _ = outcomes(before + split + after)
+    for cut in range(len(split) + 1):
+        fast, stock = outcomes(before + split[:cut], split[cut:] + after)
+        assert fast == stock == whole, cut
+
+
+def around(number: int) -> tuple[slice, slice, slice]:
+    """The frame before this one, this one, and the one after it."""
+    return slice(max(number - 1, 0), number), slice(number, number + 1), slice(number + 1, number + 2)
+
+
+def test_a_stream_that_comes_byte_by_byte_changes_nothing() -> None:
+    fast, stock = outcomes(*(STREAM[i : i + 1] for i in range(len(STREAM))))
+    assert fast == stock == outcomes(STREAM)[0]
+
+
 @pytest.mark.parametrize(
     "spaced",
     [
