@@ -116,6 +116,44 @@ def test_a_template_that_cannot_be_read_is_refused_in_one_line(template: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_a_token_counts_from_zero_and_a_missing_one_means_no_key() -> None:
+    messages = batch("orders.eu.1", "orders", "a.b", "..x")
+    assert keys("{subject[0]}", messages) == ["orders", "orders", "a", ""]
+    assert keys("{subject[1]}", messages) == ["eu", None, "b", ""]
+    assert keys("{subject[2]}", messages) == ["1", None, None, "x"]
+    assert keys("{subject[9]}", messages) == [None] * 4
+    assert keys("r-{subject[1]}", messages) == ["r-eu", None, "r-b", "r-"]
+
+
+def test_the_first_value_of_a_repeated_header_is_the_key() -> None:
+    messages = batch(
+        *"abcdefg",
+        headers=[{"T": ["one", "two"]}, None, {}, {"t": ["x"]}, {"T": []}, {"T": [""]}, {"A": ["1"], "T": ["ü"]}],
+    )
+    assert keys("{header.T}", messages) == ["one", None, None, None, None, "", "ü"]
+    assert keys("t-{header.T}", messages) == ["t-one", None, None, None, None, "t-", "t-ü"]
+    assert keys("{header.Missing}", messages) == [None] * 7
+
+
+def test_a_header_of_a_batch_without_headers_is_no_key() -> None:
+    assert keys("{header.T}", batch("a", "b")) == [None, None]
+
+
+def test_a_path_leads_through_structs() -> None:
+    column = pa.array([{"b": {"c": 1}}, {"b": {"c": None}}, {"b": None}, None])
+    assert field_keys("{a.b.c}", a=column) == ["1", None, None, None]
+    assert field_keys("{a.b}", a=column) == [None] * 4
+    assert field_keys("{a.x}", a=column) == [None] * 4
+    assert field_keys("{a.b.c.d}", a=column) == [None] * 4
+    assert field_keys("{x.b.c}", a=column) == [None] * 4
+
+
+def test_parts_are_joined_and_one_missing_part_means_no_key() -> None:
+    messages = batch("orders.eu", "orders", "orders.us", headers=[{"T": ["1"]}, {"T": ["2"]}, None])
+    fields = pa.RecordBatch.from_pydict({"x": [5, 6, 7]})
+    assert keys("k/{subject[1]}:{header.T}-{x}", messages, fields) == ["k/eu:1-5", None, None]
+
+
 def test_a_decoded_field_is_the_key_as_text() -> None:
     assert field_keys("{x}", x=["a", None, "", "ü"]) == ["a", None, "", "ü"]
     assert field_keys("{x}", x=[1, None, -(1 << 63)]) == ["1", None, "-9223372036854775808"]
