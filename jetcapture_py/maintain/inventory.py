@@ -127,10 +127,6 @@ class PathSet:
         """Whether it has all of these paths."""
         return bool(self._has(list(paths)).all())
 
-    def among(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the paths that it has."""
-        return [path for path, has in zip(paths, self._has(paths), strict=True) if has]
-
     def _has(self, paths: Sequence[str]) -> Any:
         """Return a mask of the paths that it has."""
         if not paths or not self._hashes:

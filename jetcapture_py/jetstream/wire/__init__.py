@@ -1,1 +1,1 @@
-"""The fast receive path under nats-py."""
+"""The receive path under nats-py."""

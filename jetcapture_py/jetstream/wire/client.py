@@ -1,11 +1,11 @@
-"""The fast receive path: MSG and HMSG frames of our own subscriptions become columns without per-message objects.
+"""The receive path: MSG and HMSG frames of our own subscriptions become columns without per-message objects.
 
 nats-py creates many objects per message. This keeps its connection handling (TLS, authentication, reconnect, PING) and
 replaces only the parser, before `connect()`: frames of registered subscriptions are recorded as offsets in memory, many
 at once, and every other complete frame goes to the stock parser. Both use what nats-py keeps private, so other versions
 than `NATS_PY` are refused.
 
-The fast path bypasses nats-py's statistics and pending limits; the pulls' credit limits what can arrive.
+It bypasses nats-py's statistics and pending limits; the pulls' credit limits what can arrive.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ With TLS or WebSockets, bytes come from nats-py's own transports and are copied.
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections import deque
 from typing import TYPE_CHECKING, Any
 from urllib.parse import ParseResult
 
@@ -25,36 +23,19 @@ CLOSING = 5.0
 """Seconds in which a connection must close, or it is aborted: the server may have stopped reading."""
 GATHER = 0.005
 """Seconds of delay, because small reads take nearly as long as large ones. It also delays answers to acks."""
-EARLIER = 2
-"""Maximum number of earlier segments to keep: using one again saves clearing a new one, and its page faults."""
-
-
-def _count_of_unused() -> int:
-    """Return what `sys.getrefcount` says of an object that only a deque holds; -1 unless it counts other references.
-
-    Versions of Python differ in which references they count. A count that is too high would allow memory in use.
-    """
-    held = deque((bytearray(),))
-    count = sys.getrefcount(held[0])
-    held.append(held[0])
-    return count if sys.getrefcount(held[0]) > count else -1
-
-
-_UNUSED = _count_of_unused()
 
 
 class ReceiveBuffer:
     """A connection's received bytes; those from `start` to `stop` have not been parsed yet.
 
-    At the end of a segment these are copied to another one. Parsed bytes are never moved or changed while anybody
-    refers to their segment. `needed` is the size of the first frame if it is known and incomplete, else 0.
+    At the end of a segment these are copied to a new one, because messages refer to the parsed bytes. `needed` is the
+    size of the first frame if it is known and incomplete, else 0.
     """
 
-    __slots__ = ("_earlier", "needed", "segment", "start", "stop")
+    __slots__ = ("needed", "segment", "start", "stop")
 
     def __init__(self) -> None:
         self.segment = bytearray()
-        self._earlier: deque[bytearray] = deque(maxlen=EARLIER)
         self.start = self.stop = self.needed = 0
 
     def __len__(self) -> int:
@@ -64,20 +45,10 @@ class ReceiveBuffer:
         """Return free memory for at least `size` bytes; the caller then advances `stop`."""
         if len(self.segment) - self.stop < size:
             rest = self.segment[self.start : self.stop]
-            if len(self.segment) < 2 * SEGMENT:
-                self._earlier.append(self.segment)
-            self.segment = self._free(max(SEGMENT, self.needed, 2 * len(rest)) + size)
+            self.segment = bytearray(max(SEGMENT, self.needed, 2 * len(rest)) + size)
             self.segment[: len(rest)] = rest
             self.start, self.stop = 0, len(rest)
         return memoryview(self.segment)[self.stop :]
-
-    def _free(self, size: int) -> bytearray:
-        """Return memory of at least `size` bytes: an earlier segment that nobody uses any more, or a new one."""
-        for index in range(len(self._earlier)):
-            if len(self._earlier[index]) >= size and sys.getrefcount(self._earlier[index]) == _UNUSED:
-                self._earlier.rotate(-index)
-                return self._earlier.popleft()
-        return bytearray(size)
 
     def append(self, data: bytes) -> None:
         """Append a copy of `data`."""
