@@ -88,8 +88,8 @@ class Table:
         stored: dict[str, tuple[str, pa.DataType]] = {}
         for field in schema:
             folded = field.name.lower()
-            if field.name == layout.KEY:
-                continue  # one of the partitions
+            if field.name == layout.KEY or folded in self.partitions:
+                continue  # its path says it
             if chosen is not None and folded not in chosen and not (choose and choose(field.name)):
                 continue
             try:

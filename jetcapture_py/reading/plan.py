@@ -426,7 +426,10 @@ def read_facts(
             if not data:
                 raise _unreadable(files, name, "not a Parquet file: no footer at its end")
             try:
-                schema_of[name] = reader.number(data)
+                schema_of[name] = index = reader.number(data)
+                schema = reader.schemas[index]
+                if lacking := [column for column in _required(name) if schema.get_field_index(column) < 0]:
+                    raise _unreadable(files, name, f"no column {lacking[0]}: it is not jetcapture's")
                 if timed and name.event_time:
                     times[name] = footer.bounds(footer.decoded(data), layout.TIMESTAMP)
                 if untimed is not None and name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME):
@@ -443,6 +446,11 @@ def read_facts(
         if (interval := footer.number_in(data, layout.INTERVAL)) is not None:
             intervals[name] = interval
     return ObjectFacts(schemas=reader.schemas, schema_of=schema_of, bundles=bundles, intervals=intervals, times=times)
+
+
+def _required(name: ObjectName) -> tuple[str, ...]:
+    """Return the columns without which an object is none."""
+    return (layout.SEQ, layout.TIMESTAMP, layout.KEY) if name.bundle else (layout.SEQ, layout.TIMESTAMP)
 
 
 def inexact_columns(

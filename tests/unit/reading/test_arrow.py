@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import uuid
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
@@ -216,6 +217,20 @@ def test_objects_outside_the_range_and_foreign_files_are_not_opened(tmp_path: Pa
     start = datetime.fromtimestamp(HOUR, UTC)
     table = read_archive(tmp_path, "ORDERS", start=start, end=start + timedelta(hours=1)).read_all()
     assert table[layout.SEQ].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("bundles", [0, 5])
+def test_a_users_own_file_without_the_columns_of_an_object_is_named_and_one_called_date_is_read(
+    tmp_path: Path, bundles: int
+) -> None:
+    archive = Archive(tmp_path, bundles)
+    archive.write([1], date=["in the file"])
+    assert read_archive(tmp_path, "ORDERS", columns=["date"]).read_all().to_pylist() == [{"date": "2026-05-01"}]
+    path = tmp_path / archive.write([2]).path
+    pq.write_table(pq.read_table(path, partitioning=None).drop_columns([layout.KEY if bundles else layout.SEQ]), path)
+    lacking = f"{path.name}: no column {'key' if bundles else '_nats_seq'}: it is not jetcapture's; "
+    with pytest.raises(JetcaptureError, match=re.escape(lacking)):
+        read_archive(tmp_path, "ORDERS")
 
 
 def test_an_empty_quarantine_is_a_table_without_rows(tmp_path: Path) -> None:
