@@ -46,7 +46,7 @@ ENCODERS = 4
 CANCEL_AGAIN = 1.0
 """Seconds after which a capture that was canceled before it was open is canceled again; nats-py may swallow that."""
 LOOK = 60.0
-"""Seconds between two searches for the streams of a file for many, which also start its failed captures again."""
+"""Seconds between searches for the streams of a file for many; each also restarts its failed captures."""
 
 
 def run(
@@ -228,7 +228,7 @@ class Supervisor:
         return [task for member in self._members.values() if (task := member.running)]
 
     async def _update(self, *, reload: bool, restart: bool) -> None:
-        """Run what the files select, with `reload` after reading them again; if anything is wrong, change nothing."""
+        """Run the captures that the files select; `reload` reads the files again. Any problem changes nothing."""
         before = dict(self._members)
         try:
             files = await asyncio.to_thread(self._files.again) if reload else self._files
@@ -292,7 +292,7 @@ class Supervisor:
         self._problems, self._left_out = problems, selected.left_out
 
     def _report_failures(self, gone: Collection[CaptureId] = ()) -> None:
-        """Log which captures of one of many streams have failed, and which have ended with their streams."""
+        """Log captures of many streams that failed, or ended with their streams."""
         for capture, member in self._members.items():
             if member.error is not None:
                 error, member.error = member.error, None

@@ -27,7 +27,7 @@ MARGIN = timedelta(seconds=5)
 READER_MARGIN = timedelta(minutes=5)
 """Maximum delay of a reader's clock against the servers'."""
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
-"""The time of a capture that has just begun."""
+"""The time of a new capture."""
 END = 1 << 62
 """After every sequence."""
 Subjects = tuple[str, ...]
@@ -36,10 +36,10 @@ Subjects = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """The consumer's filter subjects, as its configuration had them, and whose messages they selected."""
+    """An entry of the history of a consumer's filter subjects, as configured."""
 
     after: int
-    """They alone selected the messages after this sequence, up to the next entry's."""
+    """Sequence after which they alone apply, up to the next entry's `after`."""
     subjects: Subjects
     consumer: str = ""
     """When the consumer was created, as the server wrote it; "" if unknown."""
@@ -49,12 +49,12 @@ class Filters:
 
     @property
     def first(self) -> int:
-        """The first sequence that they may have selected."""
+        """First sequence they may have selected."""
         return self.after + 1 if self.doubtful is None else self.doubtful[0]
 
     @property
     def certain_after(self) -> int:
-        """They certainly selected the messages after this sequence."""
+        """Sequence after which they are certain."""
         return self.after if self.doubtful is None else self.doubtful[1] or END
 
     def fields(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class ConsumerWatermark:
     """First known creation time of the stream; "" if unknown."""
     seq: int
     time: datetime
-    """`NEVER` in a file that promises nothing by time yet."""
+    """`NEVER` until known."""
     deliveries: int = 0
     """Deliveries that the consumer has made, which identify it; 0 if unknown."""
     sample: Sample | None = None
@@ -153,13 +153,13 @@ class Watermark:
     last_stored: datetime | None = None
     """When an object was stored last; None if unknown."""
     bucket_time: str = STREAM_TIME
-    """What buckets are made of; other than the stream's timestamp if it is for one of the captures."""
+    """What buckets are made of; an event time if it is one for any of the captures."""
     filters: tuple[tuple[int, Subjects], ...] = ()
-    """After which sequence the captures together select which subjects, in order; empty if unknown."""
+    """Subjects the captures together select after each sequence, in order; empty if unknown."""
     counted: tuple[ConsumerWatermark, ...] = ()
-    """The files that it is the minimum of."""
+    """Files that count."""
     files: tuple[ConsumerWatermark, ...] = ()
-    """All files, also those that do not count."""
+    """All files."""
 
     @property
     def origin(self) -> Origin:
@@ -172,18 +172,18 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A range of sequences of which the same filters selected the messages."""
+    """A range of sequences under the same filters."""
 
     first: int
     last: int
     candidates: tuple[Subjects, ...]
-    """The filters that may have selected them; one, unless they are doubtful."""
+    """Filters that may have applied; one, unless doubtful."""
     doubtful: bool = False
-    """Whether messages that the candidates match may have been skipped."""
+    """Whether matching messages may have been skipped."""
 
 
 def stretches(filters: Sequence[Filters]) -> Iterator[Stretch]:
-    """Yield the stretches from sequence 1 on. The first filters that are known are taken for those before them."""
+    """Yield the stretches from sequence 1 on. The first known filters also count for the sequences before them."""
     doubts = [(entry.first, entry.certain_after) for entry in filters if entry.doubtful is not None]
     cuts = {1, *(entry.after + 1 for entry in filters[1:]), *(first for first, _ in doubts)}
     cuts |= {last + 1 for _, last in doubts}
@@ -199,9 +199,9 @@ def stretches(filters: Sequence[Filters]) -> Iterator[Stretch]:
 
 
 def union(filters: Iterable[Subjects]) -> Subjects:
-    """Return subjects of all messages that any of these filters matches, as a consumer can filter them.
+    """Return filter subjects for a consumer that match whatever any of these filters matches.
 
-    All subjects if patterns overlap, and none of them has all that the other one has.
+    All subjects if patterns overlap without one covering the other.
     """
     every = {subject for subjects in filters for subject in subjects or (">",)}
     own = [one for one in every if not any(covers(other, one) for other in every if other != one)]
@@ -210,12 +210,12 @@ def union(filters: Iterable[Subjects]) -> Subjects:
 
 
 def all_covered(subjects: Subjects, by: Subjects) -> bool:
-    """Whether filters `by` match every message that filters `subjects` match."""
+    """Whether filters `by` cover filters `subjects`."""
     return all(any(covers(pattern, subject) for pattern in by or (">",)) for subject in subjects or (">",))
 
 
 def minimum(files: Sequence[ConsumerWatermark]) -> Watermark | None:
-    """Return what holds for all captures of a stream; None without any file.
+    """Return the watermark of a stream from its captures' files; None without any.
 
     A file does not count if another one, which has got as far, has all of its messages from there on. One of an earlier
     incarnation of the stream is at position 0 of the newest one.
@@ -258,7 +258,7 @@ def minimum(files: Sequence[ConsumerWatermark]) -> Watermark | None:
 
 
 def _together(histories: Sequence[tuple[Filters, ...]]) -> tuple[tuple[int, Subjects], ...]:
-    """Return after which sequence several consumers select which subjects."""
+    """Merge the filters of several consumers: pairs of a sequence and the subjects selected after it."""
     parts = [list(stretches(history)) for history in histories if history]
     result: list[tuple[int, Subjects]] = []
     for first in sorted({part.first for own in parts for part in own}):

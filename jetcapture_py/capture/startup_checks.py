@@ -78,7 +78,7 @@ async def _watermark(state: CaptureState) -> ConsumerWatermark | None:
 
 
 async def _begin_watermark(state: CaptureState) -> None:
-    """Write the watermark before anything is pulled, so that readers wait for this capture from now on."""
+    """Write the watermark before the first pull, so that readers wait for this capture."""
     try:
         async with asyncio.timeout(TIMEOUT):
             await write_watermark(state, IDLE_MARK)

@@ -139,7 +139,7 @@ async def recognize_stream(state: CaptureState, mark: ConsumerWatermark | None =
 
 
 def _known(notes: NoteStore, stream: str, consumer: str) -> tuple[ConsumerWatermark | None, Origin | None]:
-    """Return the capture's file, and the stream by it or by those of other captures. Raises JetcaptureError."""
+    """Return the capture's file, and the stream as the archive knows it. Raises JetcaptureError."""
     if (own := read_own_watermark(notes, stream, consumer)) is not None:
         return own, own.origin
     archived = read_watermark(notes, stream)

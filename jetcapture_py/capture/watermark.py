@@ -109,7 +109,7 @@ def _merged(
     seen: Sequence[ConsumerState],
     warnings: list[tuple[str, Mapping[str, object]]],
 ) -> ConsumerWatermark:
-    """Return `current` with what the file knows beyond it; add a warning if filters were changed."""
+    """Merge the file into `current`; add a warning for each change of filters."""
     first = (Filters(after=seen[0].delivered, subjects=_subjects(seen[0]), consumer=seen[0].created),)
     if stored is None or (stored.created and current.created and stored.created != current.created):
         time = NEVER if stored is None else stored.time  # messages of a recreated stream are later
@@ -135,7 +135,7 @@ def _merged(
 
 
 def observed(mark: ConsumerWatermark, state: ConsumerState) -> ConsumerWatermark:
-    """Return the watermark with what the consumer's state says of its filters.
+    """Return the watermark with the filters of the consumer's state.
 
     After a change, the server does not report up to where it had searched with the filters before. A consumer that was
     created again may have started after messages that the earlier one had not acknowledged. If it has started before
@@ -166,7 +166,7 @@ def observed(mark: ConsumerWatermark, state: ConsumerState) -> ConsumerWatermark
 
 
 def _closed(filters: Sequence[Filters], delivered: int) -> Iterator[Filters]:
-    """Yield the filters; what was delivered since the last change ends doubts."""
+    """Yield the filters; a delivery after the last change ends its doubtful range."""
     *earlier, last = filters
     if not earlier:  # of replicas that start together, the first one knows best
         yield replace(last, after=min(last.after, delivered))
@@ -179,19 +179,19 @@ def _closed(filters: Sequence[Filters], delivered: int) -> Iterator[Filters]:
 
 
 def _certain(filters: Sequence[Filters], after: int, last: int) -> Sequence[Stretch]:
-    """Return the stretches after a sequence, up to and with `last`; none if it is not certain who selected what."""
+    """Return the stretches after a sequence, up to and with `last`; none if any is unknown or doubtful."""
     parts = [part for part in stretches(filters) if part.first <= last and part.last > after]
     return () if after < filters[0].after or any(part.doubtful for part in parts) else parts
 
 
 def _had_selected(filters: Sequence[Filters], after: int, last: int, subjects: Subjects) -> bool:
-    """Whether the filters have selected all messages there that match `subjects`."""
+    """Whether the filters certainly covered `subjects` in this range."""
     parts = _certain(filters, after, last)
     return bool(parts) and all(all_covered(subjects, part.candidates[0]) for part in parts)
 
 
 def _joint(filters: Sequence[Filters], after: int, last: int, subjects: Subjects) -> Sequence[Filters]:
-    """Return what the filters and `subjects` select together; nothing if it is not certain."""
+    """Return the union of the filters and `subjects`; nothing if uncertain."""
     consumer, joint = filters[-1].consumer, []
     for part in _certain(filters, after, last):
         both = union((part.candidates[0], subjects))
@@ -212,7 +212,7 @@ class Observer:
         self._stream, self._consumer = stream, consumer
         self._samples: list[tuple[int, int]] = []
         self.seen: list[ConsumerState] = []
-        """States with filters, or of a consumer, that the file may not know yet."""
+        """Consumer states that the file may lack."""
         self.overtaken: tuple[int, int] | None = None
         """Sequence and timestamp of a message, if a later one had a lower sequence: the server may have lost it."""
 
@@ -288,9 +288,9 @@ def _subjects(state: ConsumerState) -> Subjects:
 
 
 async def abandoned(api: Api, archived: Watermark, own: str, url: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the consumers, but for `own`, that hold readers back and do not exist any more, each with a line about it.
+    """Return deleted consumers, except `own`, whose files hold readers back, each with a line about it.
 
-    Nothing is known of those about which the server does not answer.
+    Skips consumers about which the server does not answer.
     """
     lines = {}
     for mark in archived.counted:

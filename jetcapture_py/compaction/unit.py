@@ -89,7 +89,7 @@ def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) 
 
 
 def _caught(name: ObjectName, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Yield outcomes, and an error as one, so that others go on."""
+    """Yield outcomes; an error becomes one, so that other units continue."""
     try:
         yield from outcomes
     except VanishedError:
@@ -162,7 +162,7 @@ def _footer(files: Files, source: Source) -> Footer | Exception:
 def _merged(
     files: Files, spec: CompactionSpec, bundles: int, known: Sequence[tuple[Source, Footer]]
 ) -> Iterator[Outcome]:
-    """Compact objects of one key, or of one bundle of so many."""
+    """Compact the objects of one key or bundle."""
     name = known[0][0].name
     existing = {source.name.path: source for source, _ in known}
     kinds = classes([footer.schema for _, footer in known])

@@ -84,7 +84,7 @@ class Captures:
     listen_required: bool = False
     """Whether the address was configured, so that a port in use is an error."""
     log: LogConfig = field(default_factory=LogConfig)
-    """The first format and level that a file states."""
+    """First format and level set in a file."""
 
 
 class CaptureFiles:
@@ -128,9 +128,9 @@ class CaptureFiles:
         if problems:
             raise ConfigError(*problems)
         self.of_many = any(isinstance(file, AccountConfig) for file in self._files.values())
-        """Whether some file is for many streams, which may change at any time."""
+        """Whether a file is for many streams, which may change at any time."""
         self.single = one and not self.of_many
-        """Whether there is one capture, which output need not name."""
+        """Whether there is only one capture, so that output omits its name."""
 
     def again(self) -> CaptureFiles:
         """Read the same files again. Raises ConfigError."""
@@ -152,7 +152,7 @@ class CaptureFiles:
         return len(captures.configs) == 1 and not captures.problems and (self.single or len(self._streams) == 1)
 
     def select(self, running: Collection[CaptureId] = ()) -> Captures:
-        """Return what there should be. A `running` capture stays while it is selected: it ends with its stream.
+        """Return the captures to run. A `running` capture stays while it is selected: it ends with its stream.
 
         Raises ConfigError if captures exclude one another or a running one has become wrong, and JetcaptureError if
         streams cannot be found.
@@ -203,7 +203,7 @@ class CaptureFiles:
     # ------------------------------------------------------------------ captures of one process
 
     def _leave_out_conflicts(self, captures: Captures, running: Collection[CaptureId]) -> None:
-        """Make problems of captures that cannot run with the ones before them; streams that run come first."""
+        """Report captures that conflict with earlier ones as problems; running streams come first."""
         if self.single:
             return
         owners: dict[_Identity, CaptureId] = {}

@@ -39,7 +39,7 @@ _HARMLESS_QUOTES = re.compile(r"'(?:<[a-z -]+>|[][{},:?-])'")
 
 
 def expand(path: Path) -> list[Path]:
-    """Return the file that a command line names, or the files of a directory in the order of their names.
+    """Return a file of the command line, or the files of a directory by name.
 
     Files directly in a directory count if their names end in .yaml or .yml and do not start with a dot. Raises
     ConfigError for a directory that cannot be read or has none.

@@ -217,7 +217,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
 
 
 def is_consumer_of(state: ConsumerState, mark: ConsumerWatermark) -> bool:
-    """Whether this is the watermark's consumer: by its creation time, which servers move, or as it has come as far."""
+    """Whether this is the watermark's consumer: the same creation time, or no less progress, as servers move times."""
     if mark.filters and mark.filters[-1].consumer == state.created:
         return True
     return bool(mark.deliveries) and state.progress.continues(Progress(mark.deliveries, mark.seq))

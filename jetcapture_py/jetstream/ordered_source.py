@@ -166,7 +166,7 @@ class OrderedSource(PullSource):
             await asyncio.sleep(self.takeover / RENEWALS / 2)
 
     async def _reconnected(self) -> None:
-        """Begin another run: what was on its way is lost."""
+        """Begin another run: messages in flight are lost."""
         self.ordered.interrupt("reconnected")
         await super()._reconnected()
 
@@ -277,7 +277,7 @@ class OrderedSource(PullSource):
         self.ordered.forget()
 
     async def nak(self, replies: pa.BinaryArray) -> None:
-        """Do nothing: the next run delivers again what is not acknowledged."""
+        """Do nothing: the next run redelivers unacknowledged messages."""
 
     # ------------------------------------------------------------------ handing over
 

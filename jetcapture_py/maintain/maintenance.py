@@ -117,7 +117,7 @@ class Maintenance:
         self._compactions: Mapping[str, Compaction] = {}
 
     def run(self, stop: threading.Event | None = None) -> PassResult:
-        """Make one pass. What it replaced and may not be removed yet is left to a later one.
+        """Make one pass. A later one removes replaced objects that readers may still need.
 
         After `stop` is set, no further objects are merged. Raises JetcaptureError if the archive cannot be listed, or
         has nothing of the stream.
@@ -150,7 +150,7 @@ class Maintenance:
         )
 
     def _named(self, part: str) -> PathSet:
-        """Return the paths of the objects that a part's table names now: another pass may have changed it."""
+        """Return the paths in a part's table as it is now: another pass may have changed it."""
         if self._dry_run or part not in self._tables:
             return PathSet()
         archive = open_archive(self.config.store.url, self.config.store.options)

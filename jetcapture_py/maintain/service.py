@@ -242,7 +242,7 @@ class _Service:
         return server
 
     def _read_again(self) -> None:
-        """Have passes over the archives that the files name now; if a file is wrong, over the same as before."""
+        """Read the files again, for the archives of the next passes; if a file is wrong, keep the present ones."""
         try:
             selected = self._files.again().select()
         except JetcaptureError as error:

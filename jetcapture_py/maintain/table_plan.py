@@ -75,7 +75,7 @@ class TablePlan:
     after: float
     """Seconds since a bucket's end."""
     outcomes: Iterable[Outcome] = ()
-    """What compaction has verified."""
+    """Facts verified by compaction."""
     expired: Collection[str] = ()
     """Paths of objects that are about to be removed, beyond those of which the archive's note says so."""
     keep: float | None = None
@@ -103,7 +103,7 @@ class TablePlan:
     _kinds: dict[tuple[Partitions, int], int] = field(init=False, default_factory=dict)
     """How files are divided, and the length of their buckets."""
     _replaced: dict[str, Outcome] = field(init=False)
-    """What compaction has verified, by the paths of the objects that it replaces."""
+    """Verified facts, by the paths of the replaced objects."""
     _reader: SchemaReader = field(init=False, default_factory=SchemaReader)
     _fitting: dict[int, bool] = field(init=False, default_factory=dict)
     """Whether the table can have objects of a schema of the reader."""
@@ -300,7 +300,7 @@ class TablePlan:
         self.earliest = bucket if self.earliest is None else min(self.earliest, bucket)
 
     def outcome(self, path: str) -> Outcome | None:
-        """Return what compaction has verified of an object that it replaces."""
+        """Return the verified facts of a replaced object."""
         return self._replaced.get(path)
 
 

@@ -97,7 +97,7 @@ SHORT_WAIT, DOUBTFUL_WAIT = 5.0, 15.0
 _ALMOST = 0.9
 _ANSWER = 5.0
 _NO_MESSAGE = 1 << 62
-"""A sequence that no stream reaches; the server does not answer acknowledgements of 0."""
+"""A sequence beyond any stream; the server does not answer acknowledgements of 0."""
 
 
 def skips_messages(version: str) -> bool:

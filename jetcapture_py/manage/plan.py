@@ -62,7 +62,7 @@ HARMLESS = {
     "consumer": frozenset({"description", "metadata", "ack_wait", "max_ack_pending", "backoff", "sample_freq"})
     | {"max_batch", "max_expires", "max_bytes", "pause_until", "priority_timeout"},
 }
-"""Settings of which no change deletes anything."""
+"""Settings whose changes delete nothing."""
 RULES: dict[str, dict[str, tuple[Rule | None, str]]] = {
     "stream": {
         "subjects": (wider, "messages of other subjects are no longer stored"),
@@ -98,13 +98,13 @@ RULES: dict[str, dict[str, tuple[Rule | None, str]]] = {
         "num_replicas": (higher, "fewer servers hold the consumer's position"),
     },
 }
-"""When a change of another setting is harmless, None for never, and what it may do otherwise."""
+"""For other settings: when a change is harmless (None: never), and its possible effect otherwise."""
 FIXED = {
     "stream": frozenset({"storage", "allow_msg_counter", "persist_mode", "first_seq"}),
     "consumer": frozenset({"deliver_policy", "opt_start_seq", "opt_start_time", "replay_policy", "ack_policy"})
     | {"priority_policy", "priority_groups", "max_waiting", "mem_storage"},
 }
-"""What servers set only when they create a stream or consumer."""
+"""Settings that only a creation can set."""
 STAYS_ON = frozenset({"sealed", "deny_delete", "deny_purge", "allow_msg_ttl", "allow_msg_schedules"})
 
 Kind = Literal["stream", "consumer"]
@@ -118,7 +118,7 @@ class SettingChange:
     old: Any
     new: Any
     refusal: str | None = None
-    """Why it cannot be changed."""
+    """Reason for refusing it."""
     may_delete: str | None = None
     """Why it may delete messages."""
 
@@ -132,7 +132,7 @@ class Plan:
     name: str
     """Its name."""
     action: Literal["create", "update", "none"]
-    """What would make it as configured."""
+    """Remedy."""
     changes: tuple[SettingChange, ...]
     """Settings that differ."""
     request: dict[str, Any]
@@ -140,7 +140,7 @@ class Plan:
     configured: dict[str, Any]
     """The configured settings only."""
     left: frozenset[str] = frozenset()
-    """Changes that are left out, because they may delete messages."""
+    """Changes left out, because they may delete messages."""
     refusal: str | None = None
     """Why it is impossible, if that is not about a single setting."""
 
@@ -199,7 +199,7 @@ def _stream_plan(
 def _consumer_plan(
     source: SourceConfig, info: dict[str, Any] | None, stream: Mapping[str, Any], *, may_delete: bool
 ) -> Plan:
-    """Plan the consumer; `stream` are the settings that its stream then has."""
+    """Plan the consumer; `stream` are the settings of its stream after the change."""
     name, configured = source.consumer, consumer_config(source)
     if info is None:
         return _created("consumer", name, configured, configured)

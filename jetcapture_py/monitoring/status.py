@@ -32,7 +32,7 @@ from jetcapture_py.text import MAX_LOGGED, age, duration, escaped, one_line, plu
 
 EVERY_S = 2.0
 TIMEOUT_S = 5.0
-"""Time that a server has to answer."""
+"""Seconds to wait for an answer of the server."""
 _COUNTS = ("pending", "unacked", "max_ack_pending", "redelivered", "delivered", "ack_floor", "waiting_pulls")
 _COLUMNS = ("capture", "lag", "pending", "unacked", "redelivered", "pulls", "watermark", "last stored")
 
@@ -194,7 +194,7 @@ async def examine(config: Config, session: ReadSession) -> CaptureStatus:
 
 
 async def _held_back(config: Config, session: ReadSession, archived: Watermark, state: ConsumerState) -> list[str]:
-    """Return a line for each other capture that has held the watermark back for long, or always will."""
+    """Return a line for each other capture that holds the watermark back, for long or for good."""
     store, own = config.store, config.source.consumer
     removed = await abandoned(session.api, archived, own, store.url, store.options)
     problems = [f"watermark: {line}" for line in removed.values()]

@@ -38,7 +38,7 @@ _PIECE_BYTES = 8 << 20
 _REMOTE_OBJECTS = 8
 """Remote objects that are read at the same time; of local ones, one more than there are cores."""
 _ATTEMPTS = 3
-"""How often an archive is planned whose objects vanish before the first row."""
+"""Plans before giving up, if objects vanish before the first row."""
 
 Batches = Generator[pa.RecordBatch]
 
@@ -287,7 +287,7 @@ class _Object:
     name: ObjectName
     batches: Batches
     compared: bool
-    """Whether it may have copies of other objects' rows."""
+    """Whether it may contain copies of rows in other objects."""
     step: Future[tuple[list[pa.RecordBatch], bool]] = field(default_factory=Future)
 
 
@@ -355,7 +355,7 @@ class _Reading:
                 item.batches.close()
 
     def _objects(self, plan: ReadPlan) -> deque[_Object]:
-        """Return what is to be read, in the order in which objects begin."""
+        """Return the objects to read, in the order of their first rows."""
         shared = set(plan.shared)
         return deque(
             _Object(

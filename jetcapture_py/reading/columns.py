@@ -126,7 +126,7 @@ class Table:
         return self._stored[schema]
 
     def drifts(self, schema: int) -> bool:
-        """Whether an object stores a column in a way that Parquet cannot read as its type in the result."""
+        """Whether an object stores a column in a type that a Parquet reader cannot convert to that of the result."""
         return any(
             read_as(type_, self.columns[folded].type) != self.columns[folded].type
             for folded, (_, type_) in self._stored[schema].items()

@@ -161,7 +161,7 @@ def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
 
 
 def removal_of(url: str, options: Mapping[str, Any], path: str) -> str:
-    """Return the command that removes a small file of the archive at `url`, or says what to remove."""
+    """Return a command that removes a small file of the archive at `url`; without one, an instruction."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in ("file", "local"):
         return f"rm {shlex.quote(f'{root_of(rest if separator else url, None)}/{path}')}"

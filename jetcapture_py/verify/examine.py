@@ -305,7 +305,7 @@ class _ParquetObject:
         """Return the earliest and latest timestamp in microseconds. Raises DamagedError."""
         bounds = footer.bounds(self._metadata, layout.TIMESTAMP)
         if bounds is None:
-            raise DamagedError("its footer does not say the times of its messages")
+            raise DamagedError("its footer lacks the times of its messages")
         return microseconds_of(bounds[0]), microseconds_of(bounds[1])
 
     def check_bytes(self) -> None:

@@ -1,4 +1,4 @@
-"""Which filter subjects selected which messages, by the consumer's watermark."""
+"""The filter subjects of each range of messages, from the consumer's watermark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FilterHistory:
 
 
 def selected(part: Stretch, subjects: pa.BinaryArray) -> Any:
-    """Return a mask of the messages that filters of a stretch match."""
+    """Return a mask of the messages that match filters of a stretch."""
     distinct = subjects.dictionary_encode()
     names = [name.decode(errors="surrogateescape") for name in distinct.dictionary.to_pylist()]
     table = np.array([any(matches(name, one) for one in part.candidates) for name in names], np.bool_)

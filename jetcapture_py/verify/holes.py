@@ -27,7 +27,7 @@ class HoleFinder:
         self.missing = Sequences()
         """Messages that the archive should have and lacks."""
         self.doubtful = Sequences()
-        """Those that may have been skipped near a change of the consumer's filters."""
+        """Messages possibly skipped near a change of the consumer's filters."""
         self.count = 0
         """Messages up to the ack floor that are missing."""
         self.promised = 0

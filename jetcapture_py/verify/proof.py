@@ -61,7 +61,7 @@ class Evidence:
     missing: Sequences
     """Messages in the stream that the archive should have."""
     doubtful: Sequences
-    """Those that may have been skipped near a change of the consumer's filters."""
+    """Messages possibly skipped near a change of the consumer's filters."""
 
 
 async def verify(config: Config, *, deep: bool = False, content: bool = False, progress: Progress = ignore) -> Report:
@@ -148,7 +148,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
 
 
 def own_suffix(config: Config) -> str:
-    """Return the end of the names of objects that a user's writer writes; "" for a built-in format.
+    """Return the suffix of a custom writer's objects; "" for a built-in format.
 
     Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""Render a plan's columns in Spark: their names, their types, and what Spark's Parquet reader is asked for."""
+"""Render a plan's columns in Spark: names, types, and the schema for Spark's Parquet reader."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Scans:
             return frame.where(self._complete(paths))
 
     def _complete(self, paths: list[str]) -> Column:
-        """A condition that holds for all rows, and fails a query unless each of the objects is still there.
+        """A condition that is true for each row, and fails the query if an object is gone.
 
         It is about partition columns, so Spark evaluates it before it reads, and not for every row.
         """

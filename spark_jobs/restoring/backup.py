@@ -68,7 +68,7 @@ def messages(
 
 
 def framed(data: bytes | memoryview) -> list[bytes]:
-    """Return a piece of a backup in frames, as chunks that are sent, such that pieces can be joined."""
+    """Return a piece of a backup in Snappy's frames, as chunks to send; pieces can be concatenated."""
     frames = memoryview(cramjam.snappy.compress(data))
     return [bytes(frames[start : start + CHUNK]) for start in range(0, len(frames), CHUNK)]
 

@@ -216,7 +216,7 @@ _SHAPES: Mapping[tuple[str, str], Shape] = {
 _MAX_PARTS = 20_000
 """Maximum JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
 _MAX_EMPTY = 10
-"""Values without bytes, such as nulls outside of unions, that one value may hold."""
+"""Maximum parts of a value without bytes, such as nulls outside of unions."""
 
 
 def check_size(schema: Any) -> None:
@@ -234,7 +234,7 @@ def check_size(schema: Any) -> None:
 
 
 def check_types(schema: Any, named: Named) -> None:
-    """Raise ValueError for a parsed schema of which a few bytes can exhaust the stack, or be endless."""
+    """Raise ValueError for a parsed schema whose data can exhaust the stack or memory with a few bytes."""
     extent = _extent(schema, named, {})
     if extent.levels > MAX_DEPTH:  # the library's compiled reader has one call on the stack for each
         raise ValueError(f"the schema nests deeper than {MAX_DEPTH} levels")

@@ -27,7 +27,7 @@ _LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:
 _ENDED = ("Input data was truncated", "JSON is malformed: unexpected end of")
 """What msgspec also says about a lone surrogate."""
 _LARGE = 512
-"""Bytes of a payload from which a view is cheaper than a copy."""
+"""Minimum payload size in bytes at which a view is cheaper than a copy."""
 _CONFLUENT_BYTES = 5
 """A zero byte and the id of a schema."""
 

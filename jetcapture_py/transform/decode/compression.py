@@ -22,9 +22,9 @@ _MAX_MEMBERS = 1000
 _CHECKSUM = 4
 """Length of zlib's checksum, which some Avro writers append to their data."""
 _USUAL = 32
-"""Times the size of a payload that most have when decompressed; Snappy's are never larger."""
+"""Usual expansion; Snappy never exceeds it."""
 _FULL = "write whole buffer"
-"""In the error for content that does not fit into its buffer."""
+"""Part of cramjam's error if the buffer is too small."""
 
 
 def inflater(compression: str, limit: int) -> Inflate:
@@ -103,7 +103,7 @@ def snappy_block(payload: bytes, limit: int) -> bytes:
 
 
 def _decompressed(into: Callable[[bytes, Any], int], payload: bytes, limit: int, name: str) -> bytes:
-    """Decompress into a buffer of the usual size, or else of the largest that is allowed."""
+    """Decompress into a buffer of the usual size, then into one of the largest allowed size."""
     for size in (min(limit, _USUAL * len(payload)), limit):
         buffer = np.empty(size, np.uint8)
         try:
