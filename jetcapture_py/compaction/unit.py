@@ -31,7 +31,7 @@ SEALED_BY = "compact"
 OPEN = "the bucket is not closed yet"
 CHANGED = "another compaction changed it meanwhile"
 DRIFTED = "incompatible column types; only objects with compatible types were merged"
-REPLACING = "an object and one that replaces it without some rows exist: what began to remove these must be run again"
+REPLACING = "an erasure or redecoding of its rows is unfinished: run it again"
 SEVERAL = "objects from layouts with different bundle counts; only objects with the same count were merged"
 
 _STEPS = 64

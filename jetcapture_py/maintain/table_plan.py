@@ -39,7 +39,7 @@ _CHUNK = 4096
 """Objects whose columns are read before their buckets are settled, about."""
 _MAX_SCHEMAS = 1000
 """Different columns of objects that are remembered at once, about."""
-_NO_IDS = "its columns have no field ids: it is not jetcapture's"
+_NO_IDS = "its columns have no field ids: it was not written by jetcapture"
 _MERGES = ": compaction merges them"
 _DRIFTED = " whose column types differ, which compaction cannot merge"
 _NOT_PARQUET = "it is not Parquet, which a table requires"

@@ -194,9 +194,7 @@ class _Session:
                 if self._views is None or not (isinstance(failure, VanishedError) or self._views.outdated()):
                     raise self._explained(failure) from error
                 if self._writing or attempt == _ATTEMPTS:
-                    raise JetcaptureError(
-                        f"objects are gone, removed by maintenance while the statement ran: {AGAIN}"
-                    ) from error
+                    raise JetcaptureError(f"maintenance removed objects while the statement ran: {AGAIN}") from error
 
     def _create(self, query: str, *, again: bool) -> None:
         """Create the views that a statement names, of the objects as of now; with `again`, also those that its own

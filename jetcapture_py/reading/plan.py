@@ -429,7 +429,7 @@ def read_facts(
                 schema_of[name] = index = reader.number(data)
                 schema = reader.schemas[index]
                 if lacking := [column for column in _required(name) if schema.get_field_index(column) < 0]:
-                    raise _unreadable(files, name, f"no column {lacking[0]}: it is not jetcapture's")
+                    raise _unreadable(files, name, f"no column {lacking[0]}: it was not written by jetcapture")
                 if timed and name.event_time:
                     times[name] = footer.bounds(footer.decoded(data), layout.TIMESTAMP)
                 if untimed is not None and name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME):

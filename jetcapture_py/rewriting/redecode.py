@@ -113,7 +113,7 @@ async def redecode(
     ConfigError, JetcaptureError; what was done until then stays, and another run goes on.
     """
     if own_suffix(config):
-        raise ConfigError(f"block.format: {config.block.format} only writes, and redecode reads what it has stored")
+        raise ConfigError(f"block.format: {config.block.format} cannot be read back, which redecode needs")
     archive = open_archive(config.store.url, config.store.options)
     examiner = ObjectExaminer(archive, None)
     with _Redecoder(config, archive, examiner, selection, before_removal, dry_run=dry_run) as redecoder:

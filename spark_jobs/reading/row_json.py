@@ -61,7 +61,7 @@ def _check_fields(name: str, kind: st.DataType) -> None:
     if isinstance(kind, st.MapType) and not isinstance(kind.keyType, (*_TEXT, st.NumericType, st.BooleanType)):
         where = f"{name} has " if name else "there are "
         raise JetcaptureError(
-            f"{where}maps with keys of type {kind.keyType.simpleString()}, which JSON has not: cast them to text with "
+            f"{where}maps with keys of type {kind.keyType.simpleString()}, which JSON lacks: cast them to text with "
             "transform_keys"
         )
     for inner in inner_types(kind):

@@ -270,12 +270,12 @@ def _extent(of: Any, named: Named, known: dict[str, _Extent | None]) -> _Extent:
             levels = 1 + max((field.levels for field in fields), default=0)
             known[name] = _Extent(levels, sum(field.empty for field in fields) + bare, bare)
         if (extent := known[name]) is None:
-            raise ValueError(f"the record {show(name)} contains itself: decode.format avro does not read such records")
+            raise ValueError(f"the record {show(name)} contains itself: recursive schemas are not supported")
         return extent
     if kind in ("array", "map"):
         item = _extent(of["items" if kind == "array" else "values"], named, known)
         if item.bare and kind == "array":
-            raise ValueError("an array of items without bytes")
+            raise ValueError("an array whose items have no bytes")
         return _Extent(item.levels + 1, item.empty - item.bare, bare=False)
     bare = kind == "null" or (kind == "fixed" and not of["size"])
     return _Extent(0, int(bare), bare)

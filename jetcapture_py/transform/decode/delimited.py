@@ -160,7 +160,7 @@ class DelimitedDecoder:
     def _quoted(self, payload: bytes) -> list[list[bytes]]:
         """Return the fields of each record, with their quotes. Raises ValueError."""
         if payload.endswith(b"\r") or self._complete(payload + b"\n") is None:
-            raise ValueError("a quote or a line break where none is allowed")
+            raise ValueError("unexpected quote or line break")
         records: list[list[bytes]] = [[]]
         for field, end in self._field.findall(payload + b"\n"):
             records[-1].append(field)

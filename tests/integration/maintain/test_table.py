@@ -510,7 +510,7 @@ def test_an_object_without_field_ids_never_joins(tmp_path: Path) -> None:
     bare = pa.schema([pa.field(field.name, field.type) for field in table.schema], table.schema.metadata)
     pq.write_table(pa.Table.from_arrays(table.columns, schema=bare), path)
     (problem,) = world.commit(stuck=True).problems
-    assert problem.endswith(": its columns have no field ids: it is not jetcapture's")
+    assert problem.endswith(": its columns have no field ids: it was not written by jetcapture")
 
 
 class KilledError(BaseException):

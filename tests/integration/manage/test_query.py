@@ -288,8 +288,7 @@ def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
     monkeypatch.setattr(ArchiveViews, "create", gone)
     assert query(orders, SEQS) == 1
     assert (
-        capsys.readouterr().err
-        == "jetcapture: objects are gone, removed by maintenance while the statement ran: read it again; "
+        capsys.readouterr().err == "jetcapture: maintenance removed objects while the statement ran: read it again; "
         "maintain.compact.grace is how long a read may take\n"
     )
 

@@ -279,5 +279,5 @@ def test_the_commands_say_why_and_what_was_done(
 
 def test_a_format_of_ones_own_is_refused_in_one_line(tmp_path: Path) -> None:
     given = settings("nats://127.0.0.1:4222", tmp_path, block={"format": "examples.arrow_writer:ArrowWriter"})
-    with pytest.raises(ConfigError, match=r"ArrowWriter only writes, and redecode reads what it has stored$"):
+    with pytest.raises(ConfigError, match=r"ArrowWriter cannot be read back, which redecode needs$"):
         asyncio.run(redecode(parse(given), QuarantineSelection()))

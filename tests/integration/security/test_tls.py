@@ -21,7 +21,6 @@ from tests.support.nats_server import NatsServer
 from tests.support.running import Command, config, settings
 
 Start = Callable[..., NatsServer]
-ONE_ATTEMPT = {"retries": {"max_attempts": 0}}
 FAULTS = {
     "unknown authority": r"certificate verify failed: (unable to get local issuer|self-signed)",
     "wrong host": r"certificate verify failed: IP address mismatch",

@@ -236,7 +236,7 @@ def test_an_object_that_another_program_wrote_again_is_named_and_stored_again_by
                 report = await verify(settings, deep=deep)
                 (file,) = report.paths(Kind.DAMAGED)
                 assert (report.complete, report.exit_code(), file.path) == (False, 1, name.path)
-                assert file.reason.endswith("it has changed, or is not jetcapture's")
+                assert file.reason.endswith("it has changed, or jetcapture did not write it")
             after, _ = await verify_and_repair(settings)
             assert after.complete
 

@@ -228,7 +228,7 @@ def test_a_users_own_file_without_the_columns_of_an_object_is_named_and_one_call
     assert read_archive(tmp_path, "ORDERS", columns=["date"]).read_all().to_pylist() == [{"date": "2026-05-01"}]
     path = tmp_path / archive.write([2]).path
     pq.write_table(pq.read_table(path, partitioning=None).drop_columns([layout.KEY if bundles else layout.SEQ]), path)
-    lacking = f"{path.name}: no column {'key' if bundles else '_nats_seq'}: it is not jetcapture's; "
+    lacking = f"{path.name}: no column {'key' if bundles else '_nats_seq'}: it was not written by jetcapture; "
     with pytest.raises(JetcaptureError, match=re.escape(lacking)):
         read_archive(tmp_path, "ORDERS")
 

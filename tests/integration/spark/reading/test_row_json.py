@@ -110,7 +110,7 @@ def test_maps_whose_keys_are_not_the_names_of_json_are_refused(
     orders: Archive, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     assert main([orders.url, "ORDERS", f"SELECT array(map({key}, 1)) AS m", "--format", "json"]) == 1
-    says = r"query: m has maps with keys of type .*, which JSON has not: cast them to text with transform_keys\n"
+    says = r"query: m has maps with keys of type .*, which JSON lacks: cast them to text with transform_keys\n"
     assert re.fullmatch(says, capsys.readouterr().err)
 
 

@@ -175,8 +175,8 @@ def test_a_value_out_of_range_fails_alone(of: Any, data: bytes) -> None:
             ),
             "itself",
         ),
-        (record(field("x", {"type": "array", "items": "null"})), "array of items without bytes"),
-        (record(field("x", {"type": "array", "items": record(name="E")})), "array of items without bytes"),
+        (record(field("x", {"type": "array", "items": "null"})), "array whose items have no bytes"),
+        (record(field("x", {"type": "array", "items": record(name="E")})), "array whose items have no bytes"),
         (record(field("x", logical("bytes", "decimal", precision=50))), "up to 38"),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_registry_is_asked_once_for_a_schema_that_cannot_be_used(
     monkeypatch.setattr(Answers, "down", 0)
     decoder = AvroDecoder(READER, {}, registry=Registry(server))
     found = reasons(decoder, *[confluent(7, b"\2\0")] * 50)
-    assert set(found) == {"schema 7 cannot be used: an array of items without bytes"}
+    assert set(found) == {"schema 7 cannot be used: an array whose items have no bytes"}
     assert len(found) == 50
     assert Answers.asked == ["/schemas/ids/7"]
 
@@ -538,7 +538,7 @@ def test_a_schema_of_a_fingerprint_that_cannot_be_used_is_read_once(
     (tmp_path / "1.avsc").write_text(json.dumps(endless))
     decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
     found = reasons(decoder, *[b"\xc3\x01" + mark(endless) + b"\2\0"] * 50)
-    assert set(found) == {"its schema cannot be used: an array of items without bytes"}
+    assert set(found) == {"its schema cannot be used: an array whose items have no bytes"}
     assert len(read) == 2
 
 
