@@ -330,12 +330,11 @@ class ArchiveViews:
 
 def _without_unnameable(table: Table) -> dict[str, str]:
     """Remove the columns of a table that SQL cannot name; return why, by folded name."""
-    reasons = {}
-    for folded, column in table.columns.items():
-        if folded in table.partitions:
-            reasons[folded] = f"columns {column.name} and {folded} differ in case only"
-        elif _has_nameless(column.type):
-            reasons[folded] = f"column {column.name} has a field without a name"
+    reasons = {
+        folded: f"column {column.name} has a field without a name"
+        for folded, column in table.columns.items()
+        if _has_nameless(column.type)
+    }
     for folded in reasons:
         del table.columns[folded]
     return reasons
