@@ -42,6 +42,14 @@ from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
 
+SAMPLE = 2_000
+"""Newest messages to decode."""
+WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
+"""Windows, in seconds before now, to measure the rate over; the highest rate counts."""
+_SHORTEST = 1.0
+_DIGITS = re.compile(r"\d+")
+
+
 def messages_per_object(
     config: Config, rate: float, keys: int, message_bytes: float, unacked: int
 ) -> tuple[float, str]:
@@ -64,14 +72,6 @@ def messages_per_object(
         limits["limits.memory"] = memory / size * min(1 / BLOCK_SHARE, of_all / OPEN_SHARE)
     setting = min(limits, key=lambda name: limits[name])
     return max(limits[setting], 1.0), setting
-
-
-SAMPLE = 2_000
-"""Newest messages to decode."""
-WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
-"""Windows, in seconds before now, to measure the rate over; the highest rate counts."""
-_SHORTEST = 1.0
-_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
