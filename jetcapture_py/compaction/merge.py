@@ -261,7 +261,7 @@ def read_rows(
 ) -> pa.Table:
     """Return the rows of a unit with sequences from `first` to `end` (exclusive), object by object.
 
-    They have the columns of `schema`, the unified schema; keys of objects without that column come from their paths. With
+    They have the columns of `schema`, the unified schema; without a key column, the key is that of the path. With
     `in_file`, they lie in a mapped file without a name instead of in memory. Copies are included, but not in memory
     if there are `many_copies`, which would not fit together.
     """

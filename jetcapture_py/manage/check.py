@@ -41,7 +41,6 @@ from jetcapture_py.text import plural
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
-
 SAMPLE = 2_000
 """Newest messages to decode."""
 WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
