@@ -193,7 +193,7 @@ def test_what_the_example_allows_is_enough_to_check_everything(start: Start, tmp
         "consumer",
         "permission",
         "decode",
-        "blocks",
+        "objects",
         "retention",
         "store",
     }
