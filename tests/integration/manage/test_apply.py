@@ -382,7 +382,7 @@ def test_a_setting_that_the_server_ignores_is_reported(
     server = nats_server(command=older["2.10.26"])
     asyncio.run(create(server.url, {"name": "S", "subjects": ["s.>"], **BASE}))
     text = {"stream": {"name": "S", "placement": {"preferred": "n1"}}}
-    code, found = shown(tmp_path, server.url, text, capsys, dry_run=False)
+    code, found = shown(tmp_path, server.url, text, capsys, dry_run=False, may_delete=True)
     assert code == 1
     assert any("the server ignored" in line for line in found)
 
