@@ -64,12 +64,12 @@ def utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def moment(at: float | datetime | None) -> str:
+def moment(at: float | datetime | None, *, seconds: bool = True) -> str:
     """Return date and time in UTC; a number is in microseconds since the epoch."""
     if at is None:
         return "unknown"
     time = at.astimezone(UTC) if isinstance(at, datetime) else utc(at / 1_000_000)
-    return f"{time:%Y-%m-%d %H:%M:%S}"
+    return f"{time:%Y-%m-%d %H:%M:%S}" if seconds else f"{time:%Y-%m-%d %H:%M}"
 
 
 def clock(time: datetime, now: datetime) -> str:

@@ -290,19 +290,3 @@ def test_objects_in_a_format_of_ones_own_stay_and_fail_the_pass(tmp_path: Path) 
     (error,) = one.summary().errors
     assert error == ("ORDERS: 1 expired object in a format of your own left, not searched: remove them yourself")
     assert path.exists()
-
-
-def test_a_read_goes_on_when_buckets_expire_under_it(tmp_path: Path) -> None:
-    ended = int(time.time()) // 900 * 900 - 1800
-    for day in range(60):
-        bucket = ended - (59 - day) * DAY
-        put(tmp_path, encoded([(day + 1, bucket * 1_000_000)], key=f"k{day % 3}", bucket=bucket))
-    with read_archive(str(tmp_path), STREAM, columns=[layout.SEQ]) as reader:
-        read = reader.read_next_batch()[layout.SEQ].to_pylist()
-        one = expiry(tmp_path)
-        one.record()
-        one.remove()
-        read += [seq for batch in reader for seq in batch[layout.SEQ].to_pylist()]
-    assert len(set(read)) == len(read)
-    assert set(read) >= {*range(51, 61)}
-    assert seqs(tmp_path) == [*range(51, 61)]
