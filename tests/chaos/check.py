@@ -215,7 +215,10 @@ def _invented(ledger: Ledger, rows: _Rows) -> list[str]:
 
 
 def _broken_watermarks(marks: Watermarks, rows: _Rows, created: list[str]) -> list[str]:
-    """Watermarks that moved backward, or promised what was not there beside them."""
+    """Watermarks that moved backward, or promised what was not there beside them.
+
+    When a consumer selects more than before, or is created again, the time starts over, and maybe the position.
+    """
     problems = []
     first = _first_copies(rows, rows.beside)
     seqs, times, beside = rows.seqs[first], rows.times[first], rows.beside[first]
@@ -227,7 +230,8 @@ def _broken_watermarks(marks: Watermarks, rows: _Rows, created: list[str]) -> li
         by_seq[text] = _Latest(seqs[own], beside[own])
     for index, mark in enumerate(marks.seen):
         before = marks.seen[index - 1] if index else mark
-        if mark[0] == before[0] and (mark[1] < before[1] or mark[2] < before[2]):
+        starts_over = mark[2] == 0 and (mark[1] == 0 or mark[1] >= before[1])
+        if mark[0] == before[0] and (mark[1] < before[1] or mark[2] < before[2]) and not starts_over:
             problems.append(f"the watermark moved backward: from {before} to {mark}")
         if max(by_seq[mark[0]].up_to(mark[1]), by_time.up_to(mark[2])) > index:
             problems.append(f"the watermark promised what was not stored yet: {mark}")
