@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 
+import gc
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -111,6 +112,7 @@ def run(
         from jetcapture_py.jetstream.streams import on_server
 
         files = CaptureFiles(config, http, find=on_server)
+        gc.freeze()  # what was imported is never freed: collections pass over it
         raise typer.Exit(supervisor.run(files, until_caught_up=until_caught_up, keep_going=keep_going, server=server))
     finally:
         if server is not None:
