@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from jetcapture_py.archive.messages import MessageSet, bounds_of
 from jetcapture_py.archive.stream_config import is_path
 from jetcapture_py.archive.watermark import time_text
 from jetcapture_py.errors import JetcaptureError
@@ -28,7 +29,6 @@ EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
 MAX_LISTED = 4096
 """Maximum ranges of sequences, or timestamps, that a note lists as numbers; more are compressed."""
-_NONE = np.zeros(0, np.int64)
 _DAMAGED = (zlib.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
@@ -175,20 +175,13 @@ class Tombstone:
     """Who erased them: user and host."""
     reason: str
     """Why, as given."""
-    seqs: Any
-    """Sequences of the messages, an int64 array in order."""
-    times: Any
-    """Their timestamps in microseconds, an int64 array."""
+    messages: MessageSet
 
     @classmethod
     def of(cls, stream: str, seqs: Any, times: Any, *, by: str, reason: str, time: datetime | None = None) -> Tombstone:
         """Return the tombstone of messages with these sequences and timestamps in microseconds, int64 arrays."""
-        seqs, times = _distinct(seqs, times)
-        return cls(stream=stream, time=time or datetime.now(UTC), by=by, reason=reason, seqs=seqs, times=times)
-
-    @property
-    def messages(self) -> int:
-        return len(self.seqs)
+        now = time or datetime.now(UTC)
+        return cls(stream=stream, time=now, by=by, reason=reason, messages=MessageSet(seqs, times))
 
     @property
     def path(self) -> str:
@@ -203,9 +196,9 @@ class Tombstone:
             "time": time_text(self.time),
             "by": self.by,
             "reason": self.reason,
-            "messages": self.messages,
-            "ranges": _encoded(bounds_of(self.seqs)),
-            "times": _encoded(self.times),
+            "messages": len(self.messages),
+            "ranges": _encoded(bounds_of(self.messages.seqs)),
+            "times": _encoded(self.messages.times),
         }
         return json.dumps(fields).encode() + b"\n"
 
@@ -233,24 +226,16 @@ class Tombstone:
         return tombstone
 
 
-class Erased:
-    """All erased messages of a stream. Without tombstones it is false. 16 bytes of memory for each message."""
-
-    seqs: Any
-    """Their sequences, an int64 array in order; a message of several tombstones is there once."""
-    times: Any
-    """Their timestamps in microseconds, an int64 array."""
+class Erased(MessageSet):
+    """All erased messages of a stream. Without tombstones it is false."""
 
     def __init__(self, tombstones: Mapping[str, Tombstone] | None = None, known: Erased | None = None) -> None:
         """`tombstones` by the paths of their files; `known` has those that were read before."""
         new = tombstones or {}
         self.tombstones: frozenset[str] = (known.tombstones if known is not None else frozenset()) | new.keys()
         """Paths of the tombstones."""
-        parts: list[Erased | Tombstone] = [*([] if known is None else [known]), *new.values()]
-        self.seqs, self.times = _distinct(
-            np.concatenate([_NONE, *(part.seqs for part in parts)]),
-            np.concatenate([_NONE, *(part.times for part in parts)]),
-        )
+        every = MessageSet.union([*([] if known is None else [known]), *(stone.messages for stone in new.values())])
+        super().__init__(every.seqs, every.times)
 
     @classmethod
     def read(
@@ -273,51 +258,6 @@ class Erased:
             return known
         contents = zip(new, read_notes(new), strict=True)
         return cls({path: Tombstone.decode(data, stream, path) for path, data in contents if data is not None}, known)
-
-    def __bool__(self) -> bool:
-        return len(self.seqs) > 0
-
-    @property
-    def messages(self) -> int:
-        return len(self.seqs)
-
-    def count(self, first: int, last: int) -> int:
-        """Return how many erased messages have a sequence from `first` to `last`."""
-        return int(np.searchsorted(self.seqs, last, "right") - np.searchsorted(self.seqs, first))
-
-    def near(self, first: int, last: int) -> bool:
-        """Whether a message with a sequence from `first` to `last` is erased."""
-        return self.count(first, last) > 0
-
-    def contains(self, seqs: Any, times: Any) -> Any:
-        """Return a mask of the erased ones of messages: sequences, and timestamps in microseconds, int64 arrays."""
-        mask = np.zeros(len(seqs), np.bool_)
-        at, ends = np.searchsorted(self.seqs, seqs), np.searchsorted(self.seqs, seqs, "right")
-        while len(left := np.flatnonzero(at < ends)):  # once for each message that had the same sequence
-            mask[left] |= self.times[at[left]] == times[left]
-            at = at + 1
-        return mask
-
-
-def _distinct(seqs: Any, times: Any) -> tuple[Any, Any]:
-    """Return messages in order, each once."""
-    order = np.lexsort((times, seqs))
-    seqs, times = seqs[order], times[order]
-    new = np.ones(len(seqs), np.bool_)
-    new[1:] = (np.diff(seqs) != 0) | (np.diff(times) != 0)
-    return seqs[new], times[new]
-
-
-def runs(seqs: Any) -> Iterable[tuple[int, int]]:
-    """Return sorted sequences as ranges; one that is there several times is in several."""
-    return ((first, last) for first, last in bounds_of(seqs).tolist())
-
-
-def bounds_of(seqs: Any) -> Any:
-    """Return sorted sequences as `runs` does, as an array of int64 with a row for each range."""
-    starts = np.flatnonzero(np.diff(seqs, prepend=-2) != 1)
-    ends = np.append(starts[1:], len(seqs))[: len(starts)] - 1
-    return np.stack([seqs[starts], seqs[ends]], axis=1).astype(np.int64)
 
 
 # ------------------------------------------------------------------ ranges

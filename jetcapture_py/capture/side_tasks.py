@@ -165,7 +165,7 @@ async def read_erased(state: CaptureState) -> None:
         return
     if erased is not state.erased:
         state.erased = erased
-        event(log, logging.INFO, "erased.read", tombstones=len(erased.tombstones), messages=erased.messages)
+        event(log, logging.INFO, "erased.read", tombstones=len(erased.tombstones), messages=len(erased))
 
 
 async def _mark(state: CaptureState) -> None:

@@ -7,7 +7,6 @@ all objects and counts the distinct rows of each range; `read_rows` then reads o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from mmap import ACCESS_READ, mmap
 from tempfile import TemporaryFile
@@ -15,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.messages import RowIds
 from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.compaction.files import Files, Footer, RowGroup
 from jetcapture_py.compaction.plan import Source, Unit, batches
@@ -31,64 +30,6 @@ _PIECE_BYTES = 32 << 20
 _READ_TOGETHER = 8
 """Row groups of an object in a bundle that are in memory at once."""
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.ROW)
-_MICROSECONDS = pa.timestamp("us", "UTC")
-
-
-@dataclass(frozen=True, slots=True)
-class Identities:
-    """Row identities as int64 arrays: sequence, timestamp in microseconds, position in the message."""
-
-    seqs: Any
-    times: Any
-    rows: Any
-
-    @classmethod
-    def of(cls, table: pa.Table) -> Identities:
-        """Return the identities of a table's rows. Raises ArrowException if a sequence or timestamp is null."""
-        rows = np.zeros(table.num_rows, np.int64)
-        if layout.ROW in table.schema.names:
-            rows = pc.fill_null(table[layout.ROW].cast(pa.int64()), 0).to_numpy()
-        if table[layout.SEQ].null_count or table[layout.TIMESTAMP].null_count:
-            raise pa.ArrowInvalid("a message has no sequence or no timestamp")
-        times = table[layout.TIMESTAMP].cast(_MICROSECONDS).cast(pa.int64()).to_numpy()
-        return cls(table[layout.SEQ].cast(pa.int64()).to_numpy(), times, rows)
-
-    @classmethod
-    def concat(cls, parts: Sequence[Identities]) -> Identities:
-        """Concatenate identities."""
-        columns = ([part.seqs for part in parts], [part.times for part in parts], [part.rows for part in parts])
-        return cls(*(np.concatenate(column) for column in columns))
-
-    def take(self, order: Any) -> Identities:
-        """Select by an array of indexes or a mask."""
-        return Identities(self.seqs[order], self.times[order], self.rows[order])
-
-    def order(self, sources: Any) -> Any:
-        """Return the indexes that sort the identities; equal ones by `sources`, the number of the object of each."""
-        order = np.argsort(self.seqs, kind="stable")
-        seqs = self.seqs[order]
-        if (seqs[1:] == seqs[:-1]).any():
-            order = np.lexsort((sources, self.rows, self.times, self.seqs))
-        return order
-
-    def repeated(self) -> Any:
-        """Return a mask of identities that are equal to the previous one; they must be sorted."""
-        again = np.zeros(len(self.seqs), bool)
-        again[1:] = (np.diff(self.seqs) == 0) & (np.diff(self.times) == 0) & (np.diff(self.rows) == 0)
-        return again
-
-    def checks(self) -> Any:
-        """Return a 64-bit hash of each; sums of them compare sets."""
-        mixed = _mixed(self.rows.astype(np.uint64))
-        return _mixed(self.seqs.astype(np.uint64) ^ _mixed(self.times.astype(np.uint64) ^ mixed))
-
-
-def _mixed(values: Any) -> Any:
-    """Apply splitmix64's finalizer to each value."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 class Survey:
@@ -152,13 +93,13 @@ def disjoint(files: Files, unit: Unit, footers: Sequence[Footer]) -> list[Object
     return [source.name for source, count in zip(unit.sources, own, strict=True) if count]
 
 
-def _swept(files: Files, unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[Identities, Any, int]]:
+def _swept(files: Files, unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[RowIds, Any, int]]:
     """Yield identities by rising sequence, with the number of each one's object, and the sequence at which they end."""
-    held: list[tuple[Identities, Any]] = []
+    held: list[tuple[RowIds, Any]] = []
     for batch, frontier in _batches(unit, footers):
         read = files.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
         held += [(each, np.full(len(each.seqs), part.source)) for part, each in zip(batch, read, strict=True)]
-        every = Identities.concat([each for each, _ in held])
+        every = RowIds.concat([each for each, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
         ready = every.seqs < frontier
         yield every.take(ready), sources[ready], frontier
@@ -203,8 +144,8 @@ def _batches(unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[list[_Part
             batch, rows = [], 0
 
 
-def _identities(files: Files, source: Source, part: _Part) -> Identities:
-    found = Identities.of(files.rows(source, part.group, columns=_IDENTITY))
+def _identities(files: Files, source: Source, part: _Part) -> RowIds:
+    found = RowIds.of(files.rows(source, part.group, columns=_IDENTITY))
     name = source.name
     complete = part.group is not None or len(found.seqs) == name.rows
     if not complete or found.seqs.min() < max(part.first, name.first_seq) or found.seqs.max() > name.last_seq:
@@ -222,7 +163,7 @@ class _Surveyor:
         self._sums: list[tuple[Any, Any, Any, Any]] = []
         self._count, self._weight, self._check = 0, 0.0, np.zeros(1, np.uint64)
 
-    def add(self, found: Identities, sources: Any, frontier: int) -> int | None:
+    def add(self, found: RowIds, sources: Any, frontier: int) -> int | None:
         """Add all rows below `frontier` that have not been added before; return an object that has one twice."""
         order = found.order(sources)
         found, sources = found.take(order), sources[order]
@@ -233,7 +174,7 @@ class _Surveyor:
             return int(sources[twice][0])
         found, sources = found.take(~again), sources[~again]
         weights = self._weight + np.concatenate(([0.0], np.cumsum(self._weights[sources])))
-        checks = self._check + np.concatenate((np.zeros(1, np.uint64), np.cumsum(found.checks())))
+        checks = self._check + np.concatenate((np.zeros(1, np.uint64), np.cumsum(found.hashes())))
         edges = self._edges[self._edges < frontier]
         self._edges = self._edges[len(edges) :]
         steps = np.flatnonzero(np.diff(weights // self._step))
@@ -302,10 +243,9 @@ def read_rows(
 
 def _without_copies(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield tables without copies of rows, of which the first stays."""
-    none = np.zeros(0, np.int64)
-    seen = Identities(none, none, none)
+    seen = RowIds.concat([])
     for table in tables:
-        every = Identities.concat([seen, Identities.of(table)])
+        every = RowIds.concat([seen, RowIds.of(table)])
         order = every.order(np.arange(len(every.seqs)))
         again = np.empty(len(order), bool)
         again[order] = every.take(order).repeated()

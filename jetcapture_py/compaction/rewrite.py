@@ -15,19 +15,17 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import MAX_ROWS
 from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.schema import conform, with_key_column
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, ObjectWriter
 from jetcapture_py.compaction.files import Files, Footer
-from jetcapture_py.compaction.merge import Identities
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.unit import encoder_like, replaced_by
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
@@ -36,67 +34,6 @@ from jetcapture_py.store.removal import Removal, remove
 
 Change = Callable[[pa.Table], pa.Table]
 """Returns the rows that are to be stored instead of these; as many, of the same messages."""
-
-
-class MessageFilter(Protocol):
-    """Tells which messages are to be removed: a `MessageSet`, or all that tombstones name."""
-
-    def contains(self, seqs: Any, times: Any) -> Any:
-        """Return a mask of the messages that are in it: sequences, and timestamps in microseconds, int64 arrays."""
-        ...
-
-
-class MessageSet:
-    """A set of messages, each a sequence and a timestamp in microseconds."""
-
-    def __init__(self, seqs: Any, times: Any) -> None:
-        """Take int64 arrays, in any order, also with repetitions."""
-        self._ids = np.unique(_ids(seqs, times))
-
-    @classmethod
-    def union(cls, sets: Iterable[MessageSet]) -> MessageSet:
-        return cls._of(np.unique(np.concatenate([np.zeros(0, "S16"), *(each._ids for each in sets)])))
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @property
-    def seqs(self) -> Any:
-        """The sequences, sorted."""
-        return self._ids.view(">i8").reshape(-1, 2)[:, 0].astype(np.int64)
-
-    @property
-    def times(self) -> Any:
-        """The timestamps in microseconds, in the order of `seqs`."""
-        return self._ids.view(">i8").reshape(-1, 2)[:, 1].astype(np.int64)
-
-    def contains(self, seqs: Any, times: Any) -> Any:
-        """Return a mask of the messages that are in the set."""
-        return self._contains(_ids(seqs, times))
-
-    def _contains(self, ids: Any) -> Any:
-        if not len(self._ids):
-            return np.zeros(len(ids), bool)
-        return self._ids[np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)] == ids
-
-    def positions(self, seqs: Any, times: Any) -> Any:
-        """Return the position of each message, which must be in the set, among all of them in order."""
-        return np.searchsorted(self._ids, _ids(seqs, times))
-
-    def without(self, other: MessageSet) -> MessageSet:
-        """Return the messages that are not in another set."""
-        return self._of(self._ids[~other._contains(self._ids)])
-
-    @classmethod
-    def _of(cls, ids: Any) -> MessageSet:
-        result = cls(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        result._ids = ids
-        return result
-
-
-def _ids(seqs: Any, times: Any) -> Any:
-    """Return byte strings that sort by sequence."""
-    return np.ascontiguousarray(np.stack([seqs, times], axis=1).astype(">i8")).view("S16").ravel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +55,7 @@ class Rewritten:
 
 
 def rewrite(
-    archive: ArchiveFiles, source: Source, dropped: MessageFilter, sealed_by: str, change: Change | None = None
+    archive: ArchiveFiles, source: Source, dropped: MessageSet, sealed_by: str, change: Change | None = None
 ) -> Rewritten:
     """Store the rows of an object in Parquet again without the messages `dropped`, and with the others as in `change`.
 
@@ -202,7 +139,7 @@ class _Rows:
 
 
 def _rows(
-    files: Files, source: Source, footer: Footer, dropped: MessageFilter, change: Change | None
+    files: Files, source: Source, footer: Footer, dropped: MessageSet, change: Change | None
 ) -> Iterator[pa.Table]:
     """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
     name = source.name
@@ -213,7 +150,7 @@ def _rows(
         if layout.KEY in schema.names and layout.KEY not in table.schema.names:
             table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
         table = pa.Table.from_batches([conform(batch, schema) for batch in table.to_batches()], schema)
-        own = Identities.of(table)
+        own = RowIds.of(table)
         gone = dropped.contains(own.seqs, own.times)
         table = table if not gone.any() else table.filter(pa.array(~gone))
         table = table if change is None else change(table)

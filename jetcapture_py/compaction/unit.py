@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import MAX_INTERVAL, BlockId, ObjectName
+from jetcapture_py.archive.messages import RowIds
 from jetcapture_py.archive.ordering import ordered
 from jetcapture_py.archive.schema import with_key_column
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
 from jetcapture_py.compaction.files import Files, Footer
-from jetcapture_py.compaction.merge import Identities, classes, read_rows, survey
+from jetcapture_py.compaction.merge import classes, read_rows, survey
 from jetcapture_py.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.removal import Removal
@@ -361,11 +362,11 @@ class _Compaction:
         """Read an object back. Raises JetcaptureError unless it has exactly the rows of the span and of its name."""
         name = stored.name
         footer = self._files.footer(stored)
-        found = Identities.of(self._files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
+        found = RowIds.of(self._files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
         found = found.take(found.order(np.zeros(len(found.seqs), np.int64)))  # those of bundles are sorted by key
-        messages = ~Identities(found.seqs, found.times, 0 * found.rows).repeated()
+        messages = ~RowIds(found.seqs, found.times, 0 * found.rows).repeated()
         digest = layout.digest(found.seqs[messages].tobytes(), found.times[messages].tobytes())
-        checks = int(found.checks().sum()) if len(found.seqs) else 0
+        checks = int(found.hashes().sum()) if len(found.seqs) else 0
         if (
             (footer.rows, len(found.seqs)) != (name.rows, name.rows)
             or found.repeated().any()

@@ -24,10 +24,11 @@ import numpy as np
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.compaction.memory import MemoryBudget, rewriting, searching
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.rewrite import MessageFilter, MessageSet, Rewritten, remove_replaced, rewrite
+from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import (
     ConfigError,
@@ -312,7 +313,7 @@ class _Eraser:
     def _bury(self, chosen: MessageSet, known: Erased) -> Erased:
         """Write the tombstone of selected messages that have none yet; return all that is erased."""
         done, stream = self.done, self._config.source.stream
-        new = chosen.without(_within(chosen, known))
+        new = chosen.without(known)
         done.messages = len(chosen)
         if not len(new):
             return known
@@ -382,7 +383,7 @@ class _Eraser:
                 (each.file.path for each in holders), "it was stored again each time: run it again"
             )
 
-    def _round(self, holders: Sequence[_Holder], erased: MessageFilter) -> None:
+    def _round(self, holders: Sequence[_Holder], erased: MessageSet) -> None:
         """Write these objects again, bring tables up to date, and remove the objects."""
         rewritten: list[tuple[_Holder, str, Rewritten]] = []
 
@@ -425,7 +426,7 @@ class _Eraser:
             elif error := next((text for text in errors if each.source.name.path in text), ""):
                 self._left[each.source.name.path] = error
 
-    def _rewrite(self, holder: _Holder, erased: MessageFilter) -> Rewritten:
+    def _rewrite(self, holder: _Holder, erased: MessageSet) -> Rewritten:
         """Store an object's other messages. Raises VanishedError, JetcaptureError."""
         file, name = holder.file, _name(holder.file)
         if name.parquet:
@@ -542,12 +543,6 @@ def _source(file: File) -> Source:
 def _name(file: File) -> ObjectName:
     assert file.name is not None  # noqa: S101  # only objects are asked for it
     return file.name
-
-
-def _within(messages: MessageSet, erased: Erased) -> MessageSet:
-    seqs, times = messages.seqs, messages.times
-    mask = erased.contains(seqs, times)
-    return MessageSet(seqs[mask], times[mask])
 
 
 def _sha256(archive: ArchiveFiles, file: File) -> str:

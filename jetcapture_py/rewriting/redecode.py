@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture, Rows
 from jetcapture_py.compaction.files import Files, Footer
 from jetcapture_py.compaction.memory import MemoryBudget, searching
-from jetcapture_py.compaction.merge import Identities
 from jetcapture_py.compaction.plan import Source, batches
-from jetcapture_py.compaction.rewrite import MessageSet, Rewritten, remove_replaced, rewrite
+from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
 from jetcapture_py.reading.plan import plan
@@ -46,7 +46,7 @@ _ATTEMPTS = 10
 """How often a batch of objects is read, while a compaction removes some of them."""
 BeforeRemoval = Callable[[Collection[str]], object]
 """Called after objects were written, with the paths of those that are about to be removed in their favor."""
-_NONE = MessageSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NONE = MessageSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,12 +216,12 @@ class _Redecoder(Recapture):
         found = []
         for group in footer.row_groups:
             own, mask = self._select(self._files.rows(source, group.index, columns=COLUMNS))
-            found.append(MessageSet(own.seqs[mask], own.times[mask]))
+            found.append(own.take(mask).messages)
         return MessageSet.union(found)
 
-    def _select(self, table: pa.Table) -> tuple[Identities, Any]:
+    def _select(self, table: pa.Table) -> tuple[RowIds, Any]:
         """Return the messages of rows, and a mask of the selected ones. Those that were erased are not decoded."""
-        own = Identities.of(table)
+        own = RowIds.of(table)
         return own, self._selection.mask(table) & ~self._erased.contains(own.seqs, own.times)
 
     async def _decode(self, known: Sequence[tuple[Source, Footer]], before: MessageSet) -> MessageSet:
@@ -241,7 +241,7 @@ class _Redecoder(Recapture):
                     continue
                 own, mask = self._select(table)
                 mask &= table[layout.PAYLOAD].is_valid().to_numpy() & ~every.contains(own.seqs, own.times)
-                seen.append(MessageSet(own.seqs[mask], own.times[mask]))
+                seen.append(own.take(mask).messages)
                 for batch in table.filter(pa.array(mask)).combine_chunks().to_batches():
                     await self.add(self.config.source.consumer, received_of(batch, self.config.source.consumer))
             end = max(end, source.name.last_seq)
@@ -295,7 +295,7 @@ class _Redecoder(Recapture):
         """Whether messages leave an object, or have another reason."""
         for group in footer.row_groups:
             table = self._files.rows(source, group.index, columns=COLUMNS)
-            own = Identities.of(table)
+            own = RowIds.of(table)
             if gone.contains(own.seqs, own.times).any() or not reasons.applied(table).equals(table):
                 return True
         return False
@@ -312,14 +312,14 @@ class _Reasons:
         self._messages = _messages(failures)
         self._texts: dict[str, pa.Array] = {}
         if table is not None:
-            own = Identities.of(table)
+            own = RowIds.of(table)
             first = np.unique(self._messages.positions(own.seqs, own.times), return_index=True)[1]
             for name in (layout.STAGE, layout.ERROR):
                 self._texts[name] = table[name].combine_chunks().take(pa.array(first))
 
     def applied(self, table: pa.Table) -> pa.Table:
         """Return rows of the quarantine with the new reasons of those that have one."""
-        own = Identities.of(table)
+        own = RowIds.of(table)
         mask = self._messages.contains(own.seqs, own.times)
         if not mask.any():
             return table
@@ -331,5 +331,4 @@ class _Reasons:
 
 
 def _messages(batches: Iterable[pa.RecordBatch]) -> MessageSet:
-    own = [Identities.of(pa.Table.from_batches([batch])) for batch in batches]
-    return MessageSet.union(MessageSet(each.seqs, each.times) for each in own)
+    return RowIds.concat([RowIds.of(pa.Table.from_batches([batch])) for batch in batches]).messages

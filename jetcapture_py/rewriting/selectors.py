@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
-from jetcapture_py.compaction.merge import Identities
-from jetcapture_py.compaction.rewrite import MessageSet
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
@@ -39,7 +38,7 @@ from jetcapture_py.verify.examine import IDENTITY_TYPES, ObjectExaminer, text_ro
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-NO_MESSAGES = MessageSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
+NO_MESSAGES = MessageSet()
 _OPTIONAL = (layout.RAW_HEADERS,)
 """Columns that an object lacks if no message has a value for them."""
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
@@ -210,8 +209,7 @@ def _messages(rows: pa.Table, selector: Selector) -> MessageSet:
 
 
 def _of(rows: pa.Table) -> MessageSet:
-    own = Identities.of(rows)
-    return MessageSet(own.seqs, own.times)
+    return RowIds.of(rows).messages
 
 
 def _mask(values: Any) -> Any:

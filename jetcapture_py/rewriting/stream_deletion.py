@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jetcapture_py.archive.removed import Erased, runs
+from jetcapture_py.archive.messages import runs
+from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.stream import origins
 from jetcapture_py.errors import SourceError
@@ -51,7 +52,7 @@ async def delete_from_stream(config: Config, erased: Erased, *, dry_run: bool, p
         seen = 0
         async for seqs in _present(session, stream, erased):
             seen += len(seqs)
-            progress("in the stream", seen, erased.messages)
+            progress("in the stream", seen, len(erased))
             if not (dry_run or refusal):
                 answers = await asyncio.gather(*(_delete(session, stream, seq) for seq in seqs))
                 errors |= dict.fromkeys(filter(None, answers))

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import compressed
+from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.rewrite import MessageFilter, Rewritten
+from jetcapture_py.compaction.rewrite import Rewritten
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.removal import Removal
@@ -30,7 +31,7 @@ _CODECS = {suffix: name for name, suffix in layout.COMPRESSED.items()}
 _LF, _QUOTE = b'\n"'
 
 
-def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageFilter) -> Rewritten:
+def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageSet) -> Rewritten:
     """Store an object's lines again without those of the messages `dropped`. Nothing is removed.
 
     Raises VanishedError, StoreError, JetcaptureError if what was written does not read like the source.

@@ -21,7 +21,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.removed import Erased, Expired, runs
+from jetcapture_py.archive.messages import runs
+from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from spark_jobs.reporting.source import ReportSource, Stored

@@ -181,7 +181,7 @@ def collect(
         reasons=_reasons(source, quarantine, _beside(every, both)) if quarantine else (),
         others=source.others,
         expired=expired,
-        erased=erased.messages,
+        erased=len(erased),
     )
 
 

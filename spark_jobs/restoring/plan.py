@@ -21,7 +21,8 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.removed import Erased, Expired, runs
+from jetcapture_py.archive.messages import runs
+from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.stream_config import incarnations
 from jetcapture_py.config.units import format_time, microseconds_of
 from jetcapture_py.errors import JetcaptureError

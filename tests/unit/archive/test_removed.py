@@ -68,24 +68,24 @@ def test_exactly_the_erased_messages_are_in_the_tombstones(pairs: list[tuple[int
         before = Erased.read("ORDERS", lambda _: ["a.json"], lambda paths: map(notes.get, paths))
         erased = Erased.read("ORDERS", lambda _: ["a.json", "b.json"], lambda paths: map(notes.get, paths), before)
     one = Erased.read("ORDERS", lambda _: ["b.json"], lambda paths: map(notes.get, paths), erased)
-    assert (before.messages, one.messages) == (len(messages[::2]), len(messages[::3]))
+    assert (len(before), len(one)) == (len(messages[::2]), len(messages[::3]))
     expected = {*messages[::2], *messages[::3]}
     every = [(seq, life * LIFE + seq * SECOND) for seq in range(1, 31) for life in range(4)]
     seqs, times = np.array(every, np.int64).T
     assert {message for message, hit in zip(every, erased.contains(seqs, times), strict=True) if hit} == expected
     near = {seq for seq in range(1, 31) if erased.near(seq, seq)}
     assert near == {seq for seq, _ in expected}
-    assert (first.messages, erased.messages) == (len(messages[::2]), len(expected))
+    assert (len(first.messages), len(erased)) == (len(messages[::2]), len(expected))
 
 
 def test_a_tombstone_of_a_million_messages_is_small() -> None:
     seqs = np.arange(1, 2_000_000_000, 2_000)
     stone = Tombstone.of("ORDERS", seqs, seqs * 37, by="ops@host", reason="asked for", time=NOON)
     data = stone.encode()
-    assert (stone.messages, len(data) < 100_000) == (1_000_000, True)
+    assert (len(stone.messages), len(data) < 100_000) == (1_000_000, True)
     read = Tombstone.decode(data, "ORDERS", stone.path)
-    assert (read.seqs == seqs).all()
-    assert (read.times == seqs * 37).all()
+    assert (read.messages.seqs == seqs).all()
+    assert (read.messages.times == seqs * 37).all()
 
 
 _PART = b'{"stream_created": "", "oldest": "2026-05-01T12:00:00Z", "ranges": %b}'

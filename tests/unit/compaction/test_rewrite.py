@@ -13,9 +13,10 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.rewrite import MessageSet, Rewritten, remove_replaced, rewrite
+from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
 from jetcapture_py.compaction.unit import REPLACING, CompactionSpec, compact_unit
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
