@@ -12,8 +12,27 @@ import typer
 from typer.core import TyperGroup
 
 from jetcapture_py import commands
-from jetcapture_py.commands import Configs, End, Keys, OneStream, Start, Streams, time_option
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.options import (
+    SQL_MAY_BEGIN_WITH_A_COMMENT,
+    AsJson,
+    Configs,
+    Context,
+    DryRun,
+    End,
+    Keys,
+    NatsFile,
+    OneConfig,
+    OneStream,
+    Servers,
+    Start,
+    StoreOptions,
+    Streams,
+    chosen_archive,
+    login,
+    time_option,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from jetcapture_py.config.model import Config
@@ -124,7 +143,7 @@ def status(
     config: Configs,
     streams: Streams = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds until interrupted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show lag, pending messages, watermark and last stored object."""
     from jetcapture_py.manage.many import captures
@@ -143,7 +162,7 @@ def verify(
     content: Annotated[
         bool, typer.Option("--content", help="Read every message of the stream, and compare it with the archive.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+    as_json: AsJson = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -233,14 +252,10 @@ def check(
 ) -> None:
     """Predict whether a configuration will work. Checks server, permissions, store and size of objects."""
     from jetcapture_py.config.units import parse_duration
-
-    try:
-        seconds = None if outage is None else parse_duration(outage)
-    except ValueError as error:
-        raise ConfigError(f"--outage: {error}") from error
     from jetcapture_py.manage import check as command
     from jetcapture_py.manage import many
 
+    seconds = value_of("--outage", parse_duration, outage)
     files = many.captures(config, streams, together=True)
     raise typer.Exit(
         many.run(
@@ -257,18 +272,15 @@ def check(
 def export(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
     consumer: Annotated[str | None, typer.Argument(metavar="CONSUMER", help="A consumer of the stream.")] = None,
-    servers: Annotated[
-        list[str] | None, typer.Option("--servers", metavar="URL", help="NATS server; repeatable.")
-    ] = None,
-    context: Annotated[
-        str | None, typer.Option("--context", metavar="CONTEXT", help='A NATS CLI context; "": the selected one.')
-    ] = None,
+    nats: NatsFile = None,
+    context: Context = None,
+    servers: Servers = None,
 ) -> None:
     """Print a stream and a consumer as a configuration. Applying it changes nothing."""
-    from jetcapture_py.config.model import nats_section
+    from jetcapture_py.config.model import NatsConfig
     from jetcapture_py.manage.export import run
 
-    raise typer.Exit(run(nats_section(servers, context), stream, consumer))
+    raise typer.Exit(run(login(nats, context, servers, default=NatsConfig()), stream, consumer))
 
 
 @app.command()
@@ -298,8 +310,8 @@ def maintain(
         typer.Option("--every", metavar="DURATION", help="Run as a service, with a pass this often, until SIGTERM."),
     ] = None,
     http: _Http = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compact archives, update their tables, and expire buckets. Follows the section `maintain`; needs no NATS."""
     from jetcapture_py.capture import allocator
@@ -308,10 +320,7 @@ def maintain(
 
     if every is not None and (dry_run or as_json):
         raise ConfigError("--every: cannot be combined with --dry-run or --json")
-    try:
-        seconds = None if every is None else parse_duration(every)
-    except ValueError as error:
-        raise ConfigError(f"--every: {error}") from error
+    seconds = value_of("--every", parse_duration, every)
     if seconds == 0:
         raise ConfigError("--every: expected a duration above 0")
     server = http_server.start_early(*config, listen=http) if seconds is not None else None
@@ -348,8 +357,8 @@ def compact(
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Merge small and overlapping objects, without Spark. Leaves incomplete buckets alone."""
     from jetcapture_py.capture import allocator
@@ -376,7 +385,7 @@ def compact(
 
 @app.command()
 def tap(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: OneConfig,
     stream: OneStream = None,
     count: Annotated[int, typer.Option("-n", min=1, max=100_000, help="How many messages.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
@@ -390,7 +399,7 @@ def tap(
 
 @app.command()
 def test(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: OneConfig,
     cases: Annotated[
         Path, typer.Argument(metavar="CASES", help="The test cases, YAML: messages and their expected outcome.")
     ],
@@ -414,7 +423,7 @@ def schema() -> None:
 
 
 @app.command(
-    context_settings={"ignore_unknown_options": True},  # SQL may begin with a comment
+    context_settings=SQL_MAY_BEGIN_WITH_A_COMMENT,
 )
 def query(
     first: Annotated[
@@ -455,10 +464,7 @@ def query(
             "--parquet-only", help="Skip objects in formats other than Parquet, which are an error otherwise."
         ),
     ] = False,
-    options: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="One of store.options, such as anon=true; repeatable."),
-    ] = None,
+    options: StoreOptions = None,
     form: Annotated[
         Literal["table", "csv", "json", "parquet"], typer.Option("--format", help="Output format.")
     ] = "table",
@@ -485,10 +491,8 @@ def query(
         raise typer.BadParameter("--format parquet needs --output: a file or a URL")
     if form != "parquet" and "://" in (output or ""):
         raise typer.BadParameter(f"--output: only Parquet is written to a URL; --format {form} needs a file")
-    request = command.request_of(
-        [first, *(rest or ())],
-        options or (),
-        stream=stream,
+    request = command.QueryRequest(
+        archive=chosen_archive([first, *(rest or ())], options, stream, sql="[SQL]"),
         selection=selection,
         complete_only=complete_only,
         dedupe=dedupe,

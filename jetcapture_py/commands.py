@@ -2,48 +2,16 @@
 
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jetcapture_py.errors import ConfigError
+from jetcapture_py.options import WHEN, AsJson, Configs, End, OneConfig, OneStream, Start, Streams, time_option
 
 app = typer.Typer()
 
-WHEN = "2026-05-01T12:00:00Z, a date, today, yesterday, or how long ago, such as 1h"
-"""How a time may be given."""
-
-
-def time_option(option: str, text: str | None) -> datetime | None:
-    """Parse the time that an option names. Raises ConfigError."""
-    from jetcapture_py.config.units import parse_time
-
-    try:
-        return None if text is None else parse_time(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from error
-
-
-Configs = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="CONFIG", help="Configuration files, YAML, or directories of them, of one or many captures."
-    ),
-]
-Streams = Annotated[
-    list[str] | None, typer.Option("--stream", metavar="STREAM", help="Only the captures of this stream; repeatable.")
-]
-OneStream = Annotated[
-    str | None, typer.Option("--stream", metavar="STREAM", help="The stream, if the configuration is for many.")
-]
-Start = Annotated[str | None, typer.Option("--from", "--since", metavar="TIME", help=f"Inclusive; {WHEN}.")]
-End = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Exclusive; as --from.")]
-Keys = Annotated[
-    list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
-]
 _AsOf = Annotated[
     str | None,
     typer.Option("--as-of", metavar="TIME|REVISION", help=f"As it was then: {WHEN}, or a revision; default: newest."),
@@ -52,7 +20,7 @@ _AsOf = Annotated[
 
 @app.command()
 def files(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: OneConfig,
     stream: OneStream = None,
     as_of: _AsOf = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per file.")] = False,
@@ -66,7 +34,7 @@ def files(
 
 @app.command()
 def get(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: OneConfig,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name in the object store.")],
     output: Annotated[
         Path | None,
@@ -92,7 +60,7 @@ app.add_typer(quarantine)
 def list_quarantine(
     config: Configs,
     streams: Streams = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List why messages are in quarantine. Shows counts, times, subjects and an example."""
     from jetcapture_py.manage import many
@@ -104,7 +72,7 @@ def list_quarantine(
 
 @quarantine.command("show")
 def show_quarantined(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: OneConfig,
     seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, help="The message's stream sequence.")],
     stream: OneStream = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
@@ -128,7 +96,7 @@ def redecode_quarantine(
     start: Start = None,
     end: End = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decode, but store and remove nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Decode the quarantine again. What succeeds moves to the archive."""
     from jetcapture_py.maintain.table import drop_quarantined
@@ -170,7 +138,7 @@ def erase(
         bool, typer.Option("--in-stream", help="Also delete from the stream all messages erased so far.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be erased; change nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Erase messages in every object and copy; print a certificate. Exit code 1 if something remains."""
     from jetcapture_py.maintain import erase as command

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -16,16 +15,14 @@ import typer
 from typer import Argument, BadParameter, Option
 
 from jetcapture_py.config import model
-from jetcapture_py.config.model import NatsConfig, SourceConfig, TlsConfig
+from jetcapture_py.config.model import NatsConfig, SourceConfig
 from jetcapture_py.config.units import parse_time
 from jetcapture_py.config.values import parse_option
-from jetcapture_py.errors import ConfigError
-from spark_jobs.publishing.login import OPTIONS, SECRETS, nats_config
+from jetcapture_py.options import Context, NatsFile, Servers, login
 
 T = TypeVar("T")
 
 _SPACE = re.compile(r"\s")
-_SWITCH = {True: "true", False: None}
 
 
 class Parsed(NamedTuple):
@@ -223,12 +220,6 @@ class SurveyArguments:
         return not self.no_survey
 
 
-def _login(name: str, metavar: str | None = None) -> Any:
-    tls = name.startswith("tls_")
-    field = TlsConfig.model_fields[name.removeprefix("tls_")] if tls else NatsConfig.model_fields[name]
-    return Option(_flag(name), metavar=metavar, help=field.description)
-
-
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -238,43 +229,11 @@ class LoginArguments:
     """Target servers and login; `nats` is the login of --config."""
 
     nats: NatsConfig | None = field(init=False, default=None)
+    nats_file: NatsFile = None
+    context: Context = None
+    servers: Servers = None
 
-    servers: Annotated[
-        list[str], Option("--servers", metavar="URL", help="NATS server; repeatable. By default those of --config.")
-    ] = field(default_factory=list)
-    context: Annotated[str | None, _login("context", "CONTEXT")] = None
-    user: Annotated[str | None, _login("user", "USER")] = None
-    password_file: Annotated[str | None, _login("password_file", "FILE")] = None
-    token_file: Annotated[str | None, _login("token_file", "FILE")] = None
-    creds: Annotated[str | None, _login("creds", "FILE")] = None
-    nkey_seed_file: Annotated[str | None, _login("nkey_seed_file", "FILE")] = None
-    domain: Annotated[str | None, _login("domain", "DOMAIN")] = None
-    api_prefix: Annotated[str | None, _login("api_prefix", "PREFIX")] = None
-    inbox_prefix: Annotated[str | None, _login("inbox_prefix", "PREFIX")] = None
-    tls: Annotated[bool, _login("tls")] = False
-    tls_ca: Annotated[str | None, _login("tls_ca", "FILE")] = None
-    tls_cert: Annotated[str | None, _login("tls_cert", "FILE")] = None
-    tls_key: Annotated[str | None, _login("tls_key", "FILE")] = None
-    tls_handshake_first: Annotated[bool, _login("tls_handshake_first")] = False
-
-
-def login(chosen: LoginArguments, env: Mapping[str, str] = os.environ) -> NatsConfig:
-    """Return the login: the arguments', or, without --servers, that of --config. Raises ConfigError."""
-    values: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name not in (*SECRETS, "servers")}
-    given: dict[str, str | None] = {name: _SWITCH.get(value, value) for name, value in values.items()}
-    if chosen.context is not None and not chosen.servers:
-        return nats_config(given)
-    if not chosen.servers:
-        others = [_flag(name) for name, value in given.items() if value is not None]
-        if chosen.nats is None:
-            raise ConfigError("--servers: missing; or name the capture's configuration with --config")
-        if others:
-            raise ConfigError(f"{others[0]}: needs --servers; without it, the login is that of --config")
-        return chosen.nats
-    given["servers"] = ",".join(chosen.servers)
-    secrets: dict[str, str | None] = {}  # from the environment, unless the arguments choose another login method
-    if chosen.user is not None:
-        secrets = {} if chosen.password_file is not None else {"password": env.get(SECRETS["password"])}
-    elif not (chosen.creds or chosen.token_file or chosen.nkey_seed_file):
-        secrets = {name: env.get(SECRETS[name]) or None for name in ("token", "nkey_seed", "user_jwt", "user_seed")}
-    return nats_config(given | secrets)
+    @property
+    def target_login(self) -> NatsConfig:
+        """The target's login. Raises ConfigError."""
+        return login(self.nats_file, self.context, self.servers, default=self.nats)

@@ -27,7 +27,7 @@ from typer import Argument, BadParameter, Option
 
 from jetcapture_py.reading.output import table, target
 from jetcapture_py.text import plural
-from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, login, parse
+from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, parse
 from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import in_spark
 from spark_jobs.reading.row_json import is_nested, json_of, row_of
@@ -40,8 +40,7 @@ from spark_jobs.sql import query
 class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
     """Run SQL over the view `archive`, and `quarantine` for messages that could not be decoded.
 
-    With --to-nats, login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN,
-    NATS_NKEY_SEED, NATS_USER_JWT and NATS_USER_SEED in the environment.
+    Login files are read on every executor.
     """
 
     sql: Annotated[str, Argument(metavar="SQL", help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'.")] = ""
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(chosen: QueryCommand) -> None:
-    servers = None if chosen.to_nats is None else login(chosen)
+    servers = None if chosen.to_nats is None else chosen.target_login
     output = chosen.output if chosen.format == "parquet" else None
     spark = session("jetcapture query", chosen.url if chosen.engine == "spark" else None, output)
     frame = query(spark, chosen)

@@ -44,7 +44,6 @@ from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from jetcapture_py.text import duration, plural
-from spark_jobs.arguments import login
 from spark_jobs.job import guarded, leave, session, spark_error
 from spark_jobs.publishing.instructions import describe_removed, keepable
 from spark_jobs.publishing.login import login_at
@@ -253,7 +252,7 @@ def _job(chosen: ReplayCommand) -> None:
     if chosen.missing:
         _publish_missing(chosen)
         return
-    servers = login(chosen)
+    servers = chosen.target_login
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
     files = ArchiveLocation.open(chosen.url, chosen.options).files
     frame = without_erased(selected(query(spark, chosen), chosen), files.erased(chosen.stream))
@@ -290,7 +289,7 @@ def _job(chosen: ReplayCommand) -> None:
 
 def _publish_missing(chosen: ReplayCommand) -> None:
     """Publish the archived messages that the stream has lost."""
-    servers, stream = login(chosen), chosen.stream
+    servers, stream = chosen.target_login, chosen.stream
     tail = read_tail(servers, stream, chosen.url, chosen.options, chosen.from_seq)
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
     frames = []

@@ -34,7 +34,6 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, retried
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import duration, plural, progress_bars
-from spark_jobs.arguments import login
 from spark_jobs.job import guarded, leave, session
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
@@ -215,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _job(chosen: RestoreCommand) -> None:
-    servers = None if chosen.dry_run else login(chosen)
+    servers = None if chosen.dry_run else chosen.target_login
     if servers is not None:
         asyncio.run(check_target(servers, chosen.target))
     prepared = prepare(chosen)

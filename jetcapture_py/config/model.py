@@ -459,12 +459,6 @@ def parse_for_apply(data: object, env: Mapping[str, str] = os.environ) -> Config
     return config.model_copy(update={"source": config.source.model_copy(update={"consumer": ""})})
 
 
-def nats_section(servers: Sequence[str] | None, context: str | None) -> NatsConfig:
-    """Return the `nats` section for command line options. Raises ConfigError."""
-    data = {"servers": servers or None, "context": context}
-    return validated(NatsConfig, data, rename=lambda problem: f"--{problem}")
-
-
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the file, for editors; it allows `${ENV}` wherever the file does."""
     generated = Config.model_json_schema(schema_generator=_SchemaGenerator)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jetcapture_py.config.several import only
-from jetcapture_py.config.values import parse_option
-from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
+from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
+from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
 from jetcapture_py.reading.output import Format, write
 from jetcapture_py.reading.plan import Dedupe
@@ -36,19 +34,14 @@ _ATTEMPTS = 10
 _BATCH_ROWS = 2048
 """As many as DuckDB makes at a time."""
 _MISSING = "SQL is missing: give a statement, or write it to standard input"
-_OPTION = re.compile(r"--?[\w-]+(=.*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRequest:
     """What to run on which archive."""
 
-    url: str
-    stream: str
-    options: Mapping[str, Any]
-    """The `store.options`."""
-    statement: str | None
-    """None: read it from standard input, or start a shell on a terminal."""
+    archive: ChosenArchive
+    """Without a statement, it is read from standard input, or a shell starts on a terminal."""
     selection: Selection
     complete_only: bool
     dedupe: Dedupe
@@ -57,40 +50,11 @@ class QueryRequest:
     output: str | None
 
 
-def request_of(
-    words: Sequence[str], options: Iterable[str], *, stream: str | None = None, **others: Any
-) -> QueryRequest:
-    """Return the request of `CONFIG [SQL]` or `URL STREAM [SQL]`, with `NAME=VALUE` options.
-
-    `stream` chooses one of a configuration for many.
-
-    What is neither a directory nor has a scheme is a configuration. Raises ConfigError.
-    """
-    first, *rest = words
-    try:
-        given = dict(map(parse_option, options))
-    except ValueError as error:
-        raise ConfigError(f"--option: {error}") from error
-    if "://" in first or Path(first).is_dir():
-        if not rest or any(map(str.isspace, rest[0])):  # a statement in its place
-            raise ConfigError("STREAM is missing: expected URL STREAM [SQL]")
-        url, stream = first, rest.pop(0)
-    else:
-        settings = only(Path(first), stream)
-        url, stream = settings.store.url, settings.source.stream
-        given = dict(settings.store.options) | given
-    unexpected = [word for word in rest if _OPTION.fullmatch(word)] or rest[1:]
-    if unexpected:
-        usage = "URL STREAM [SQL]" if url == first else "CONFIG [SQL]"
-        raise ConfigError(f"unexpected argument {unexpected[0]}: expected {usage}")
-    return QueryRequest(url=url, stream=stream, options=given, statement=rest[0] if rest else None, **others)
-
-
 def run(request: QueryRequest) -> int:
     """Run the statement, or a shell; return the exit code. Raises JetcaptureError."""
     if util.find_spec("duckdb") is None:
         raise JetcaptureError("duckdb is missing: pip install 'jetcapture[query]'")
-    statement = request.statement
+    statement = request.archive.statement
     if statement is None and not sys.stdin.isatty():
         statement = sys.stdin.read()
         if not statement.strip():
@@ -204,15 +168,15 @@ class _Session:
             return
         if self._views is None:
             request = self.request
-            files, selection = open_archive(request.url, request.options), request.selection
+            files, selection = open_archive(request.archive.url, request.archive.options), request.selection
             if request.complete_only:
-                selection = selection._replace(end=complete_end(files, request.stream, selection.end))
+                selection = selection._replace(end=complete_end(files, request.archive.stream, selection.end))
             links = self._directory / "objects"
             links.mkdir(exist_ok=True)
             self._views = ArchiveViews(
                 self.connection,
                 files,
-                request.stream,
+                request.archive.stream,
                 selection,
                 directory=links,
                 dedupe=request.dedupe,
@@ -243,7 +207,7 @@ class _Session:
             self._begin()
             sys.stdout.writelines(f"{text}\n" for text in texts)
             return
-        write(rows, request.form, request.output, request.options, begin=self._begin)
+        write(rows, request.form, request.output, request.archive.options, begin=self._begin)
 
     def _begin(self) -> None:
         self._writing = True
@@ -262,7 +226,7 @@ def _shell(session: _Session) -> None:
     """Read statements from the terminal until it ends."""
     with suppress(ImportError):
         import readline  # noqa: F401  it edits lines
-    about = f"SQL over {', '.join(VIEWS)} of stream {session.request.stream}"
+    about = f"SQL over {', '.join(VIEWS)} of stream {session.request.archive.stream}"
     sys.stdout.write(f"{about}; a semicolon at the end of a line runs it, Ctrl-D ends\n")
     lines: list[str] = []
     while True:

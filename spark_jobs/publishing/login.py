@@ -1,7 +1,6 @@
-"""NATS login for jobs and the data source: the settings of a capture's `nats` section as flat options.
+"""NATS login of the data source: the settings of a capture's `nats` section as flat options.
 
-`servers` is comma-separated; `tls` is true or false, and the settings of the `tls` section start with `tls_`. Command
-lines are visible to all users, so secrets come from files or the environment.
+`servers` is comma-separated; `tls` is true or false, and the settings of the `tls` section start with `tls_`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,6 @@ OPTIONS = (
     *(f"tls_{name}" for name in TlsConfig.model_fields),
 )
 """Names of all options."""
-SECRETS = {
-    "password": "NATS_PASSWORD",
-    "token": "NATS_TOKEN",
-    "nkey_seed": "NATS_NKEY_SEED",
-    "user_jwt": "NATS_USER_JWT",
-    "user_seed": "NATS_USER_SEED",
-}
-"""Options that are environment variables instead of command line arguments."""
 
 
 def nats_config(options: Mapping[str, str | None]) -> NatsConfig:

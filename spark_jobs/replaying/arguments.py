@@ -58,8 +58,7 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
     Publishes messages that match all of --from, --to, --key, --filter-subject, --from-seq and --to-seq, or the rows of
     --sql.
 
-    Login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN,
-    NATS_NKEY_SEED, NATS_USER_JWT and NATS_USER_SEED in the environment.
+    Login files are read on every executor.
     """
 
     filters: Annotated[

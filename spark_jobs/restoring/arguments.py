@@ -62,9 +62,6 @@ class RestoreCommand(LoginArguments, StoreArguments):
     """Create a stream from its archive, as it was: sequences, timestamps, subjects, headers, payloads.
 
     Needs nats-server 2.15 or later. STREAM may be left out if the archive has one stream. The stream must not exist.
-
-    Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN, NATS_NKEY_SEED, NATS_USER_JWT and NATS_USER_SEED in the
-    environment.
     """
 
     target: Annotated[

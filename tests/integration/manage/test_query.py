@@ -28,6 +28,7 @@ from jetcapture_py import cli
 from jetcapture_py.archive import watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage import query as command
+from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.duckdb import ArchiveViews
 from jetcapture_py.reading.selection import Selection
 from tests.support import azurite, s3
@@ -70,7 +71,8 @@ def query(monkeypatch: pytest.MonkeyPatch) -> Any:
 def session_of(archive: Archive, form: str = "csv", output: str | None = None) -> Any:
     """A session that writes in this format."""
     others = {"complete_only": False, "dedupe": "auto", "parquet_only": False, "form": form, "output": output}
-    return command._session(command.request_of([archive.url, "ORDERS"], (), selection=Selection(), **others))
+    chosen = ChosenArchive(url=archive.url, stream="ORDERS", options={})
+    return command._session(command.QueryRequest(archive=chosen, selection=Selection(), **others))
 
 
 @pytest.fixture

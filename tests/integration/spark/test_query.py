@@ -124,8 +124,9 @@ def test_rows_go_straight_to_nats(
     asyncio.run(create())
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings(server.url, orders.url, nats={"user": "u", "password": "p"})))
+    monkeypatch.setenv("NATS_USER", "u")
     monkeypatch.setenv("NATS_PASSWORD", "p")
-    direct = [orders.url, "ORDERS", "--servers", server.url, "--user", "u"]
+    direct = [orders.url, "ORDERS", "--servers", server.url]
     where = ["--config", str(path)] if from_configuration else direct
     sql = "SELECT key, sum(amount) AS total FROM archive WHERE key IS NOT NULL GROUP BY key ORDER BY key"
     assert main([*where, sql, "--to-nats", "sums.{key}"]) == 0

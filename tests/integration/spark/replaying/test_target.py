@@ -14,10 +14,7 @@ import yaml
 from nats.js.api import ConsumerConfig
 
 from jetcapture_py.archive.watermark import ConsumerWatermark, path
-from jetcapture_py.errors import ConfigError
-from spark_jobs.arguments import login
 from spark_jobs.replay import main
-from spark_jobs.replaying.arguments import parse
 from spark_jobs.replaying.origin import origin_of
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
@@ -202,22 +199,3 @@ def test_the_configuration_of_the_capture_says_where_its_servers_are(
     path.write_text(yaml.safe_dump(settings(server.url, archive.url)))
     assert main(["--config", str(path), "--subject", "replay.a"]) == 0
     assert last_seq(server, "REPLAY") == 1
-
-
-def test_a_login_that_is_incomplete_or_ambiguous_is_said_in_one_line(tmp_path: Path) -> None:
-    def said(*arguments: str, **env: str) -> str:
-        with pytest.raises(ConfigError) as raised:
-            login(parse(["/archive", "ORDERS", *arguments]), env)
-        return str(raised.value)
-
-    server = ["--servers", "nats://127.0.0.1:1"]
-    assert said() == "--servers: missing; or name the capture's configuration with --config"
-    assert "required with user" in said(*server, "--user", "app")
-    assert "cannot be combined" in said(*server, "--user", "app", "--creds", "/file", NATS_PASSWORD="x")
-    assert "cannot be combined" in said(*server, NATS_TOKEN="x", NATS_NKEY_SEED="y")
-    chosen = parse(["/archive", "ORDERS", *server, "--servers", "nats://two:2", "--creds", "/file"])
-    found = login(chosen, {"NATS_TOKEN": "unused", "NATS_PASSWORD": "unused"})
-    assert (found.servers, found.token) == (("nats://127.0.0.1:1", "nats://two:2"), None)
-    found = login(parse(["/archive", "ORDERS", *server]), {"NATS_TOKEN": "t0ken"})
-    assert found.token is not None
-    assert found.token.get_secret_value() == "t0ken"

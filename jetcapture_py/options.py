@@ -1,0 +1,226 @@
+"""Options that several commands have, and what they mean: times, durations, an archive, and the login of a server."""
+
+# No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
+# Whatever needs more than typer is imported by the functions, for the same reason.
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from jetcapture_py.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jetcapture_py.config.model import Config, NatsConfig
+
+T = TypeVar("T")
+
+WHEN = "2026-05-01T12:00:00Z, a date, today, yesterday, or how long ago, such as 1h"
+"""How a time may be given."""
+SECRETS = {
+    "user": "NATS_USER",
+    "password": "NATS_PASSWORD",
+    "token": "NATS_TOKEN",
+    "nkey_seed": "NATS_NKEY_SEED",
+    "user_jwt": "NATS_USER_JWT",
+    "user_seed": "NATS_USER_SEED",
+}
+"""Settings of `nats` that --servers takes from the environment: every user of a machine sees its command lines."""
+SQL_MAY_BEGIN_WITH_A_COMMENT = {"ignore_unknown_options": True}
+"""Context settings of a command with an argument SQL; `chosen_archive` refuses options that are misspelt."""
+
+# ---------------------------------------------------------------------- what to work on
+
+Configs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="CONFIG", help="Configuration files, YAML, or directories of them, of one or many captures."
+    ),
+]
+OneConfig = Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")]
+Archive = Annotated[
+    list[str],
+    typer.Argument(metavar="CONFIG | URL STREAM", help="The configuration file; or store.url and the stream."),
+]
+"""For `chosen_archive`."""
+StoreOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="One of store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; repeatable.",
+    ),
+]
+Streams = Annotated[
+    list[str] | None, typer.Option("--stream", metavar="STREAM", help="Only the captures of this stream; repeatable.")
+]
+OneStream = Annotated[
+    str | None, typer.Option("--stream", metavar="STREAM", help="The stream, if the configuration is for many.")
+]
+
+# ---------------------------------------------------------------------- which messages
+
+Start = Annotated[str | None, typer.Option("--from", "--since", metavar="TIME", help=f"Inclusive; {WHEN}.")]
+End = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Exclusive; as --from.")]
+Keys = Annotated[
+    list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
+]
+
+# ---------------------------------------------------------------------- how to work
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")]
+
+# ---------------------------------------------------------------------- a server
+
+NatsFile = Annotated[
+    Path | None,
+    typer.Option("--nats", metavar="FILE", help="Servers and login: the section `nats` of this YAML file."),
+]
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="CONTEXT", help='A NATS CLI context; "": the selected one.')
+]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--servers",
+        metavar="URL",
+        help="NATS server; repeatable. A login comes from the environment: NATS_USER and NATS_PASSWORD, NATS_TOKEN, "
+        "NATS_NKEY_SEED, or NATS_USER_JWT and NATS_USER_SEED.",
+    ),
+]
+
+
+def login(
+    file: Path | None,
+    context: str | None,
+    servers: Sequence[str] | None,
+    *,
+    default: "NatsConfig | None",
+    env: Mapping[str, str] = os.environ,
+) -> "NatsConfig":
+    """Return the server and login of --nats, --context or --servers; else `default`. Raises ConfigError."""
+    from jetcapture_py.config.model import NatsConfig
+    from jetcapture_py.config.section import validated
+
+    if file is not None:
+        if context is not None or servers:
+            raise ConfigError("--nats: cannot be combined with --context or --servers")
+        return _section_of(file, env)
+    if context is None and not servers:
+        if default is None:
+            raise ConfigError("--servers: missing (or --nats or --context, or the capture's configuration)")
+        return default
+    settings: dict[str, Any] = {"servers": servers or None, "context": context}
+    if context is None:
+        settings |= {name: env.get(variable) or None for name, variable in SECRETS.items()}
+        if settings["user"] is None:
+            settings["password"] = None  # it may be one that a configuration names
+
+    def named(problem: str) -> str:
+        name, colon, reason = problem.partition(":")
+        return f"{SECRETS.get(name, f'--{name}')}{colon}{reason}"
+
+    return validated(NatsConfig, settings, env=env, rename=named)
+
+
+def _section_of(file: Path, env: Mapping[str, str]) -> "NatsConfig":
+    from jetcapture_py.config import yaml_text
+    from jetcapture_py.config.model import NatsConfig, read_text
+    from jetcapture_py.config.section import validated
+
+    text = read_text(file, str(file))
+    try:
+        data = yaml_text.read(text, env)
+    except ConfigError as error:
+        raise ConfigError(*(f"{file}: {problem}" for problem in error.problems)) from error
+    section = data.get("nats") if isinstance(data, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file}: expected a section nats")
+    return validated(NatsConfig, section, env=env, rename=lambda problem: f"{file}: nats.{problem}")
+
+
+# ---------------------------------------------------------------------- an archive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenArchive:
+    """The archive that a command line names."""
+
+    url: str
+    stream: str
+    options: Mapping[str, Any] = field(repr=False)
+    """The `store.options`, which may be secrets."""
+    config: "Config | None" = None
+    """The capture's configuration, if the command line names that."""
+    statement: str | None = None
+    """SQL after it."""
+
+
+def chosen_archive(
+    words: Sequence[str], options: Iterable[str] | None = None, stream: str | None = None, *, sql: str = ""
+) -> ChosenArchive:
+    """Return the archive of `CONFIG` or `URL STREAM`. Raises ConfigError.
+
+    What is neither a directory nor has a scheme is a configuration; `stream` chooses one of many. `sql` is how the
+    usage names a further argument: `SQL` or `[SQL]`, or nothing.
+    """
+    from jetcapture_py.config.several import only
+    from jetcapture_py.config.values import parse_option
+
+    given = dict(option("--option", parse_option, options))
+    if not words:
+        raise ConfigError(f"expected {_usage('CONFIG', sql)} or {_usage('URL STREAM', sql)}")
+    first, *rest = words
+    config = None
+    if "://" in first or Path(first).is_dir():
+        usage = _usage("URL STREAM", sql)
+        if not rest or any(map(str.isspace, rest[0])):  # a statement in its place
+            raise ConfigError(f"STREAM is missing: expected {usage}")
+        url, stream = first, rest.pop(0)
+    else:
+        usage, config = _usage("CONFIG", sql), only(Path(first), stream)
+        url, stream = config.store.url, config.source.stream
+        given = dict(config.store.options) | given
+    unexpected = [word for word in rest if _is_option(word)] or rest[1 if sql else 0 :]
+    if unexpected:
+        raise ConfigError(f"unexpected argument {unexpected[0]}: expected {usage}")
+    if sql == "SQL" and not rest:
+        raise ConfigError(f"SQL is missing: expected {usage}")
+    return ChosenArchive(url=url, stream=stream, options=given, config=config, statement=next(iter(rest), None))
+
+
+def _usage(archive: str, sql: str) -> str:
+    return f"{archive} {sql}".rstrip()
+
+
+def _is_option(word: str) -> bool:
+    """Whether a word is a misspelt option rather than SQL that begins with a comment."""
+    return word.startswith("-") and word.partition("=")[0].lstrip("-").replace("-", "_").isidentifier()
+
+
+# ---------------------------------------------------------------------- values
+
+
+def time_option(name: str, text: str | None) -> datetime | None:
+    """Parse the time of the option `name`. Raises ConfigError."""
+    from jetcapture_py.config.units import parse_time
+
+    return value_of(name, parse_time, text)
+
+
+def value_of(name: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    """Parse the text of the option `name` with `parse`, which raises ValueError. Raises ConfigError."""
+    return None if text is None else option(name, parse, [text])[0]
+
+
+def option(name: str, parse: Callable[[str], T], texts: Iterable[str] | None) -> list[T]:
+    """Parse each text of the repeatable option `name`. Raises ConfigError."""
+    try:
+        return [parse(text) for text in texts or ()]
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
