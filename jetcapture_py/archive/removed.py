@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from jetcapture_py.archive.messages import MessageSet, bounds_of
-from jetcapture_py.archive.stream_config import is_path
-from jetcapture_py.archive.watermark import time_text
+from jetcapture_py.archive.metadata import SmallFile, Time, is_path
 from jetcapture_py.errors import JetcaptureError
 
 EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
 MAX_LISTED = 4096
 """Maximum ranges of sequences, or timestamps, that a note lists as numbers; more are compressed."""
-_DAMAGED = (zlib.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 def expired_path(stream: str) -> str:
@@ -40,6 +39,45 @@ def expired_path(stream: str) -> str:
 def erased_directory(stream: str) -> str:
     """The directory of a stream's tombstones, relative to the archive's root."""
     return f"{ERASED}/{stream}"
+
+
+# ------------------------------------------------------------------ files
+
+
+class _ExpiredPart(msgspec.Struct, frozen=True, kw_only=True):
+    stream_created: str
+    oldest: Time
+    ranges: list[tuple[int, int]] | str
+    messages: int = 0
+    """For readers without this code."""
+
+
+class _ExpiredFile(SmallFile, frozen=True, kw_only=True):
+    until: Time
+    incarnations: list[_ExpiredPart]
+
+
+class _ErasedFile(SmallFile, frozen=True, kw_only=True):
+    time: Time
+    by: str
+    reason: str
+    ranges: list[tuple[int, int]] | str
+    times: list[int] | str
+    messages: int = 0
+    """For readers without this code."""
+
+
+@contextmanager
+def _damaged(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (zlib.error, ValueError, OverflowError) as error:
+        raise JetcaptureError(f"{path} is damaged: {error}") from error
+
+
+def _printable(text: str) -> str:
+    """Escape what is not UTF-8 in a command line argument."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # ------------------------------------------------------------------ expired buckets
@@ -118,44 +156,30 @@ class Expired:
         return np.any([np.zeros(len(seqs), np.bool_), *(part.contains(seqs) for part in self.incarnations)], axis=0)
 
     def encode(self) -> bytes:
-        fields = {
-            "format": 1,
-            "stream": self.stream,
-            "until": time_text(self.until),
-            "incarnations": [
-                {
-                    "stream_created": part.created,
-                    "messages": part.messages,
-                    "oldest": time_text(part.oldest),
-                    "ranges": _encoded(np.frombuffer(part.bounds, np.int64).reshape(-1, 2)),
-                }
-                for part in self.incarnations
-            ],
-        }
-        return json.dumps(fields).encode() + b"\n"
+        parts = [
+            _ExpiredPart(
+                stream_created=part.created,
+                messages=part.messages,
+                oldest=part.oldest,
+                ranges=_encoded(np.frombuffer(part.bounds, np.int64).reshape(-1, 2)),
+            )
+            for part in self.incarnations
+        ]
+        return _ExpiredFile(stream=self.stream, until=self.until, incarnations=parts).encode()
 
     @classmethod
     def decode(cls, data: bytes, stream: str) -> Expired:
         """Read the file's content. Raises JetcaptureError if damaged, or if it belongs to another stream."""
-        try:
-            fields = json.loads(data)
-            expired = cls(
-                stream=str(fields["stream"]),
-                until=_time(fields["until"]),
-                incarnations=tuple(
-                    ExpiredMessages(
-                        created=str(part["stream_created"]),
-                        oldest=_time(part["oldest"]),
-                        bounds=_united(*_decoded(part["ranges"], 2).T),
-                    )
-                    for part in fields["incarnations"]
-                ),
-            )
-        except _DAMAGED as error:
-            raise JetcaptureError(f"{expired_path(stream)} is damaged: {error!r}") from error
-        if expired.stream != stream:
-            raise JetcaptureError(f"{expired_path(stream)} belongs to stream {expired.stream}")
-        return expired
+        path = expired_path(stream)
+        file = _ExpiredFile.decode(data, stream, path)
+        with _damaged(path):
+            parts = [
+                ExpiredMessages(
+                    created=part.stream_created, oldest=part.oldest, bounds=_united(*_decoded(part.ranges, 2).T)
+                )
+                for part in file.incarnations
+            ]
+        return cls(stream=stream, until=file.until, incarnations=tuple(parts))
 
 
 # ------------------------------------------------------------------ erased messages
@@ -190,40 +214,27 @@ class Tombstone:
         return f"{erased_directory(self.stream)}/{self.time:%Y%m%dT%H%M%SZ}-{digits}.json"
 
     def encode(self) -> bytes:
-        fields = {
-            "format": 1,
-            "stream": self.stream,
-            "time": time_text(self.time),
-            "by": self.by,
-            "reason": self.reason,
-            "messages": len(self.messages),
-            "ranges": _encoded(bounds_of(self.messages.seqs)),
-            "times": _encoded(self.messages.times),
-        }
-        return json.dumps(fields).encode() + b"\n"
+        return _ErasedFile(
+            stream=self.stream,
+            time=self.time,
+            by=_printable(self.by),
+            reason=_printable(self.reason),
+            messages=len(self.messages),
+            ranges=_encoded(bounds_of(self.messages.seqs)),
+            times=_encoded(self.messages.times),
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes, stream: str, path: str) -> Tombstone:
         """Read the content of the file at `path`. Raises JetcaptureError if damaged, or of another stream."""
-        try:
-            fields = json.loads(data)
-            (firsts, lasts), times = _decoded(fields["ranges"], 2).T, _decoded(fields["times"])
+        file = _ErasedFile.decode(data, stream, path)
+        with _damaged(path):
+            (firsts, lasts), times = _decoded(file.ranges, 2).T, _decoded(file.times)
             if (firsts > lasts).any() or sum((lasts - firsts + 1).tolist()) != len(times):
                 raise ValueError("its ranges and times do not fit")
             starts = np.cumsum(lasts - firsts + 1) - (lasts - firsts + 1)
-            tombstone = cls.of(
-                str(fields["stream"]),
-                np.repeat(firsts - starts, lasts - firsts + 1) + np.arange(len(times)),
-                times,
-                by=str(fields["by"]),
-                reason=str(fields["reason"]),
-                time=_time(fields["time"]),
-            )
-        except _DAMAGED as error:
-            raise JetcaptureError(f"{path} is damaged: {error!r}") from error
-        if tombstone.stream != stream:
-            raise JetcaptureError(f"{path} belongs to stream {tombstone.stream}, not {stream}")
-        return tombstone
+            seqs = np.repeat(firsts - starts, lasts - firsts + 1) + np.arange(len(times))
+        return cls.of(stream, seqs, times, by=file.by, reason=file.reason, time=file.time)
 
 
 class Erased(MessageSet):
@@ -285,15 +296,11 @@ def _encoded(values: Any) -> Any:
 
 
 def _decoded(listed: Any, width: int = 1) -> Any:
-    """Return the array that `_encoded` has encoded: times, or ranges with a `width` of 2. Raises one of `_DAMAGED`."""
+    """Return what `_encoded` has encoded: times, or ranges with a `width` of 2. Raises ValueError, zlib.error."""
     if isinstance(listed, str):
         values = np.cumsum(np.frombuffer(zlib.decompress(binascii.a2b_base64(listed)), "<i8"))
     elif width == 1:
-        values = np.cumsum(np.array([int(difference) for difference in listed], np.int64))
+        values = np.cumsum(np.array(listed, np.int64))
     else:
-        values = np.array([(int(first), int(last)) for first, last in listed], np.int64)
+        values = np.array(listed, np.int64)
     return values.astype(np.int64) if width == 1 else values.astype(np.int64).reshape(-1, width)
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)

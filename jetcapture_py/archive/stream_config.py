@@ -7,47 +7,34 @@ There is one file for each incarnation of a stream. Any replica may write it.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
+from jetcapture_py.archive.metadata import SmallFile
 from jetcapture_py.config.units import microseconds_of, parse_time
-from jetcapture_py.errors import JetcaptureError
 
 DIRECTORY = "_streams"
-FORMAT = 1
 
 _CREATED = re.compile(r"[0-9TZ:.+-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamConfig:
+class StreamConfig(SmallFile, frozen=True, kw_only=True, rename={"created": "stream_created"}):
     """A stream's configuration as the server last had it, in the words of the JetStream API.
 
     `created` is when the stream was created, as the server writes it. `continues`: it may have messages from before, of
     an earlier stream of its name, because it is or was a mirror, or was restored.
     """
 
-    stream: str
     created: str
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     continues: bool = False
 
-    def encode(self) -> bytes:
-        """The file's content: the same for the same configuration."""
-        fields = {
-            "format": FORMAT,
-            "stream": self.stream,
-            "stream_created": self.created,
-            "continues": self.continues,
-            "config": self.config,
-        }
-        return json.dumps(fields, sort_keys=True).encode() + b"\n"
+    def __post_init__(self) -> None:
+        parse_time(self.created)
 
 
 def incarnations(created: Sequence[str], times: Any) -> Any:
@@ -72,27 +59,3 @@ def directory(stream: str) -> str:
 def path(stream: str, created: str) -> str:
     """The file's path, relative to the archive's root, without `-` and `:`, which some file systems refuse."""
     return f"{directory(stream)}/{created.replace('-', '').replace(':', '')}.json"
-
-
-def is_path(path: str) -> bool:
-    """Whether this can be such a file, and not a temporary one that a crash left behind."""
-    name = path.rpartition("/")[2]
-    return name.endswith(".json") and not name.startswith(".")
-
-
-def decode(data: bytes, stream: str, path: str) -> StreamConfig:
-    """Read the content of the file at `path`. Raises JetcaptureError if damaged, or if it belongs to another stream."""
-    try:
-        fields = json.loads(data)
-        found = StreamConfig(
-            stream=str(fields["stream"]),
-            created=str(fields["stream_created"]),
-            config=dict(fields["config"]),
-            continues=fields.get("continues") is True,
-        )
-        parse_time(found.created)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise JetcaptureError(f"{path}: the stream's configuration is damaged: {error!r}") from error
-    if found.stream != stream:
-        raise JetcaptureError(f"{path}: the configuration belongs to stream {found.stream}, not {stream}")
-    return found

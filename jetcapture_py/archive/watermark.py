@@ -8,13 +8,15 @@ only once it is stored. Readers take the minimum of a stream's files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Self
 
+import msgspec
+
+from jetcapture_py.archive import metadata
 from jetcapture_py.archive.incarnations import Origin, Sample
 from jetcapture_py.archive.layout import STREAM_TIME
 from jetcapture_py.config.subjects import covers, overlaps
@@ -34,8 +36,7 @@ Subjects = tuple[str, ...]
 """Sorted filter subjects; none for all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
+class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An entry of the history of a consumer's filter subjects, as configured."""
 
     after: int
@@ -57,36 +58,41 @@ class Filters:
         """Sequence after which they are certain."""
         return self.after if self.doubtful is None else self.doubtful[1] or END
 
-    def fields(self) -> dict[str, Any]:
-        """Return the entry of the watermark's file."""
-        fields: dict[str, Any] = {"after": self.after, "subjects": self.subjects}
-        if self.consumer:
-            fields["consumer"] = self.consumer
-        if self.doubtful is not None:
-            fields["doubtful"] = self.doubtful
-        return fields
+
+class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a stream, by which it is recognized."""
+
+    seq: int
+    time: metadata.Time
+    stream_created: str
+    """The stream's creation time on the server then; "" if unknown."""
+
+    @classmethod
+    def of(cls, sample: Sample | None) -> Self | None:
+        """The message as the file has it."""
+        if sample is None:
+            return None
+        return cls(seq=sample.seq, time=moment_of(sample.time), stream_created=sample.created)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerWatermark:
+class ConsumerWatermark(metadata.SmallFile, frozen=True, kw_only=True, rename={"created": "stream_created"}):
     """Every message of the stream that the consumer's filters matched, up to and with sequence `seq`, and every one
     whose `_nats_timestamp` is not after `time` (UTC), is in the archive or the quarantine, but for doubtful ones.
 
     A recreated stream counts from 1 again. Times are those of the servers' clocks.
     """
 
-    stream: str
     consumer: str
     created: str
     """First known creation time of the stream; "" if unknown."""
     seq: int
-    time: datetime
+    time: metadata.Time
     """`NEVER` until known."""
     deliveries: int = 0
     """Deliveries that the consumer has made, which identify it; 0 if unknown."""
-    sample: Sample | None = None
-    """A message of the stream, not necessarily one that is stored; None if unknown."""
-    last_stored: datetime | None = None
+    stream_message: StreamMessage | None = None
+    """One that is not necessarily stored; None if unknown."""
+    last_stored: metadata.Time | None = None
     """When an object was stored last, by its writer's clock; None if unknown."""
     filters: tuple[Filters, ...] = ()
     """The consumer's filters over time, in order, the last ones the present ones.
@@ -104,38 +110,18 @@ class ConsumerWatermark:
     `time`.
     """
 
+    def __post_init__(self) -> None:
+        self.time.astimezone(UTC)
+
+    @property
+    def sample(self) -> Sample | None:
+        """The stream's message."""
+        message = self.stream_message
+        return None if message is None else Sample(message.seq, microseconds_of(message.time), message.stream_created)
+
     @property
     def origin(self) -> Origin:
         return Origin(self.created, self.sample)
-
-    def encode(self) -> bytes:
-        fields: dict[str, Any] = {
-            "format": 1,
-            "stream": self.stream,
-            "consumer": self.consumer,
-            "stream_created": self.created,
-            "seq": self.seq,
-            "time": time_text(self.time),
-        }
-        if self.deliveries:
-            fields["deliveries"] = self.deliveries
-        if self.sample is not None:
-            fields["stream_message"] = {
-                "seq": self.sample.seq,
-                "time": time_text(moment_of(self.sample.time)),
-                "stream_created": self.sample.created,
-            }
-        if self.last_stored is not None:
-            fields["last_stored"] = time_text(self.last_stored)
-        if self.key_rule is not None:
-            fields["key_rule"] = self.key_rule
-        if self.interval:
-            fields["interval"] = self.interval
-        if self.filters:
-            fields["filters"] = [entry.fields() for entry in self.filters]
-        if self.bucket_time != STREAM_TIME:
-            fields["bucket_time"] = self.bucket_time
-        return json.dumps(fields).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,51 +274,6 @@ def path(stream: str, consumer: str) -> str:
     return f"{directory(stream)}/{consumer}.json"
 
 
-def decode(data: bytes, stream: str, path: str) -> ConsumerWatermark:
-    """Read the content of the file at `path`. Raises JetcaptureError if damaged, or if it belongs to another stream."""
-    try:
-        found = _decoded(json.loads(data))
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise JetcaptureError(f"{path} is damaged: {error!r}") from error
-    if found.stream != stream:
-        raise JetcaptureError(f"{path} belongs to stream {found.stream}, not {stream}")
-    return found
-
-
-def _decoded(fields: dict[str, Any]) -> ConsumerWatermark:
-    sample = None
-    if message := fields.get("stream_message"):
-        time = microseconds_of(_time(message["time"]))
-        sample = Sample(int(message["seq"]), time, str(message["stream_created"]))
-    return ConsumerWatermark(
-        stream=str(fields["stream"]),
-        consumer=str(fields["consumer"]),
-        created=str(fields["stream_created"]),
-        seq=int(fields["seq"]),
-        time=_time(fields["time"]),
-        deliveries=int(fields.get("deliveries", 0)),
-        sample=sample,
-        last_stored=_time(fields["last_stored"]) if "last_stored" in fields else None,
-        filters=tuple(_entry(entry) for entry in fields.get("filters", ())),
-        key_rule=fields.get("key_rule"),
-        interval=int(fields.get("interval", 0)),
-        bucket_time=str(fields.get("bucket_time", STREAM_TIME)),
-    )
-
-
-def _entry(fields: dict[str, Any]) -> Filters:
-    doubtful = None
-    if given := fields.get("doubtful"):
-        first, last = given
-        doubtful = int(first), None if last is None else int(last)
-    return Filters(
-        after=int(fields["after"]),
-        subjects=tuple(fields["subjects"]),
-        consumer=str(fields.get("consumer", "")),
-        doubtful=doubtful,
-    )
-
-
 def read(
     stream: str, paths: Iterable[str], contents: Callable[[list[str]], Iterable[bytes | None]], *, future: bool = True
 ) -> Watermark | None:
@@ -340,13 +281,12 @@ def read(
 
     Raises JetcaptureError for a file that is damaged, of another stream, or, unless `future`, in the future.
     """
-    # a name with a dot at its beginning is a temporary file that a crash left behind
-    names = sorted(path for path in paths if path.endswith(".json") and not path.rpartition("/")[2].startswith("."))
+    names = sorted(filter(metadata.is_path, paths))
     marks = []
     for path_, data in zip(names, contents(names), strict=True):
         if data is None:  # removed meanwhile
             continue
-        marks.append(mark := decode(data, stream, path_))
+        marks.append(mark := ConsumerWatermark.decode(data, stream, path_))
         if not future and mark.time > datetime.now(UTC) + READER_MARGIN:
             raise JetcaptureError(
                 f"{path_} says that everything up to {time_text(mark.time)} is stored, which is in the future: a "

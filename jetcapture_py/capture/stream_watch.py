@@ -10,12 +10,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from jetcapture_py.archive.incarnations import Origin
-from jetcapture_py.archive.stream_config import StreamConfig, decode, is_time, path
+from jetcapture_py.archive.stream_config import StreamConfig, is_time, path
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.units import parse_time
@@ -68,7 +69,7 @@ def _changed(now: StreamConfig, before: bytes | None) -> bytes | None:
     """Return what to write. A stream that continued an earlier one still does when it has none of its messages left."""
     if before is not None:
         with suppress(JetcaptureError):  # a damaged file is replaced
-            kept = decode(before, now.stream, path(now.stream, now.created))
+            kept = StreamConfig.decode(before, now.stream, path(now.stream, now.created))
             now = replace(now, continues=now.continues or kept.continues)
     data = now.encode()
     return None if before == data else data

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 from typing import Any
+
+from msgspec.structs import replace
 
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.watermark import (
@@ -19,11 +21,11 @@ from jetcapture_py.archive.watermark import (
     NEVER,
     ConsumerWatermark,
     Filters,
+    StreamMessage,
     Stretch,
     Subjects,
     Watermark,
     all_covered,
-    decode,
     path,
     stretches,
     time_text,
@@ -85,7 +87,7 @@ def update_watermark(
     stored: ConsumerWatermark | None = None
     if data is not None:
         try:
-            stored = decode(data, current.stream, path(current.stream, current.consumer))
+            stored = ConsumerWatermark.decode(data, current.stream, path(current.stream, current.consumer))
         except JetcaptureError as error:
             warnings.append(("watermark.failed", {"error": error}))
     wrong = stored is not None and stored.time > seen[-1].asked + MARGIN
@@ -99,7 +101,7 @@ def update_watermark(
 
 
 def _only_later(new: ConsumerWatermark, old: ConsumerWatermark, idle: timedelta) -> bool:
-    same = replace(new, time=old.time, sample=old.sample, deliveries=old.deliveries) == old
+    same = replace(new, time=old.time, stream_message=old.stream_message, deliveries=old.deliveries) == old
     return same and new.time - old.time < idle
 
 
@@ -128,7 +130,7 @@ def _merged(
         current,
         seq=max(current.seq, before.seq) if known else current.seq,
         time=max(current.time, before.time),
-        sample=current.sample or (before.sample if known else None),
+        stream_message=current.stream_message or (before.stream_message if known else None),
         last_stored=max(stored_at, default=None),
         filters=before.filters[-_MAX_FILTERS:],
     )
@@ -277,7 +279,7 @@ class Observer:
             consumer=self._consumer,
             created=origin.created,
             deliveries=state.deliveries,
-            sample=origin.sample,
+            stream_message=StreamMessage.of(origin.sample),
             seq=state.ack_floor,
             time=time,
         )

@@ -18,8 +18,9 @@ import numpy as np
 
 from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
+from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.removed import Expired, expired_path
-from jetcapture_py.archive.stream_config import incarnations
+from jetcapture_py.archive.stream_config import StreamConfig, incarnations
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source, batches
@@ -240,9 +241,9 @@ def _part(file: File) -> str:
 
 def _creations(archive: ArchiveFiles, stream: str, mark: Watermark | None) -> list[str]:
     """Return the creation times of the stream's incarnations that the archive's small files name."""
-    paths = [path for path in archive.notes(stream_config.directory(stream)) if stream_config.is_path(path)]
+    paths = [path for path in archive.notes(stream_config.directory(stream)) if is_path(path)]
     notes = ((path, archive.read_note(path)) for path in paths)
-    configs = [stream_config.decode(data, stream, path).created for path, data in notes if data is not None]
+    configs = [StreamConfig.decode(data, stream, path).created for path, data in notes if data is not None]
     return [*configs, *(file.created for file in (mark.files if mark is not None else ()))]
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout, stream_config
+from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.config import buckets
 from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
@@ -85,9 +86,9 @@ def incarnations(
         raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
     found = []
     for file in files.below(stream_config.directory(stream)):
-        if not stream_config.is_path(file.path):
+        if not is_path(file.path):
             continue
-        known = stream_config.decode(files.read(file), stream, file.path)
+        known = stream_config.StreamConfig.decode(files.read(file), stream, file.path)
         limits = _limits(known.config, age, per_key, continues=known.continues)
         created = microseconds_of(parse_time(known.created))
         found.append(BucketIncarnation(created=created, limits=limits, continues=known.continues))

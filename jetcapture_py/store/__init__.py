@@ -145,7 +145,7 @@ def read_own_watermark(store: NoteStore, stream: str, consumer: str) -> watermar
     path = watermark.path(stream, consumer)
     with users_errors():
         data = store.read_note(path)
-    return None if data is None else watermark.decode(data, stream, path)
+    return None if data is None else watermark.ConsumerWatermark.decode(data, stream, path)
 
 
 def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.incarnations import Origin
+from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.archive.watermark import Watermark
@@ -132,7 +133,7 @@ class BoundaryFinder:
                 "watermark says that they are archived, so archive and stream cannot be read as one; read_archive has "
                 "what is archived"
             )
-        notes = [path for path in files.notes(stream_config.directory(stream)) if stream_config.is_path(path)]
+        notes = [path for path in files.notes(stream_config.directory(stream)) if is_path(path)]
         basis = state.created, tuple(notes)
         if self._known is None or self._known[0] != basis:
             self._known = basis, *session.run(self._lineage(session.reads, state, notes))
@@ -191,7 +192,7 @@ class BoundaryFinder:
     def _configs(self, notes: Sequence[str]) -> Mapping[str, StreamConfig]:
         """Read the notes of incarnations, by their creation times. Raises JetcaptureError."""
         contents = zip(notes, self._files.map(self._files.read_note, notes), strict=True)
-        read = [stream_config.decode(data, self._stream, path) for path, data in contents if data is not None]
+        read = [StreamConfig.decode(data, self._stream, path) for path, data in contents if data is not None]
         return {each.created: each for each in read}
 
 

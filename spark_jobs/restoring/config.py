@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jetcapture_py.archive import stream_config
+from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.config.model import SourceConfig, load_for_apply
 from jetcapture_py.config.stream import api_values
@@ -26,10 +27,10 @@ def kept_config(files: ArchiveFiles, stream: str, created: str) -> StreamConfig 
     """
     directory = stream_config.directory(stream)
     wanted = stream_config.path(stream, created)
-    notes = sorted(file.path for file in files.below(directory) if stream_config.is_path(file.path))
+    notes = sorted(file.path for file in files.below(directory) if is_path(file.path))
     found = [path for path in notes if path == wanted] if created else notes[-1:]
     data = files.read_note(found[0]) if found else None
-    return None if data is None else stream_config.decode(data, stream, found[0])
+    return None if data is None else StreamConfig.decode(data, stream, found[0])
 
 
 def target_config(

@@ -30,7 +30,7 @@ Start = Callable[..., NatsServer]
 
 def kept(root: Path) -> list[StreamConfig]:
     files = sorted((root / "_streams" / STREAM).glob("*.json"))
-    found = [stream_config.decode(file.read_bytes(), STREAM, str(file)) for file in files]
+    found = [stream_config.StreamConfig.decode(file.read_bytes(), STREAM, str(file)) for file in files]
     assert [str(file.relative_to(root)) for file in files] == [stream_config.path(STREAM, it.created) for it in found]
     return found
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.watermark import ConsumerWatermark, stretches

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.store import LocalStore
@@ -152,7 +152,7 @@ async def with_pending(
                 return bool((await consumer(server.url)).num_ack_pending == 100)
 
             await until(delivered, "they are delivered")
-            yield settings, store, watermark.decode(data, STREAM, "")
+            yield settings, store, watermark.ConsumerWatermark.decode(data, STREAM, "")
 
 
 def test_a_watermarks_time_in_the_future_fails(nats_server: Start, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_watermarks_time_in_the_future_fails(nats_server: Start, tmp_path: Pat
             data = store.read_note(watermark.path(STREAM, CONSUMER))
             assert data is not None
             for time in (datetime(2100, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)):
-                wrong = replace(watermark.decode(data, STREAM, ""), time=time)
+                wrong = replace(watermark.ConsumerWatermark.decode(data, STREAM, ""), time=time)
                 store.write_note(watermark.path(STREAM, CONSUMER), wrong.encode())
                 report = await verify(settings)
                 (line,) = lines(report, "watermark: ")
@@ -210,7 +210,7 @@ def test_a_watermark_of_another_stream_fails(nats_server: Start, tmp_path: Path)
             store = LocalStore(str(tmp_path / "a"))
             data = store.read_note(watermark.path(STREAM, CONSUMER))
             assert data is not None
-            other = replace(watermark.decode(data, STREAM, ""), stream="PAYMENTS")
+            other = replace(watermark.ConsumerWatermark.decode(data, STREAM, ""), stream="PAYMENTS")
             store.write_note(watermark.path(STREAM, CONSUMER), other.encode())
             report = await verify(settings)
         assert lines(report, "watermark: ") == [

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import boto3  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from nats.js.api import StreamConfig
 
 from jetcapture_py.archive import layout, watermark
@@ -378,7 +378,7 @@ def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp
             store = LocalStore(str(tmp_path / "a"))
             data = store.read_note(watermark.path(STREAM, CONSUMER))
             assert data is not None
-            found = watermark.decode(data, STREAM, "")
+            found = watermark.ConsumerWatermark.decode(data, STREAM, "")
             async with running(config(server.url, tmp_path / "a", key="")):
                 await publish(server.url, orders(100))
 

@@ -110,9 +110,9 @@ def test_a_damaged_note_is_an_error(data: bytes) -> None:
     [("[[1, 2]]", "[1]"), ("[[2, 1]]", "[]"), ("[[1]]", "[1]"), ('"x"', "[1]"), ("[[1, 1]]", '"AAAA"')],
 )
 def test_a_tombstone_whose_ranges_and_times_do_not_fit_is_an_error(ranges: str, times: str) -> None:
-    data = _tombstone((1, 7)).encode().replace(b'"ranges": [[1, 1]]', f'"ranges": {ranges}'.encode())
+    data = _tombstone((1, 7)).encode().replace(b'"ranges":[[1,1]]', f'"ranges":{ranges}'.encode())
     with pytest.raises(JetcaptureError, match=r"x\.json is damaged"):
-        Tombstone.decode(data.replace(b'"times": [7]', f'"times": {times}'.encode()), "ORDERS", "x.json")
+        Tombstone.decode(data.replace(b'"times":[7]', f'"times":{times}'.encode()), "ORDERS", "x.json")
 
 
 def test_a_note_of_another_stream_is_an_error() -> None:

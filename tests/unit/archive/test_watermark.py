@@ -8,9 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from jetcapture_py.archive.incarnations import Origin, Sample
-from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Filters, Watermark, minimum, path
+from jetcapture_py.archive.watermark import (
+    MARGIN,
+    NEVER,
+    ConsumerWatermark,
+    Filters,
+    StreamMessage,
+    Watermark,
+    minimum,
+    path,
+)
 from jetcapture_py.capture.watermark import Observer, WatermarkUpdate, update_watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
@@ -167,8 +177,8 @@ def test_it_only_moves_forward(
 def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
     early, late = NOON, NOON + timedelta(seconds=1)
     for one, other in ((early, late), (late, early)):
-        result = update(replace(mark(5), last_stored=one), replace(mark(6), last_stored=other))
-        assert result.content == replace(mark(6), last_stored=late)
+        result = update(changed(mark(5), last_stored=one), changed(mark(6), last_stored=other))
+        assert result.content == changed(mark(6), last_stored=late)
 
 
 @pytest.mark.parametrize("created", ["2026-03-01T00:00:00Z", ""])
@@ -199,7 +209,7 @@ def test_a_time_that_another_servers_clock_gave_is_kept() -> None:
     assert (result.content, result.data, result.warnings) == (ahead, None, ())
 
 
-@pytest.mark.parametrize("data", [b"{half", replace(mark(99), stream="OTHER").encode()])
+@pytest.mark.parametrize("data", [b"{half", changed(mark(99), stream="OTHER").encode()])
 def test_what_cannot_be_believed_at_all_is_replaced(data: bytes) -> None:
     result = update_watermark(data, mark(4), (state(9),), timedelta(hours=1))
     assert result.data == mark(4).encode()
@@ -226,13 +236,13 @@ def test_of_replicas_that_start_together_the_first_one_knows_from_where_the_filt
 
 def test_what_a_change_may_have_skipped_is_doubtful_until_a_message_was_delivered_after_it() -> None:
     before, after = Filters(after=0, subjects=BOTH), Filters(after=8, subjects=ONE, doubtful=(6, None))
-    changed = update(mark(5, filters=(before,)), mark(7), state(7, delivered=8, filters=ONE))
-    assert changed.content.filters == (before, after)
-    assert changed.warnings == (("watermark.filters", {"seq": 5, "before": BOTH, "now": ONE}),)
-    still = update(changed.content, mark(8), state(8, delivered=8, filters=ONE))
+    narrowed = update(mark(5, filters=(before,)), mark(7), state(7, delivered=8, filters=ONE))
+    assert narrowed.content.filters == (before, after)
+    assert narrowed.warnings == (("watermark.filters", {"seq": 5, "before": BOTH, "now": ONE}),)
+    still = update(narrowed.content, mark(8), state(8, delivered=8, filters=ONE))
     assert (still.content.filters, still.warnings) == ((before, after), ())
     known = update(still.content, mark(11), state(9, delivered=12, filters=ONE))
-    assert known.content.filters == (before, replace(after, doubtful=(6, 12)))
+    assert known.content.filters == (before, changed(after, doubtful=(6, 12)))
     later = update(known.content, mark(13), state(13, delivered=14, filters=ONE))
     assert later.content.filters == known.content.filters
 
@@ -273,7 +283,7 @@ def consumer(
 def test_another_consumer_may_have_skipped_messages(
     start: ConsumerState, filters: tuple[str, ...], seq: int, known: tuple[Filters, ...]
 ) -> None:
-    there = replace(mark(5, filters=(Filters(after=0, subjects=filters, consumer=CREATED),)), deliveries=5)
+    there = changed(mark(5, filters=(Filters(after=0, subjects=filters, consumer=CREATED),)), deliveries=5)
     later = replace(start, deliveries=992)  # before the first watermark
     result = update(there, mark(start.ack_floor), start, later)
     assert (result.content.seq, result.content.filters) == (seq, known)
@@ -326,7 +336,7 @@ def test_another_consumer_may_have_skipped_messages(
 def test_another_consumer_that_starts_earlier_and_selects_more_starts_over(
     before: tuple[Filters, ...], now: tuple[str, ...], known: tuple[Filters, ...]
 ) -> None:
-    there = replace(mark(5, filters=before), deliveries=5)
+    there = changed(mark(5, filters=before), deliveries=5)
     result = update(there, mark(2, NEVER), consumer(AGAIN, 2, 2, 2, now))
     assert (result.content.seq, result.content.time, result.content.filters) == (2, NEVER, known)
 
@@ -335,7 +345,7 @@ def test_another_consumer_that_starts_earlier_and_selects_more_starts_over(
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    written = replace(mark(7, NOON + 3 * MICROSECOND), last_stored=NOON, key_rule="{id}", interval=900, deliveries=9)
+    written = changed(mark(7, NOON + 3 * MICROSECOND), last_stored=NOON, key_rule="{id}", interval=900, deliveries=9)
     filters = (
         Filters(after=0, subjects=(), consumer=CREATED),
         Filters(after=3, subjects=("a", "b.>"), doubtful=(2, 4)),
@@ -343,7 +353,7 @@ def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
     )
     file = tmp_path / path("S", "C")
     file.parent.mkdir(parents=True)
-    for mark_ in (written, mark(7), replace(written, filters=filters)):
+    for mark_ in (written, mark(7), changed(written, filters=filters)):
         file.write_bytes(mark_.encode())
         assert read(tmp_path).files == (mark_,)
     (file.parent / ".C.json.1234.tmp").write_text("half")
@@ -362,11 +372,11 @@ def read(root: Path) -> Watermark:
 
 def part(consumer: str, subject: str, seq: int, minutes: int, **other: Any) -> ConsumerWatermark:
     filters = (Filters(after=other.pop("after", 0), subjects=(subject,), doubtful=other.pop("doubtful", None)),)
-    return replace(mark(seq, NOON + timedelta(minutes=minutes), filters=filters), consumer=consumer, **other)
+    return changed(mark(seq, NOON + timedelta(minutes=minutes), filters=filters), consumer=consumer, **other)
 
 
 NEW = "2026-05-01T12:05:30Z"
-NARROWED = replace(
+NARROWED = changed(
     part("eu", "o.us", 100, 1),
     filters=(Filters(after=0, subjects=("o.*",)), Filters(after=120, subjects=("o.us",), doubtful=(101, None))),
 )
@@ -409,8 +419,8 @@ def test_readers_take_the_minimum_of_what_counts(
 def test_a_stream_whose_creation_time_a_server_moved_is_known_by_its_messages() -> None:
     sample = Sample(900, micros(NOON), NEW)
     one, other = (
-        replace(EU, sample=sample),
-        replace(US, created=NEW, sample=replace(sample, seq=901, time=micros(NOON) + 1)),
+        changed(EU, stream_message=StreamMessage.of(sample)),
+        changed(US, created=NEW, stream_message=StreamMessage.of(replace(sample, seq=901, time=micros(NOON) + 1))),
     )
     found = minimum([one, other])
     assert found is not None
@@ -418,8 +428,8 @@ def test_a_stream_whose_creation_time_a_server_moved_is_known_by_its_messages() 
 
 
 def test_the_filters_of_all_captures_are_known_over_time() -> None:
-    changed = replace(US, filters=(*US.filters, Filters(after=30, subjects=("o.cn",), doubtful=(20, 50))))
-    found = minimum([EU, changed])
+    filtered = changed(US, filters=(*US.filters, Filters(after=30, subjects=("o.cn",), doubtful=(20, 50))))
+    found = minimum([EU, filtered])
     assert found is not None
     assert found.filters == ((0, ("o.eu", "o.us")), (19, ("o.cn", "o.eu", "o.us")), (30, ("o.cn", "o.eu")))
 

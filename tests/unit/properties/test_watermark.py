@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given
+from msgspec.structs import replace
 
 from jetcapture_py.archive.incarnations import Origin
-from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, decode
+from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark
 from jetcapture_py.capture.watermark import Observer, update_watermark
 from jetcapture_py.jetstream.consumer import consumer_state
 
@@ -37,7 +37,7 @@ def merged(marks: list[ConsumerWatermark]) -> ConsumerWatermark | None:
     state = consumer_state({"config": {}, "ts": at(100).isoformat()})
     for mark in marks:
         data = update_watermark(data, mark, [state], timedelta()).data or data
-    return None if data is None else decode(data, "S", "")
+    return None if data is None else ConsumerWatermark.decode(data, "S", "")
 
 
 @given(marks, st.none() | marks)
@@ -74,7 +74,7 @@ def test_after_a_write_no_time_lies_further_in_the_future_than_clocks_may_differ
         result = update_watermark(data, replace(mark, time=min(mark.time, asked)), [state], timedelta(minutes=1))
         data = result.data or data
         assert data is not None
-        assert result.content == decode(data, "S", "")
+        assert result.content == ConsumerWatermark.decode(data, "S", "")
         assert result.content.time <= asked + MARGIN
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from jetcapture_py.archive.watermark import NEVER, ConsumerWatermark
 from jetcapture_py.verify.findings import (
@@ -208,7 +209,7 @@ def test_no_text_in_it_reaches_a_terminal_as_it_is() -> None:
 
 
 def test_a_watermark_that_promises_nothing_by_time_yet_has_no_time() -> None:
-    report = replace(COMPLETE, watermark=replace(MARK, time=NEVER))
+    report = replace(COMPLETE, watermark=changed(MARK, time=NEVER))
     assert "watermark: 1234567" in lines(report)
     assert json.loads(report.as_json())["watermark"] == {"seq": 1_234_567, "time": None}
 

@@ -92,7 +92,7 @@ class World:
         mark = self.root / watermark.path(STREAM, CONSUMER)
         while not self.stopping.is_set():
             if mark.exists():
-                self.archived = watermark.decode(mark.read_bytes(), STREAM, "").seq
+                self.archived = watermark.ConsumerWatermark.decode(mark.read_bytes(), STREAM, "").seq
             state = (await stream.stream_info(STREAM)).state
             self.stored = state.last_seq
             if not shortened and time.monotonic() > middle and self.stored - self.archived < KEPT // 2:
