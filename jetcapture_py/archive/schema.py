@@ -1,23 +1,22 @@
 """Find one schema for batches with different columns, decoded at different times or by different replicas.
 
 The rules are those of `decode/json_inferred.py`: null gives way, integers widen, integers and floats meet in double if
-that holds every integer exactly, structs and lists are merged within, and what cannot be reconciled becomes a string
-with the JSON text of what is not a string. Types that are declared and never inferred join in: decimals, and unsigned
-integers beside signed ones, become the narrowest type that holds both exactly.
+that holds every integer exactly, structs, lists and maps are merged within, and what cannot be reconciled becomes a
+string with the JSON text of what is not a string. Types that are declared and never inferred join in: decimals, and
+unsigned integers beside signed ones, become the narrowest type that holds both exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.nested import struct_array
+from jetcapture_py.archive.nested import Nulls, converted
 
 REPLY = "_nats_reply"
 """Column of each message's ack subject. It is only in memory, never in the archive."""
@@ -73,8 +72,7 @@ def key_position(schema: pa.Schema) -> int:
 
 def with_field_ids(schema: pa.Schema, *, quarantine: bool = False) -> pa.Schema:
     """Return the schema with the field ids of the format (`layout.field_ids`), at any depth."""
-    paths = [each for field in schema for each in _paths(_part(field.name), field)]
-    ids = layout.field_ids({path: family(field.type) for path, field in paths}, quarantine=quarantine)
+    ids = layout.field_ids({path: family(field.type) for path, field in fields_in(schema)}, quarantine=quarantine)
     return pa.schema([_numbered(_part(field.name), field, ids) for field in schema])
 
 
@@ -103,6 +101,12 @@ def family(type_: pa.DataType) -> str:
 def field_id(field: pa.Field) -> int:
     """Return the id of a field, as in a file; -1 without one."""
     return int((field.metadata or {}).get(_FIELD_ID, -1))
+
+
+def fields_in(schema: pa.Schema) -> Iterator[tuple[str, pa.Field]]:
+    """Yield the columns and all fields inside them, with their paths: names, with NUL between them."""
+    for field in schema:
+        yield from _paths(_part(field.name), field)
 
 
 def _part(name: str) -> str:
@@ -146,41 +150,35 @@ def _inner(kind: pa.DataType) -> list[tuple[str, pa.Field]]:
     return []
 
 
-def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
+def common(types: Iterable[pa.DataType], *, lossless: bool) -> pa.DataType | None:
+    """Return the narrowest type for the values of all `types` (at least one).
+
+    Null gives way, and structs, lists and maps are merged within. Other values are converted where types differ, in the
+    end to text. If that must not be, with `lossless`, None.
+    """
+    merged, *others = types
+    for other in others:
+        merged = _merge(merged, other, lossless=lossless)
+        if merged is None:
+            return None
+    return merged
+
+
+def unify(schemas: Sequence[pa.Schema], *, lossless: bool = False) -> pa.Schema:
     """Return a schema with the columns of all `schemas` (at least one), in the order of their first appearance.
 
-    Names that differ in case only are one column, called as it first appears, because Spark takes them for one.
+    Names that differ in case only are one column, called as it first appears, because Spark takes them for one. None
+    if values would have to be converted and this must be `lossless`.
     """
     first = schemas[0]
     if all(schema is first or schema.equals(first) for schema in schemas):
         return first
-    merged: list[pa.Field] = list(first)
+    merged = pa.struct(list(first))
     for schema in list(dict.fromkeys(schemas))[1:]:
-        merged = _merge_fields(merged, list(schema))
-    return pa.schema(merged)
-
-
-def unify_losslessly(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
-    """Return the schema of `unify`, or None if values of one of `schemas` would have to be converted."""
-    unified = unify(schemas)
-    types = {field.name.lower(): field.type for field in unified}
-    for schema in dict.fromkeys(schemas):
-        if any(not _holds(types[field.name.lower()], field.type) for field in schema):
+        merged = _merge(merged, pa.struct(list(schema)), lossless=lossless)
+        if merged is None:
             return None
-    return unified
-
-
-def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Return True if values of type `narrow` are valid for `wide`, apart from missing fields."""
-    types = pa.types
-    if wide == narrow or types.is_null(narrow):
-        return True
-    if types.is_list(wide) and types.is_list(narrow):
-        return _holds(wide.value_type, narrow.value_type)
-    if types.is_struct(wide) and types.is_struct(narrow):
-        inner = {field.name.lower(): field.type for field in wide}
-        return all(_holds(inner[field.name.lower()], field.type) for field in narrow)
-    return False
+    return pa.schema(list(merged))
 
 
 def unify_batches(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
@@ -212,11 +210,9 @@ def _is_exact(array: pa.Array, to: pa.DataType) -> bool:
         return all(_is_exact(child, inner[field.name.lower()]) for field, child in fields)
     if types.is_list(array.type) and types.is_list(to):
         return _is_exact(array.flatten(), to.value_type)
+    if types.is_map(array.type) and types.is_map(to):
+        return _is_exact(array.keys, to.key_type) and _is_exact(array.items, to.item_type)
     return True
-
-
-Nulls = Callable[[int, pa.DataType], pa.Array]
-"""Creates a column with this number of nulls."""
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -> pa.RecordBatch:
@@ -227,7 +223,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -
     if batch.schema.equals(schema):
         return batch
     columns = dict(zip((name.lower() for name in batch.schema.names), batch.columns, strict=True))
-    arrays = [_column(columns.get(field.name.lower()), field.type, batch.num_rows, nulls) for field in schema]
+    absent = pa.nulls(batch.num_rows)
+    arrays = [converted(columns.get(field.name.lower(), absent), field.type, _scalars, nulls) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -243,34 +240,35 @@ def shared_nulls() -> Nulls:
     return nulls
 
 
-def _merge_fields(known: list[pa.Field], new: list[pa.Field]) -> list[pa.Field]:
-    merged = {field.name.lower(): field for field in known}
-    for field in new:
-        folded = field.name.lower()
-        old = merged.get(folded)
-        if old is None:
-            merged[folded] = field
-        elif not old.equals(field):
-            merged[folded] = pa.field(old.name, _merge(old.type, field.type))
-    return list(merged.values())
-
-
-def _merge(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """Return the narrowest type for the values of both."""
+def _merge(a: pa.DataType, b: pa.DataType, *, lossless: bool) -> pa.DataType | None:
     types = pa.types
     if a == b or types.is_null(b):
         return a
     if types.is_null(a):
         return b
     if types.is_struct(a) and types.is_struct(b):
-        return pa.struct(_merge_fields(list(a), list(b)))
+        fields = {field.name.lower(): field for field in a}
+        for field in b:
+            folded = field.name.lower()
+            other = fields.setdefault(folded, field)
+            if other.type != field.type:
+                type_ = _merge(other.type, field.type, lossless=lossless)
+                if type_ is None:
+                    return None
+                fields[folded] = pa.field(other.name, type_)
+        return pa.struct(list(fields.values()))
     if types.is_list(a) and types.is_list(b):
-        return pa.list_(_merge(a.value_type, b.value_type))
+        element = _merge(a.value_type, b.value_type, lossless=lossless)
+        return None if element is None else pa.list_(element)
+    if types.is_map(a) and types.is_map(b):
+        key = _merge(a.key_type, b.key_type, lossless=lossless)
+        value = _merge(a.item_type, b.item_type, lossless=lossless)
+        return None if key is None or value is None else pa.map_(key, value)
+    if lossless:
+        return None
     if (exact := _exact(a, b)) is not None:
         return exact
-    if _is_number(a) and _is_number(b):
-        return pa.float64()
-    return pa.string()
+    return pa.float64() if _is_number(a) and _is_number(b) else pa.string()
 
 
 def _exact(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -302,24 +300,9 @@ def _is_number(of: pa.DataType) -> bool:
     return bool(pa.types.is_integer(of) or pa.types.is_floating(of))
 
 
-def _column(array: pa.Array | None, to: pa.DataType, rows: int, nulls: Nulls) -> pa.Array:
-    types = pa.types
-    if array is None or types.is_null(array.type):
-        return nulls(rows, to)
-    if array.type == to:
-        return array
-    if types.is_struct(to) and types.is_struct(array.type):
-        names = (field.name.lower() for field in array.type)
-        children = dict(zip(names, array.flatten(), strict=True))
-        fields = [_column(children.get(field.name.lower()), field.type, rows, nulls) for field in to]
-        return struct_array(fields, to, array.is_null())
-    if types.is_list(to) and types.is_list(array.type):
-        items = array.flatten()
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
-        offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-        flat = _column(items, to.value_type, len(items), nulls)
-        return pa.ListArray.from_arrays(offsets, flat, type=to, mask=array.is_null())
-    if types.is_string(to):
+def _scalars(array: pa.Array, to: pa.DataType) -> pa.Array:
+    """Convert values that are not nested, or become text."""
+    if pa.types.is_string(to):
         return pa.array([_text(value) for value in array.to_pylist(maps_as_pydicts="strict")], to)
     return array.cast(to, safe=False)
 

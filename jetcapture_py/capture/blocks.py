@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify_losslessly
+from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.transform.keys import Run
 
@@ -386,7 +386,7 @@ class Blocks:
 
         Consecutive pieces of a block become one.
         """
-        schema = unify_losslessly([chunk.rows.schema for chunk in chunks])
+        schema = unify([chunk.rows.schema for chunk in chunks], lossless=True)
         owners = dict.fromkeys(owner for chunk in chunks for owner in chunk.owners if owner and not owner.sealed_by)
         if schema is None or not owners:
             return

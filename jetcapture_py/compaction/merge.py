@@ -18,7 +18,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import RowIds
-from jetcapture_py.archive.schema import conform, unify
+from jetcapture_py.archive.schema import common, conform, fields_in, unify
 from jetcapture_py.compaction.files import Files, Footer, RowGroup
 from jetcapture_py.compaction.plan import Source, Unit, batches
 from jetcapture_py.errors import JetcaptureError
@@ -267,7 +267,7 @@ def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
             if known.equals(schema):
                 members.append(index)
                 break
-            if _fields_fit(known, schema, top=True):
+            if _mergeable(known, schema):
                 found[number] = (unify([known, schema]), [*members, index])
                 break
         else:
@@ -275,21 +275,11 @@ def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
     return found
 
 
-def _fields_fit(left: Any, right: Any, *, top: bool) -> bool:
-    known = {field.name.lower(): field for field in left}
-    for field_ in right:
-        other = known.get(field_.name.lower())
-        if other is not None and (other.name != field_.name or not _fits(other.type, field_.type, top=top)):
-            return False
-    return True
-
-
-def _fits(left: pa.DataType, right: pa.DataType, *, top: bool) -> bool:
-    types = pa.types
-    if left == right or types.is_null(left) or types.is_null(right):
-        return True
-    if types.is_struct(left) and types.is_struct(right):
-        return _fields_fit(left, right, top=False)
-    if types.is_list(left) and types.is_list(right):
-        return _fits(left.value_type, right.value_type, top=False)
-    return top and bool(types.is_signed_integer(left) and types.is_signed_integer(right))
+def _mergeable(left: pa.Schema, right: pa.Schema) -> bool:
+    names: dict[str, str] = {}
+    if any(names.setdefault(path.lower(), path) != path for path, _ in (*fields_in(left), *fields_in(right))):
+        return False  # a column or field would be called otherwise
+    integer = pa.types.is_signed_integer
+    known = {field.name: field.type for field in left}
+    pairs = [(known[field.name], field.type) for field in right if field.name in known]
+    return all(common(pair, lossless=True) is not None or all(map(integer, pair)) for pair in pairs)

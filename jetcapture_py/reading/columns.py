@@ -10,6 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import common
 from jetcapture_py.config.column_types import rebuilt
 from jetcapture_py.config.units import quoted
 from jetcapture_py.errors import JetcaptureError
@@ -146,13 +147,11 @@ def listed(columns: object) -> list[str]:
 
 
 _SAME_BUT_FOR_CASE = "differ in case only: name the columns you need, without these"
-_DIGITS: dict[pa.DataType, int] = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
-"""Integer types and their maximum number of digits."""
-_FLOATS = (pa.float32(), pa.float64())
+_NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
 _MAX_DIGITS = 38
 """Maximum digits of a decimal."""
 _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
-    pa.null(): (*_DIGITS, pa.float64(), pa.date32()),  # Parquet stores nulls as an int32
+    pa.null(): (*_NUMBERS[:4], pa.float64(), pa.date32()),  # Parquet stores nulls as an int32
     pa.int8(): (pa.int64(), pa.float64()),
     pa.int16(): (pa.int64(), pa.float64()),
     pa.int32(): (pa.int64(), pa.float64()),
@@ -163,57 +162,19 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
 
 def _target(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType:
     """Return the type of a column that objects store as `types`; `exact`: integers in it are exact as a double."""
-    merged: pa.DataType | None = types[0]
-    for type_ in types[1:]:
-        merged = None if merged is None else _merge(merged, type_)
-    if merged is not None:
+    if (merged := common(types, lossless=True)) is not None:
         return without_null(merged, pa.string())
-    return _number([type_ for type_ in types if type_ != pa.null()], exact=exact) or pa.string()
-
-
-def _number(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType | None:
-    """The number that holds every integer, decimal or float of these types exactly; None if there is none."""
-    if all(type_ in _DIGITS for type_ in types):
-        return pa.int64()
-    if any(type_ in _FLOATS for type_ in types):
-        fits = all(type_ in _FLOATS or (type_ in _DIGITS and (exact or type_ != pa.int64())) for type_ in types)
-        return pa.float64() if fits else None
-    if not all(type_ in _DIGITS or pa.types.is_decimal(type_) for type_ in types):
-        return None
-    decimals = [type_ if pa.types.is_decimal(type_) else pa.decimal128(_DIGITS[type_]) for type_ in types]
-    scale = max(type_.scale for type_ in decimals)
-    precision = scale + max(type_.precision - type_.scale for type_ in decimals)
-    return pa.decimal128(precision, scale) if precision <= _MAX_DIGITS else None
-
-
-def _merge(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """The type that Parquet can read both as, null types aside; None when there is none. Fields have their names in
-    `left`."""
-    if left == right or right == pa.null():
-        return left
-    if left == pa.null():
-        return right
-    if pa.types.is_list(left) and pa.types.is_list(right):
-        element = _merge(left.value_type, right.value_type)
-        return None if element is None else pa.list_(element)
-    if pa.types.is_map(left) and pa.types.is_map(right):
-        key, value = _merge(left.key_type, right.key_type), _merge(left.item_type, right.item_type)
-        return None if key is None or value is None else pa.map_(key, value)
-    if pa.types.is_struct(left) and pa.types.is_struct(right):
-        fields = {field.name.lower(): (field.name, field.type) for field in left}
-        for field in right:
-            name, known = fields.get(field.name.lower(), (field.name, field.type))
-            merged = _merge(known, field.type)
-            if merged is None:
-                return None
-            fields[field.name.lower()] = name, merged
-        return pa.struct(list(fields.values()))
-    return None
+    if any(type_.num_fields for type_ in types):
+        return pa.string()
+    number = common(types, lossless=False)
+    if pa.types.is_floating(number) and not exact and pa.int64() in types:
+        return pa.string()
+    return pa.int64() if pa.types.is_integer(number) else number
 
 
 def read_as(stored: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return the type with which Parquet reads a column stored as `stored` for `target`: that type, if possible."""
-    readable = without_null(stored, pa.string()) == stored and _merge(target, stored) == target
+    readable = without_null(stored, pa.string()) == stored and common([target, stored], lossless=True) == target
     return target if readable or target in _WIDER.get(stored, ()) else stored
 
 
@@ -255,10 +216,7 @@ _SIMPLE: dict[pa.DataType, pa.DataType] = {
     pa.large_string(): pa.string(),
     pa.large_binary(): pa.binary(),
     pa.date64(): pa.date32(),
-} | {
-    type_: type_
-    for type_ in (pa.null(), pa.bool_(), *_DIGITS, *_FLOATS, pa.string(), pa.binary(), pa.date32(), TIME_OF_DAY)
-}
+} | {type_: type_ for type_ in (pa.null(), pa.bool_(), *_NUMBERS, pa.string(), pa.binary(), pa.date32(), TIME_OF_DAY)}
 
 
 def as_read(column: str, type_: pa.DataType) -> pa.DataType:

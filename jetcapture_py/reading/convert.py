@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.archive.nested import struct_array
+from jetcapture_py.archive.nested import converted, is_list, plain_list, without_slack
 
 Inner = Callable[[pa.Array, int], list[Any]]
 """Converts the child with this number of a struct, map or list as `plain_values` does."""
@@ -34,42 +34,16 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
 
     Fields of structs are matched by name in any case. Everything becomes text by `text_of`.
     """
-    types = pa.types
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    stored = array.type
-    if stored == target:
-        return array
-    if types.is_null(stored):
-        return pa.nulls(len(array), target)
+    return converted(array, target, _cast)
+
+
+def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
+    types, stored = pa.types, array.type
     if types.is_string(target):
         return text_of(array)
-    if types.is_struct(target) and types.is_struct(stored):
-        numbers = {name.lower(): number for number, name in enumerate(stored.names)}
-        children = []
-        for field in target:
-            number = numbers.get(field.name.lower())
-            child = pa.nulls(len(array)) if number is None else array.field(number)
-            children.append(convert(child, field.type))
-        return struct_array(children, target, array.is_null())
-    mask = array.is_null() if array.null_count else None
-    if types.is_map(target) and types.is_map(stored):
-        offsets, keys, items = _flat(array, array.keys, array.items)
-        keys, items = convert(keys, target.key_type), convert(items, target.item_type)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=target, mask=mask)
-    if types.is_list(target) and is_list(stored):
-        array = _plain_list(array)
-        offsets, items = _flat(array, array.values)
-        return pa.ListArray.from_arrays(offsets, convert(items, target.value_type), type=target, mask=mask)
     if types.is_decimal(stored) and types.is_floating(target):  # Arrow's own cast does not round correctly
         return array.cast(pa.string()).cast(target)
     return array.cast(target, safe=not types.is_floating(target))
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether it is any kind of list."""
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def text_of(array: pa.Array) -> pa.StringArray:
@@ -122,12 +96,12 @@ def plain_values(array: pa.Array, inner: Inner | None = None) -> list[Any]:
         rows = zip(*columns, strict=True) if names else iter([()] * len(array))
         return _unless_null(array, (dict(zip(names, row, strict=True)) for row in rows))
     if types.is_map(kind):
-        offsets, keys, values = _flat(array, array.keys, array.items)
+        offsets, keys, values = without_slack(array, array.keys, array.items)
         entries = list(zip(map(_key_text, inner(keys, 0)), inner(values, 1), strict=True))
         return _unless_null(array, (dict(entries[start:stop]) for start, stop in pairwise(offsets.to_pylist())))
     if is_list(kind):
-        array = _plain_list(array)
-        offsets, children = _flat(array, array.values)
+        array = plain_list(array)
+        offsets, children = without_slack(array, array.values)
         items = inner(children, 0)
         return _unless_null(array, (items[start:stop] for start, stop in pairwise(offsets.to_pylist())))
     if types.is_floating(kind):
@@ -156,17 +130,6 @@ def _scalars(array: pa.Array) -> pa.Array:
 
 def _key_text(key: Any) -> str:
     return key if isinstance(key, str) else encode_json(key).decode().strip('"')
-
-
-def _flat(array: pa.Array, *children: pa.Array) -> tuple[pa.Array, ...]:
-    """Return where the lists or maps of `array` start in its `children`, and these, without what a slice leaves out."""
-    offsets = array.offsets
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    return pc.subtract(offsets, first), *(child.slice(first, last - first) for child in children)
-
-
-def _plain_list(array: pa.Array) -> pa.ListArray:
-    return array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
 
 
 def _unless_null(array: pa.Array, values: Iterable[Any]) -> list[Any]:
