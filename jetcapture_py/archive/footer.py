@@ -107,7 +107,10 @@ def is_proven(footer: bytes) -> bool:
 def number_in(footer: bytes, entry: str) -> int | None:
     """Return the number in one of our entries of a footer, without decoding it; None if there is none."""
     start = f"{layout.METADATA_PREFIX}{entry}".encode() + _TEXT
-    at = footer.rfind(start)  # the last one is ours: columns come before, with values of any content
+    at = footer.find(start)
+    if footer.rfind(start) != at:  # a key holds the same bytes
+        text = entries(decoded(footer).metadata).get(entry, "")
+        return int(text) if text.isdecimal() else None
     digits = footer[at + len(start) + 1 :][: footer[at + len(start)]] if at >= 0 else b""
     return int(digits) if digits.isdigit() else None
 

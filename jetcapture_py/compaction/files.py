@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jetcapture_py.archive import layout
-from jetcapture_py.archive.footer import entries, group_bounds
+from jetcapture_py.archive import footer
+from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
+from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.removal import Removal, remove
@@ -26,29 +26,6 @@ CACHE = 64 << 20
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows of an object with sequences from `first` to `last`, inclusive."""
-
-    index: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footer:
-    """An object's footer. `weight` is its uncompressed size in bytes; `own` are our key-value entries."""
-
-    schema: pa.Schema
-    rows: int
-    weight: int
-    codec: str
-    compatible: bool
-    """Whether no column is delta-encoded."""
-    row_groups: tuple[RowGroup, ...]
-    own: Mapping[str, str]
 
 
 class Files:
@@ -113,26 +90,17 @@ class Files:
         """Apply `do` to every item, with threads for a remote store."""
         return list(self._archive.map(do, items))
 
-    def footer(self, source: Source) -> Footer:
-        with self._open(source) as file:
-            metadata = file.metadata
-            schema = file.schema_arrow
-            own = entries(metadata.metadata)
-        if layout.SEQ not in schema.names or not metadata.num_row_groups:
-            raise JetcaptureError(f"{self.shown}/{source.name.path} has no messages")
-        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        plain = pa.schema([_plain(field) for field in schema])
-        return Footer(
-            schema=self._schemas.setdefault(plain, plain),  # one copy each: there are many objects, but few schemas
-            rows=metadata.num_rows,
-            weight=sum(group.total_byte_size for group in groups),
-            compatible=not any(
-                "DELTA_BINARY_PACKED" in groups[0].column(at).encodings for at in range(groups[0].num_columns)
-            ),
-            codec=groups[0].column(0).compression.lower().replace("uncompressed", "none"),
-            row_groups=tuple(_row_group(index, group, source.name) for index, group in enumerate(groups)),
-            own=own,
-        )
+    def footer(self, source: Source) -> ObjectInfo:
+        """Return what an object's footer says, in detail; its schema has no field ids."""
+        # what is read back may have another size than what was written
+        file = self._archive.at(source.name.path, None if self._archive.local else source.size)
+        data = self._whole(file)
+        (end,) = self._archive.footers([file]) if data is None else (footer.find(lambda size: data[-size:]),)
+        info = InfoReader().read(source.name, end, size=source.size, detailed=True)
+        if isinstance(info, BadObject):
+            raise self._archive.refusal(info)
+        plain = pa.schema([_plain(field) for field in info.schema])
+        return replace(info, schema=self._schemas.setdefault(plain, plain))  # of many objects, few differ
 
     def rows(self, source: Source, row_group: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Read an object's rows: one row group or all, and those of `columns` that exist, or all."""
@@ -157,18 +125,20 @@ class Files:
     @contextmanager
     def _open(self, source: Source) -> Iterator[pq.ParquetFile]:
         file = self._archive.at(source.name.path, source.size)
+        with self._archive.parquet(file, self._whole(file)) as parquet:
+            yield parquet
+
+    def _whole(self, file: File) -> bytes | None:
+        """Return the bytes of a small remote object; None for others, of which parts are read."""
         if self._archive.local or file.size > _SMALL:
-            with self._archive.parquet(file) as parquet:
-                yield parquet
-            return
+            return None
         data = self._cache.get(file.path)
         if data is None:
             data = self._archive.read(file)
             if self._cached + len(data) <= CACHE:
                 self._cache[file.path] = data
                 self._cached += len(data)
-        with self._archive.parquet(file, data) as parquet:
-            yield parquet
+        return data
 
 
 def _plain_rows(table: pa.Table) -> pa.Table:
@@ -180,8 +150,3 @@ def _plain(field: pa.Field) -> pa.Field:
     """Return the field without metadata and dictionary encoding."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     return pa.field(field.name, kind, field.nullable)
-
-
-def _row_group(index: int, group: Any, name: ObjectName) -> RowGroup:
-    first, last = group_bounds(group, layout.SEQ) or (name.first_seq, name.last_seq)
-    return RowGroup(index, int(first), int(last))

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.info import ObjectInfo, RowGroup
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import RowIds
 from jetcapture_py.archive.schema import common, conform, fields_in, unify
-from jetcapture_py.compaction.files import Files, Footer, RowGroup
+from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source, Unit, batches
 from jetcapture_py.errors import JetcaptureError
 
@@ -66,10 +67,10 @@ class Survey:
         return at
 
 
-def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> Survey:
+def survey(files: Files, unit: Unit, footers: Sequence[ObjectInfo], step: float) -> Survey:
     """Read the identities of all rows of a unit. Marks are the edges of its objects, and, where possible, every `step`
     uncompressed bytes. Raises JetcaptureError if an object's rows do not match its name or are not distinct."""
-    weights = np.array([footer.weight / max(footer.rows, 1) for footer in footers])
+    weights = np.array([footer.details.size / max(footer.details.rows, 1) for footer in footers])
     found = _Surveyor(np.unique(np.concatenate((unit.firsts, unit.ends))), weights, step)
     for rows, sources, frontier in _swept(files, unit, footers):
         if (twice := found.add(rows, sources, frontier)) is not None:
@@ -77,7 +78,7 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
     return found.survey()
 
 
-def disjoint(files: Files, unit: Unit, footers: Sequence[Footer]) -> list[ObjectName] | None:
+def disjoint(files: Files, unit: Unit, footers: Sequence[ObjectInfo]) -> list[ObjectName] | None:
     """Return objects of a unit that together have all its rows, each once; None if some must be compared row by row.
 
     Raises JetcaptureError if an object's rows do not match its name.
@@ -93,7 +94,7 @@ def disjoint(files: Files, unit: Unit, footers: Sequence[Footer]) -> list[Object
     return [source.name for source, count in zip(unit.sources, own, strict=True) if count]
 
 
-def _swept(files: Files, unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[RowIds, Any, int]]:
+def _swept(files: Files, unit: Unit, footers: Sequence[ObjectInfo]) -> Iterator[tuple[RowIds, Any, int]]:
     """Yield identities by rising sequence, with the number of each one's object, and the sequence at which they end."""
     held: list[tuple[RowIds, Any]] = []
     for batch, frontier in _batches(unit, footers):
@@ -118,12 +119,12 @@ class _Part(NamedTuple):
     """The number of the row group; None for the whole object."""
 
 
-def _parts(unit: Unit, footers: Sequence[Footer]) -> list[_Part]:
+def _parts(unit: Unit, footers: Sequence[ObjectInfo]) -> list[_Part]:
     """Return what to read of a unit, in the order of sequences."""
     parts = []
     for index, (source, footer) in enumerate(zip(unit.sources, footers, strict=True)):
-        name, groups = source.name, footer.row_groups
-        if name.rows < _BATCH_ROWS or len(groups) == 1 or footer.rows != name.rows:
+        name, groups = source.name, footer.details.groups
+        if name.rows < _BATCH_ROWS or len(groups) == 1 or footer.details.rows != name.rows:
             parts.append(_Part(name.first_seq, index, name.rows, None))
             continue
         rows = name.rows // len(groups)
@@ -131,7 +132,7 @@ def _parts(unit: Unit, footers: Sequence[Footer]) -> list[_Part]:
     return sorted(parts, key=lambda part: part.first)
 
 
-def _batches(unit: Unit, footers: Sequence[Footer]) -> Iterator[tuple[list[_Part], int]]:
+def _batches(unit: Unit, footers: Sequence[ObjectInfo]) -> Iterator[tuple[list[_Part], int]]:
     """Yield what to read together, and the sequence (exclusive) up to which all rows are known afterwards."""
     batch: list[_Part] = []
     rows = 0
@@ -192,7 +193,7 @@ class _Surveyor:
 def read_rows(
     files: Files,
     unit: Unit,
-    footers: Sequence[Footer],
+    footers: Sequence[ObjectInfo],
     schema: pa.Schema,
     first: int,
     end: int,
@@ -209,7 +210,7 @@ def read_rows(
     parts = [
         (index, group)
         for index in np.flatnonzero(unit.touching(first, end)).tolist()
-        for group in footers[index].row_groups
+        for group in footers[index].details.groups
         if group.first < end and group.last >= first
     ]
 
@@ -228,7 +229,7 @@ def read_rows(
     if not in_file:
         if not many_copies:
             return pa.concat_tables([schema.empty_table(), *files.map(read, parts)])
-        weights = [footer.weight / len(footer.row_groups) for footer in footers]
+        weights = [footer.details.size / len(footer.details.groups) for footer in footers]
         some = batches(parts, lambda part: weights[part[0]], _PIECE_BYTES)
         pieces = (pa.concat_tables(files.map(read, batch)) for batch in some)
         return pa.concat_tables([schema.empty_table(), *_without_copies(pieces)])

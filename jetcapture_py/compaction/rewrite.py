@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import MAX_ROWS
+from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.schema import conform, with_key_column
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, ObjectWriter
-from jetcapture_py.compaction.files import Files, Footer
+from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.unit import encoder_like, replaced_by
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
@@ -68,7 +69,7 @@ def rewrite(
     replaces = (source.name.digest, *replaced_by(footer))
     encoded = _encode(source, footer, sealed_by, rows(), replaces)
     if encoded is None:
-        return Rewritten(source=source, target=None, dropped=footer.rows, removal=Removal(target=read))
+        return Rewritten(source=source, target=None, dropped=footer.details.rows, removal=Removal(target=read))
     name, written = encoded.name, encoded.data
     new = files.lookup(name.path) is None
     if new:
@@ -90,13 +91,17 @@ def rewrite(
     again = Files(archive)  # without what the other has in its cache
     holder = again.at(name.path)
     stored = Source(name, 0 if holder is None else holder.size)
-    if holder is None or again.footer(stored).rows != name.rows or not _equal(expected(), _stored(again, stored)):
+    if (
+        holder is None
+        or again.footer(stored).details.rows != name.rows
+        or not _equal(expected(), _stored(again, stored))
+    ):
         raise JetcaptureError(f"{files.shown}/{name.path} does not match its source, which is kept")
     replaced = name != source.name and source.name.digest in before
     return Rewritten(
         source=source,
         target=name,
-        dropped=footer.rows - name.rows,
+        dropped=footer.details.rows - name.rows,
         removal=Removal(target=read, holders=[holder]) if replaced else None,
         sha256=None if written is None else hashlib.sha256(written).hexdigest(),
     )
@@ -139,13 +144,13 @@ class _Rows:
 
 
 def _rows(
-    files: Files, source: Source, footer: Footer, dropped: MessageSet, change: Change | None
+    files: Files, source: Source, footer: ObjectInfo, dropped: MessageSet, change: Change | None
 ) -> Iterator[pa.Table]:
     """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
     name = source.name
     schema = footer.schema if name.quarantine else with_key_column(footer.schema)
     held: list[pa.Table] = []
-    for group in footer.row_groups:
+    for group in footer.details.groups:
         table = files.rows(source, group.index)
         if layout.KEY in schema.names and layout.KEY not in table.schema.names:
             table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
@@ -166,12 +171,12 @@ def _rows(
 
 
 def _encode(
-    source: Source, footer: Footer, sealed_by: str, rows: Iterable[pa.Table], replaces: Sequence[str]
+    source: Source, footer: ObjectInfo, sealed_by: str, rows: Iterable[pa.Table], replaces: Sequence[str]
 ) -> EncodedBlock | None:
     """Return an object with these rows; None without any."""
     name, empty = source.name, True
     block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
-    encoder = encoder_like(name.stream, [footer], int(footer.own.get(layout.BUNDLES) or 0))
+    encoder = encoder_like(name.stream, [footer], footer.bundles)
     schema = footer.schema if name.quarantine else with_key_column(footer.schema)
     with ObjectWriter(replace(encoder, replaces=tuple(replaces)), block, schema) as writer:
         for piece in rows:
@@ -181,7 +186,7 @@ def _encode(
 
 
 def _stored(files: Files, source: Source) -> Iterator[pa.Table]:
-    for group in files.footer(source).row_groups:
+    for group in files.footer(source).details.groups:
         yield files.rows(source, group.index)
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import MAX_INTERVAL, BlockId, ObjectName
 from jetcapture_py.archive.messages import RowIds
 from jetcapture_py.archive.ordering import ordered
 from jetcapture_py.archive.schema import with_key_column
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
-from jetcapture_py.compaction.files import Files, Footer
+from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes, read_rows, survey
 from jetcapture_py.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
 from jetcapture_py.errors import JetcaptureError, VanishedError
@@ -101,11 +102,11 @@ def _caught(name: ObjectName, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
 
 def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
     name = sources[0].name
-    known: list[tuple[Source, Footer]] = []
+    known: list[tuple[Source, ObjectInfo]] = []
     failed: list[Outcome] = []
     for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
         for source, footer in zip(some, files.map(partial(_footer, files), some), strict=True):
-            if isinstance(footer, Footer):
+            if isinstance(footer, ObjectInfo):
                 known.append((source, footer))
             else:
                 failed.append(_failed(source.name, footer))
@@ -118,18 +119,18 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
     if any(not digests.isdisjoint(replaced_by(footer)) for _, footer in known):
         yield _left(name, REPLACING)
         return
-    groups: defaultdict[int, list[tuple[Source, Footer]]] = defaultdict(list)
+    groups: defaultdict[int, list[tuple[Source, ObjectInfo]]] = defaultdict(list)
     for source, footer in known:
-        groups[int(footer.own.get(layout.BUNDLES) or 0)].append((source, footer))
+        groups[footer.bundles].append((source, footer))
     if len(groups) > 1:
         yield _left(name, SEVERAL)
     for bundles, members in groups.items():
         yield from _caught(name, _merged(files, spec, bundles, members))
 
 
-def replaced_by(footer: Footer) -> Sequence[str]:
+def replaced_by(footer: ObjectInfo) -> Sequence[str]:
     """Return the digests of the objects that an object replaces although it has fewer rows (see `rewrite`)."""
-    return footer.own.get(layout.REPLACES, "").split()
+    return footer.details.replaces
 
 
 def _left(name: ObjectName, reason: str) -> Outcome:
@@ -146,13 +147,12 @@ def _failed(name: ObjectName, error: Exception) -> Outcome:
     return replace(_left(name, text), failed=True)
 
 
-def _footer(files: Files, source: Source) -> Footer | Exception:
+def _footer(files: Files, source: Source) -> ObjectInfo | Exception:
     """Read an object's footer; return why it cannot be used. Raises VanishedError."""
     try:
         footer = files.footer(source)
-        found = footer.own.get(layout.BUNDLES, "")
-        if not layout.is_one_of(source.name.bundle, found):
-            raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {found!r} in its footer")
+        if not layout.is_one_of(source.name.bundle, str(footer.bundles or "")):
+            raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {footer.bundles} in its footer")
     except VanishedError:
         raise
     except Exception as error:
@@ -161,7 +161,7 @@ def _footer(files: Files, source: Source) -> Footer | Exception:
 
 
 def _merged(
-    files: Files, spec: CompactionSpec, bundles: int, known: Sequence[tuple[Source, Footer]]
+    files: Files, spec: CompactionSpec, bundles: int, known: Sequence[tuple[Source, ObjectInfo]]
 ) -> Iterator[Outcome]:
     """Compact the objects of one key or bundle."""
     name = known[0][0].name
@@ -183,9 +183,9 @@ def _merged(
         yield _Compaction(files, spec, unit, own, columns, existing, block, bundles).run()
 
 
-def _interval(footers: Sequence[Footer]) -> int:
+def _interval(footers: Sequence[ObjectInfo]) -> int:
     """Return the length of the bucket in seconds; the longest possible if a footer lacks it."""
-    return max(int(footer.own.get("interval") or MAX_INTERVAL) for footer in footers)
+    return max(footer.interval or MAX_INTERVAL for footer in footers)
 
 
 class _Compaction:
@@ -196,7 +196,7 @@ class _Compaction:
         files: Files,
         spec: CompactionSpec,
         unit: Unit,
-        footers: Sequence[Footer],
+        footers: Sequence[ObjectInfo],
         schema: pa.Schema,
         existing: Mapping[str, Source],
         block: BlockId,
@@ -368,7 +368,7 @@ class _Compaction:
         digest = layout.digest(found.seqs[messages].tobytes(), found.times[messages].tobytes())
         checks = int(found.hashes().sum()) if len(found.seqs) else 0
         if (
-            (footer.rows, len(found.seqs)) != (name.rows, name.rows)
+            (footer.details.rows, len(found.seqs)) != (name.rows, name.rows)
             or found.repeated().any()
             or digest != name.digest
             or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
@@ -376,28 +376,28 @@ class _Compaction:
             raise JetcaptureError(f"{self._files.shown}/{name.path} does not match its sources, which are kept")
 
 
-def encoder_like(stream: str, footers: Sequence[Footer], bundles: int) -> Encoder:
+def encoder_like(stream: str, footers: Sequence[ObjectInfo], bundles: int) -> Encoder:
     """Return what writes rows of objects with these footers as further objects, in this number of bundles."""
     return Encoder(
         stream=stream,
         bundles=bundles,
         interval=_interval(footers),
-        compression=footers[0].codec,
-        compatible=all(footer.compatible for footer in footers),
-        stream_created=_all_of(footers, "stream_created"),
-        consumer=_all_of(footers, "consumer"),
-        key_rule=_agreed(footers, "key_rule"),
-        time="; ".join(dict.fromkeys(footer.own["time"] for footer in footers if "time" in footer.own)),
+        compression=footers[0].details.codec,
+        compatible=all(footer.details.compatible for footer in footers),
+        stream_created=_joined(footer.details.created for footer in footers),
+        consumer=_joined(footer.details.consumers for footer in footers),
+        key_rule=_agreed(footer.details.key_rule for footer in footers),
+        time="; ".join(dict.fromkeys(filter(None, (footer.details.event_time for footer in footers)))),
     )
 
 
-def _agreed(footers: Sequence[Footer], entry: str) -> str | None:
-    """Return the value of an entry that all footers agree on; None if they differ or one lacks it."""
-    values = {footer.own.get(entry) for footer in footers}
-    return values.pop() if len(values) == 1 else None
+def _agreed(rules: Iterable[str | None]) -> str | None:
+    """Return the rule that all objects agree on; None if they differ or one lacks it."""
+    distinct = set(rules)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
-def _all_of(footers: Sequence[Footer], entry: str) -> str:
-    """Join the values of an entry, several for recreated streams and renamed consumers; "" if a footer lacks it."""
-    values: Mapping[str, None] = dict.fromkeys(footer.own.get(entry, "") for footer in footers)
-    return "" if "" in values else ",".join(values)
+def _joined(names: Iterable[Sequence[str]]) -> str:
+    """Join distinct names, several for recreated streams and renamed consumers; "" if an object has none."""
+    every = list(names)
+    return ",".join(dict.fromkeys(name for some in every for name in some)) if all(every) else ""

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture, Rows
-from jetcapture_py.compaction.files import Files, Footer
+from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source, batches
 from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
@@ -211,10 +212,10 @@ class _Redecoder(Recapture):
         done.errors = (*done.errors, *errors)
         done.waiting += sum(each.removal is None and each.target != each.source.name for each in rewritten)
 
-    def _messages(self, source: Source, footer: Footer) -> MessageSet:
+    def _messages(self, source: Source, footer: ObjectInfo) -> MessageSet:
         """Return the selected messages of an object."""
         found = []
-        for group in footer.row_groups:
+        for group in footer.details.groups:
             own, mask = self._select(self._files.rows(source, group.index, columns=COLUMNS))
             found.append(own.take(mask).messages)
         return MessageSet.union(found)
@@ -224,18 +225,18 @@ class _Redecoder(Recapture):
         own = RowIds.of(table)
         return own, self._selection.mask(table) & ~self._erased.contains(own.seqs, own.times)
 
-    async def _decode(self, known: Sequence[tuple[Source, Footer]], before: MessageSet) -> MessageSet:
+    async def _decode(self, known: Sequence[tuple[Source, ObjectInfo]], before: MessageSet) -> MessageSet:
         """Decode selected messages, but those in the archive `before`; store what succeeds. Return all that have a
         payload."""
         seen, end = [before], -1
         for source, footer in known:
             every = MessageSet.union(seen) if source.name.first_seq <= end else before
-            origin = footer.own.get("stream_created", ""), footer.own.get("consumer", "")
+            origin = ",".join(footer.details.created), ",".join(footer.details.consumers)
             if origin != self._origin:
                 await self.flush()
                 self.set_source(*origin)
                 self._origin = origin
-            for group in footer.row_groups:
+            for group in footer.details.groups:
                 table = self._files.rows(source, group.index)
                 if layout.PAYLOAD not in table.schema.names:
                     continue
@@ -291,9 +292,9 @@ class _Redecoder(Recapture):
 
         return retried(found) if len(messages) else _NONE
 
-    def _changes(self, source: Source, footer: Footer, gone: MessageSet, reasons: _Reasons) -> bool:
+    def _changes(self, source: Source, footer: ObjectInfo, gone: MessageSet, reasons: _Reasons) -> bool:
         """Whether messages leave an object, or have another reason."""
-        for group in footer.row_groups:
+        for group in footer.details.groups:
             table = self._files.rows(source, group.index, columns=COLUMNS)
             own = RowIds.of(table)
             if gone.contains(own.seqs, own.times).any() or not reasons.applied(table).equals(table):

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,8 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive import footer, layout, watermark
+from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Expired, expired_path
 from jetcapture_py.archive.watermark import Watermark
@@ -46,6 +47,8 @@ _PIECE = 8 << 20
 """Bytes of a file that are read at once."""
 _AHEAD = 4
 """Maximum items per thread in progress, or with a result that waits to be taken."""
+_TAIL = 1 << 14
+"""Bytes that are read first from the end of an object; almost every footer is shorter."""
 _REMOVAL = "removal of objects"
 """What is locked while an object is removed."""
 _ATTEMPTS = 3
@@ -291,6 +294,44 @@ class ArchiveFiles:
                 return fs.cat_file(file.place, start=start, end=last, **self._limit(fs, last - start))
 
             return bytes(self._do(fetch))
+
+    def infos(
+        self,
+        files: Sequence[File],
+        *,
+        detailed: Callable[[ObjectName], bool] | None = None,
+        reader: InfoReader | None = None,
+    ) -> Iterator[ObjectInfo | BadObject]:
+        """Yield in order what the footers of these Parquet objects say, or what is wrong with one.
+
+        Those of objects for which `detailed` is true are decoded. A `reader` keeps schemas from call to call. Raises
+        VanishedError, also for an object that was stored again since it was listed, and StoreError.
+        """
+        reader = reader or InfoReader()
+        for file, data in zip(files, self.footers(files), strict=True):
+            assert file.name is not None  # noqa: S101  # callers have objects
+            yield reader.read(
+                file.name,
+                data,
+                size=file.size,
+                modified=file.modified,
+                detailed=detailed is not None and detailed(file.name),
+            )
+
+    def footers(self, files: Iterable[File]) -> Iterator[bytes]:
+        """Yield the footer of each object; b"" for one that has none. Raises VanishedError, StoreError."""
+
+        def read(file: File) -> bytes:
+            data = footer.find(lambda size: self.read(file, max(0, file.size - size)), _TAIL)
+            if not data:
+                self.refuse_changed(file)  # with the old size, its footer would not be found
+            return data
+
+        return self.map(read, files)
+
+    def refusal(self, bad: BadObject) -> JetcaptureError:
+        """Return the error for an object that cannot be read."""
+        return JetcaptureError(f"cannot read {self.shown}/{bad.name.path}: {bad.reason}; {IF_DAMAGED}")
 
     def pieces(self, file: File, size: int = _PIECE) -> Iterator[bytes]:
         """Yield the bytes of a file, at most `size` at once. Raises VanishedError, StoreError."""

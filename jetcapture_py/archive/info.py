@@ -1,0 +1,218 @@
+"""What an object's name, listing and footer say of it, parsed in one place.
+
+Columns, bucket and bundles are found in a footer's bytes, because a plan asks for those of many objects; the rest is
+decoded on request, which takes ten times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from sys import intern
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.footer import SchemaReader
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.units import microseconds_of
+from jetcapture_py.text import one_line
+
+_MESSAGE = frozenset((layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS))
+_CHECKED = frozenset((layout.SEQ, layout.TIMESTAMP, layout.DELIVERED, layout.TIME))
+"""The columns whose statistics are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadObject:
+    """An object whose footer cannot be used."""
+
+    name: ObjectName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Rows of an object with sequences from `first` to `last`, inclusive."""
+
+    index: int
+    rows: int
+    first: int
+    last: int
+    size: int
+    """Uncompressed bytes."""
+    message_bytes: int
+    """Uncompressed bytes of the messages themselves, without their decoded fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Details:
+    """What takes decoding an object's footer."""
+
+    messages: int
+    created: tuple[str, ...]
+    """Creation times (RFC 3339) of the stream's incarnations in the object, if all are known."""
+    consumers: tuple[str, ...]
+    sealed_by: str
+    key_rule: str | None
+    event_time: str
+    """What its bucket is made of; "" for the stream's timestamps."""
+    replaces: tuple[str, ...]
+    """The digests of objects that it replaces although it has fewer rows."""
+    times: tuple[int, int] | None
+    """First and last `_nats_timestamp` in microseconds; None without statistics."""
+    delivered: int | None
+    """The most deliveries of a message; None without statistics."""
+    untimed: bool
+    """Whether some messages may have no event time."""
+    codec: str
+    compatible: bool
+    """Whether no column is delta-encoded."""
+    groups: tuple[RowGroup, ...]
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    @cached_property
+    def size(self) -> int:
+        """Uncompressed bytes."""
+        return sum(group.size for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What an object's name, listing and footer say of it."""
+
+    name: ObjectName
+    size: int
+    """Bytes."""
+    modified: float | None
+    """When it was written, in seconds since the epoch; None if the store does not tell."""
+    schema: pa.Schema
+    """Its columns with their field ids; objects with the same ones share it."""
+    schema_number: int
+    """The index of `schema` in those of the reader."""
+    interval: int
+    """Length of its bucket in seconds; 0 if unknown."""
+    bundles: int
+    """The number of bundles of an object in one; else 0."""
+    known: Details | None = field(repr=False)
+
+    @property
+    def details(self) -> Details:
+        """What was decoded on request."""
+        assert self.known is not None, "read without details"  # noqa: S101  # a mistake of the caller
+        return self.known
+
+    @property
+    def end(self) -> int:
+        """The end of its bucket in seconds since the epoch."""
+        return self.name.bucket + (self.interval or layout.MAX_INTERVAL)
+
+
+class InfoReader:
+    """Parses footers; keeps each distinct schema once."""
+
+    def __init__(self) -> None:
+        self._reader = SchemaReader()
+        self.schemas: list[pa.Schema] = self._reader.schemas
+        """The distinct schemas so far, which also differ where only their field ids do."""
+
+    def read(
+        self, name: ObjectName, data: bytes, *, size: int, modified: float | None = None, detailed: bool = False
+    ) -> ObjectInfo | BadObject:
+        """Parse the footer of an object, with its length and magic bytes; b"" stands for none."""
+        if not data:
+            return BadObject(name, "not a Parquet file: no footer at its end")
+        try:
+            number = self._reader.number(data)
+            schema = self.schemas[number]
+            for column in _BUNDLED if name.bundle else _REQUIRED:
+                if schema.get_field_index(column) < 0:
+                    return BadObject(name, f"no column {column}: it was not written by jetcapture")
+            return ObjectInfo(
+                name=name,
+                size=size,
+                modified=modified,
+                schema=schema,
+                schema_number=number,
+                interval=footer.number_in(data, layout.INTERVAL) or 0,
+                bundles=(footer.number_in(data, layout.BUNDLES) or 0) if name.bundle else 0,
+                known=_details(name, footer.decoded(data)) if detailed else None,
+            )
+        except (pa.ArrowException, OSError, ValueError) as error:
+            return BadObject(name, one_line(error))
+
+
+_REQUIRED = (layout.SEQ, layout.TIMESTAMP)
+_BUNDLED = (*_REQUIRED, layout.KEY)
+
+
+def _details(name: ObjectName, metadata: pq.FileMetaData) -> Details:
+    """Return what a decoded footer says."""
+    entries = footer.entries(metadata.metadata)
+    groups, columns = [], []
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        paths = [chunk.path_in_schema for chunk in chunks]
+        columns.append({path: chunk.statistics for path, chunk in zip(paths, chunks, strict=True) if path in _CHECKED})
+        first, last = _bounds(columns[-1:], layout.SEQ) or (name.first_seq, name.last_seq)
+        sizes = (
+            chunk.total_uncompressed_size
+            for path, chunk in zip(paths, chunks, strict=True)
+            if path.partition(".")[0] in _MESSAGE
+        )
+        groups.append(
+            RowGroup(
+                index=index,
+                rows=group.num_rows,
+                first=first,
+                last=last,
+                size=group.total_byte_size,
+                message_bytes=sum(sizes),
+            )
+        )
+    if not groups:
+        raise ValueError("it has no messages")
+    times, delivered = _bounds(columns, layout.TIMESTAMP), _bounds(columns, layout.DELIVERED)
+    first_group = metadata.row_group(0)
+    chunks = [first_group.column(number) for number in range(first_group.num_columns)]
+    return Details(
+        messages=int(entries.get("messages", name.rows)),
+        created=_texts(entries, "stream_created"),
+        consumers=_texts(entries, "consumer"),
+        sealed_by=intern(entries.get("sealed_by", "")),
+        key_rule=entries.get("key_rule"),
+        event_time=intern(entries.get("time", "")),
+        replaces=tuple(entries.get(layout.REPLACES, "").split()),
+        times=None if times is None else (microseconds_of(times[0]), microseconds_of(times[1])),
+        delivered=None if delivered is None else delivered[1],
+        untimed=name.event_time and not all(_is_full(statistics.get(layout.TIME)) for statistics in columns),
+        codec=intern(chunks[0].compression.lower().replace("uncompressed", "none")),
+        compatible=not any("DELTA_BINARY_PACKED" in chunk.encodings for chunk in chunks),
+        groups=tuple(groups),
+    )
+
+
+def _texts(entries: Mapping[str, str], entry: str) -> tuple[str, ...]:
+    """Return the values of an entry that compaction joins with commas; none for the empty text."""
+    text = entries.get(entry, "")
+    return tuple(map(intern, text.split(","))) if text else ()
+
+
+def _bounds(columns: Iterable[Mapping[str, Any]], column: str) -> tuple[Any, Any] | None:
+    """Return minimum and maximum of a column in row groups' statistics; None without them."""
+    statistics = [chunks.get(column) for chunks in columns]
+    if not all(known is not None and known.has_min_max for known in statistics):
+        return None
+    return min(known.min for known in statistics if known), max(known.max for known in statistics if known)
+
+
+def _is_full(statistics: Any) -> bool:
+    """Whether a column certainly has no nulls in a row group."""
+    return statistics is not None and statistics.has_null_count and not statistics.null_count
