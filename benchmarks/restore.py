@@ -1,5 +1,5 @@
-"""How fast a stream is restored from a local archive, end to end: in threads of one process, and on Spark's local[2];
-beside `replay` of the same archive, and the most memory that all processes but the server's had together.
+"""How fast a stream is restored from a local archive, end to end, beside `replay` of the same archive, and the most
+memory that all processes but the server's had together.
 
     python -m benchmarks.restore [--messages 1000000] [--size 250] [--rounds 3] [--replay]
 
@@ -23,8 +23,9 @@ import psutil
 
 from benchmarks.replay import STREAM, fill, fresh, start, with_replay
 from jetcapture_py.config.model import NatsConfig
-from spark_jobs.restore import RestoreCommand, prepare, restore
-from spark_jobs.restoring.send import Maker
+from jetcapture_py.restoring.command import prepare, restore
+from jetcapture_py.restoring.request import RestoreRequest
+from jetcapture_py.store.archive import open_archive
 from tests.support.nats_server import NatsServer
 
 
@@ -67,11 +68,11 @@ def watched() -> Iterator[Memory]:
         memory.stop()
 
 
-def restored(archive: str, maker: Maker) -> float:
+def restored(archive: str) -> float:
     """Restore into a new server; the seconds from the listing of the archive to the server's last answer."""
     with tempfile.TemporaryDirectory() as directory, NatsServer(Path(directory, "nats")) as server:
         began = time.perf_counter()
-        prepared = prepare(RestoreCommand(url=archive, stream=STREAM, target=STREAM), maker)
+        prepared = prepare(RestoreRequest(files=open_archive(archive, {}), stream=STREAM, target=STREAM))
         ready = time.perf_counter()
         done = restore(prepared, NatsConfig(servers=(server.url,)))
         assert done.kept == done.messages
@@ -86,7 +87,6 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=250, help="payload bytes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--replay", action="store_true", help="also replay the archive once per round")
-    parser.add_argument("--without-spark", action="store_true", help="only in threads")
     options = parser.parse_args()
     logging.getLogger("jetcapture").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as directory, NatsServer(Path(directory, "nats")) as server:
@@ -94,13 +94,9 @@ def main() -> None:
         asyncio.run(fill(server.url, archive, options.messages, options.size))
         size = sum(path.stat().st_size for path in Path(directory, "archive").rglob("*.parquet"))
         print(f"archive: {size / 1e6:,.0f} MB; load of the machine: {psutil.getloadavg()}")
-        ways: dict[str, Callable[[], float]] = {"threads": lambda: restored(archive, Maker.here())}
-        if not options.without_spark:
-            began = time.perf_counter()
-            spark = start()
-            print(f"Spark starts in {time.perf_counter() - began:.1f} s")
-            ways["Spark"] = lambda: restored(archive, Maker.on(spark))
+        ways: dict[str, Callable[[], float]] = {"restore": lambda: restored(archive)}
         if options.replay:
+            spark = start()
 
             def replayed() -> float:
                 asyncio.run(fresh(server.url))

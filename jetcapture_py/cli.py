@@ -42,7 +42,7 @@ GROUPS = {
     "Set up": ("demo", "schema", "check", "tap", "test", "apply", "export"),
     "Run": ("run", "status"),
     "Read": ("query", "objects", "files", "get", "spark"),
-    "Keep": ("verify", "maintain", "compact", "quarantine", "erase"),
+    "Keep": ("verify", "maintain", "compact", "quarantine", "erase", "restore"),
 }
 """The commands in the order of use, as --help lists them."""
 
@@ -531,7 +531,6 @@ JOBS = {
     "query": "Run SQL over an archive; print, write or publish the rows.",
     "compact": "Merge the small and overlapping objects of closed buckets.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
-    "restore": "Create a stream from its archive, exactly as it was.",
     "report": "Write one HTML page about an archive.",
 }
 

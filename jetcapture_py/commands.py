@@ -1,4 +1,4 @@
-"""The commands that give back or change what is stored: `files`, `get`, `quarantine` and `erase`."""
+"""The commands that give back or change what is stored: `files`, `get`, `quarantine`, `erase` and `restore`."""
 
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 
@@ -8,10 +8,29 @@ from typing import Annotated
 
 import typer
 
-from jetcapture_py.options import WHEN, AsJson, Configs, End, OneConfig, OneStream, Start, Streams, time_option
+from jetcapture_py.options import (
+    WHEN,
+    Archive,
+    AsJson,
+    Configs,
+    Context,
+    DryRun,
+    End,
+    NatsFile,
+    OneConfig,
+    OneStream,
+    Servers,
+    Start,
+    StoreOptions,
+    Streams,
+    chosen_archive,
+    login,
+    time_option,
+)
 
 app = typer.Typer()
 
+_MAX_SEQ = 1 << 62
 _AsOf = Annotated[
     str | None,
     typer.Option("--as-of", metavar="TIME|REVISION", help=f"As it was then: {WHEN}, or a revision; default: newest."),
@@ -163,3 +182,103 @@ def erase(
             of_one=seqs is not None,  # every stream has sequences of its own
         )
     )
+
+
+@app.command()
+def restore(
+    archive: Archive,
+    stream: OneStream = None,
+    target: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Name of the new stream; default: STREAM.")
+    ] = None,
+    first: Annotated[
+        int, typer.Option("--from-seq", metavar="N", min=1, max=_MAX_SEQ, help="First sequence to restore.")
+    ] = 1,
+    last: Annotated[
+        int | None, typer.Option("--to-seq", metavar="N", min=1, max=_MAX_SEQ, help="Last sequence to restore.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--to-time", metavar="TIME", help="Restore the stream as it was at this time; RFC 3339, inclusive."
+        ),
+    ] = None,
+    created: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="If the stream was recreated, which incarnation to restore, by a prefix of its creation time. By "
+            "default the latest.",
+        ),
+    ] = None,
+    stream_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Settings that replace those of the archived stream: a file with a section `stream`, as in a "
+            "configuration, and as jetcapture export prints it.",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option("--subject-prefix", metavar="PREFIX", help="Tokens to put in front of every subject."),
+    ] = None,
+    consumers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--consumer",
+            metavar="NAME=SEQ",
+            help="Create a durable pull consumer that has acknowledged everything up to SEQ; repeatable. The capture's "
+            "own consumer gets the settings of CONFIG.",
+        ),
+    ] = None,
+    allow_holes: Annotated[
+        bool,
+        typer.Option("--allow-holes", help="Restore although sequences are missing, which become deleted messages."),
+    ] = False,
+    allow_drops: Annotated[
+        bool, typer.Option("--allow-drops", help="Restore although the stream's limits drop some of the messages.")
+    ] = False,
+    without_limits: Annotated[
+        bool,
+        typer.Option(
+            "--without-limits",
+            help="Create the stream without max_age, max_msgs, max_bytes, max_msgs_per_subject and max_msg_size.",
+        ),
+    ] = False,
+    with_schedules: Annotated[
+        bool,
+        typer.Option(
+            "--with-schedules",
+            help="Restore schedules as well: the server fires them again. By default they are left out and counted.",
+        ),
+    ] = False,
+    nats: NatsFile = None,
+    context: Context = None,
+    servers: Servers = None,
+    options: StoreOptions = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a stream from its archive, exactly as it was. Needs nats-server 2.15; the stream must not exist."""
+    from jetcapture_py.restoring.command import run
+    from jetcapture_py.restoring.request import request_of
+
+    chosen = chosen_archive(archive, options, stream)
+    default = None if chosen.config is None else chosen.config.nats
+    request = request_of(
+        chosen,
+        None if dry_run else login(nats, context, servers, default=default),
+        target=target or chosen.stream,
+        first=first,
+        last=last,
+        until=until,
+        created=created,
+        stream_config=stream_config,
+        prefix=prefix,
+        consumers=consumers or (),
+        allow_holes=allow_holes,
+        allow_drops=allow_drops,
+        without_limits=without_limits,
+        with_schedules=with_schedules,
+    )
+    raise typer.Exit(run(request))

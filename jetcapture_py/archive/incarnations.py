@@ -1,18 +1,31 @@
-"""Decide whether a stream, or a consumer, is the one that an archive or a checkpoint knows.
+"""Tell streams of one name apart: whether a stream is the one that an archive knows, and whose a message is.
 
 The same messages at the same sequences are the same stream, also after a restore. `created` is only a hint: servers
 move it although nothing was created again (a restart, an edit and another restart, before 2.14.6), and the servers of a
 cluster may differ. If it differs, a common message decides; without one, the consumer's progress; without a consumer,
 `created`. The same stream keeps its first known `created` in watermarks, footers, notes and checkpoints.
+
+An archive may have several incarnations of a stream, by their `created`. Messages belong to the last one that was
+created before them, the oldest has all earlier ones, and footers take precedence: clocks may go backward. An
+incarnation whose messages begin after all those of the one before may continue it, as a restored stream or a mirror
+does: then messages of both are one stream's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
+import numpy.typing as npt
+
 from jetcapture_py.config.units import microseconds_of
+
+Seqs = npt.NDArray[np.int64]
+Micros = npt.NDArray[np.int64]
+Bounds = tuple[int, int]
+"""First and last sequence, inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ async def is_same_stream(
     if now.last == sample.seq:
         return now.last_time == sample.time
     if now.first > sample.seq:  # no common message; one older than `created` shows that a server moved it
-        born = microseconds_of(datetime.fromisoformat(now.created))
+        born = moment(now.created)
         return progressed or (now.first <= now.last and sample.time <= now.first_time < born)
     if (time := await time_of(sample.seq)) is not None:
         return time == sample.time
@@ -101,3 +114,55 @@ class Progress:
     def continues(self, before: Progress) -> bool:
         """Whether this may be the same consumer, later: a new one starts again."""
         return self.delivered >= before.delivered and self.acknowledged >= before.acknowledged
+
+
+def moment(created: str) -> int:
+    """Return a creation time in microseconds since the epoch. Raises ValueError."""
+    return microseconds_of(datetime.fromisoformat(created))
+
+
+def in_order(created: Iterable[str]) -> list[str]:
+    """Return distinct creation times, oldest first; "" is none."""
+    return sorted(filter(None, {*created}), key=moment)
+
+
+def owners(created: Sequence[str], times: Micros) -> npt.NDArray[np.intp]:
+    """Return for each message the index of its incarnation in `created`, oldest first."""
+    begins = np.array([moment(each) for each in created], np.int64)
+    return np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
+
+
+def bounds_by_incarnation(created: Iterable[str], seqs: Seqs, times: Micros) -> dict[str, Bounds]:
+    """Return the first and last sequence of each of these incarnations that has messages."""
+    ordered = in_order(created)
+    numbers = owners(ordered, times)
+    parts = ((each, seqs[numbers == number]) for number, each in enumerate(ordered))
+    return {each: (int(part.min()), int(part.max())) for each, part in parts if len(part)}
+
+
+def continued(
+    created: Sequence[str], bounds: Mapping[str, Bounds], anew: Collection[str] = frozenset()
+) -> Sequence[str]:
+    """Return the last of the incarnations `created`, oldest first, after those that it continues.
+
+    `bounds` are those of incarnations with messages; those in `anew` are known to continue none.
+    """
+    start, first = len(created) - 1, None
+    while start > 0 and created[start] not in anew:
+        first = bounds[created[start]][0] if created[start] in bounds else first
+        before = bounds.get(created[start - 1])
+        if first is not None and before is not None and first <= before[1]:
+            break
+        start -= 1
+    return created[max(start, 0) :]
+
+
+def span(created: Collection[str], chosen: Sequence[str]) -> tuple[int, int] | None:
+    """Return from when until before when messages are of the incarnations `chosen`, oldest first, which follow one
+    another, in an object with messages of those in `created`; None for always. Microseconds since the epoch."""
+    if {*created} <= {*chosen}:
+        return None
+    began, ended = moment(chosen[0]), moment(chosen[-1])
+    others = [moment(each) for each in created]
+    later = [each for each in others if each > ended]
+    return began if min(others) < began else -1 << 62, min(later, default=1 << 62)

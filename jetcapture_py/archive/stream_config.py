@@ -8,14 +8,10 @@ There is one file for each incarnation of a stream. Any replica may write it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
-import numpy as np
-
 from jetcapture_py.archive.metadata import SmallFile
-from jetcapture_py.config.units import microseconds_of, parse_time
+from jetcapture_py.config.units import parse_time
 
 DIRECTORY = "_streams"
 
@@ -35,15 +31,6 @@ class StreamConfig(SmallFile, frozen=True, kw_only=True, rename={"created": "str
 
     def __post_init__(self) -> None:
         parse_time(self.created)
-
-
-def incarnations(created: Sequence[str], times: Any) -> Any:
-    """Return for each message the index of its incarnation in `created`, oldest first.
-
-    `times` are in microseconds, an int64 array. The oldest also has all earlier messages, as those of a mirror.
-    """
-    begins = np.array([microseconds_of(datetime.fromisoformat(each)) for each in created], np.int64)
-    return np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
 
 
 def is_time(created: str) -> bool:

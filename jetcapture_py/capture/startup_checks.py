@@ -52,7 +52,7 @@ async def advised(state: CaptureState, error: SourceError) -> SourceError:
         with suppress(JetcaptureError):
             if await asyncio.to_thread(read_watermark, notes, stream) is not None:
                 url = without_credentials(state.config.store.url)
-                return MissingStreamError(f"{error}; or restore it: jetcapture spark restore {url} --as {stream}")
+                return MissingStreamError(f"{error}; or restore it: jetcapture restore {url} {stream}")
     return error
 
 

@@ -16,15 +16,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from jetcapture_py.archive import layout, stream_config
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import in_order, moment, owners
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
-from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.removed import Expired, expired_path
-from jetcapture_py.archive.stream_config import StreamConfig, incarnations
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source, batches
-from jetcapture_py.config.units import format_time, microseconds_of, moment_of
+from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -241,10 +240,11 @@ def _part(file: File) -> str:
 
 def _creations(archive: ArchiveFiles, stream: str, mark: Watermark | None) -> list[str]:
     """Return the creation times of the stream's incarnations that the archive's small files name."""
-    paths = [path for path in archive.notes(stream_config.directory(stream)) if is_path(path)]
-    notes = ((path, archive.read_note(path)) for path in paths)
-    configs = [StreamConfig.decode(data, stream, path).created for path, data in notes if data is not None]
-    return [*configs, *(file.created for file in (mark.files if mark is not None else ()))]
+    configs = archive.stream_configs(stream)
+    return [
+        *(config.created for config in configs),
+        *(file.created for file in (mark.files if mark is not None else ())),
+    ]
 
 
 def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mapping[str, tuple[Any, datetime]]:
@@ -253,15 +253,15 @@ def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mappin
     Footers tell it. Messages of objects of several belong to the last creation before them; so do those of objects
     without a footer, "" if no creation before them is known.
     """
-    known = {*filter(None, creations), *(created for due in objects for created in due.created)}
+    known = {*creations, *(created for due in objects for created in due.created)}
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for due in objects:
-        ordered = sorted(due.created or known, key=datetime.fromisoformat)
-        owners = incarnations(ordered, due.times)
+        ordered = in_order(due.created or known)
+        numbers = owners(ordered, due.times)
         if ordered and not due.created:
-            owners[due.times < microseconds_of(datetime.fromisoformat(ordered[0]))] = len(ordered)
-        for number in np.unique(owners).tolist():
-            mask = owners == number
+            numbers[due.times < moment(ordered[0])] = len(ordered)
+        for number in np.unique(numbers).tolist():
+            mask = numbers == number
             parts.setdefault([*ordered, ""][number], []).append((due.seqs[mask], due.times[mask]))
     return {
         created: (

@@ -27,10 +27,13 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from jetcapture_py.archive import footer, layout, watermark
+from jetcapture_py.archive import footer, layout, stream_config, watermark
+from jetcapture_py.archive.incarnations import moment
 from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.removed import Erased, Expired, expired_path
+from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store import LocalStore, Store, open_store
@@ -554,6 +557,16 @@ class ArchiveFiles:
         """
         names = self.notes(watermark.directory(stream))
         return watermark.read(stream, names, lambda paths: self.map(self.read_note, paths), future=future)
+
+    def stream_configs(self, stream: str) -> list[StreamConfig]:
+        """Return the recorded configurations of a stream, one for each incarnation, oldest first.
+
+        Raises JetcaptureError, also if one is damaged.
+        """
+        paths = [path for path in self.notes(stream_config.directory(stream)) if is_path(path)]
+        contents = zip(paths, self.map(self.read_note, paths), strict=True)
+        configs = [StreamConfig.decode(data, stream, path) for path, data in contents if data is not None]
+        return sorted(configs, key=lambda config: moment(config.created))
 
     def expired(self, stream: str) -> Expired | None:
         """Return what has expired of a stream; None if nothing has. Raises JetcaptureError, also if it is damaged."""

@@ -32,7 +32,7 @@ from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, rest
 
 MAX_DELETED = 2_000_000
 """Deleted sequences up to which the server is asked to list them, in one answer."""
-_RESTORE = "jetcapture spark restore --as NAME recreates the stream from the archive, under another name"
+_RESTORE = "jetcapture restore --as NAME recreates the stream from the archive, under another name"
 _REASONS = (
     ("max_msgs_per_subject", "max_msgs_per_subject"),
     ("allow_msg_ttl", "per-message TTLs"),
@@ -190,7 +190,7 @@ def _lost_stream(messages: int, created: str) -> Iterator[Finding]:
         severity=Severity.NOTE,
         count=messages,
         summary=f"{now}; the archive has {_count(messages)} of an earlier stream of its name",
-        action="if nobody deleted it on purpose: jetcapture spark restore recreates it from the archive, "
+        action="if nobody deleted it on purpose: jetcapture restore recreates it from the archive, "
         "with --as under another name",
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.weights import reached
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.reading.arrow import PlanReader, read_planned
 from jetcapture_py.reading.columns import Table
@@ -84,11 +84,11 @@ class ArchivedMessages:
             return last + 1
         firsts = np.array([max(first, name.first_seq) for name in names], np.int64)
         lasts = np.array([min(last, name.last_seq) for name in names], np.int64)
-        end = last + 1
+        end, inside = last + 1, (lasts + 1 - firsts) / [name.last_seq + 1 - name.first_seq for name in names]
         if size is not None:
-            end = min(end, _reached(names, firsts, lasts, [listing.files[name].size for name in names], size))
+            end = min(end, reached(firsts, lasts, inside * [listing.files[name].size for name in names], size))
         if messages is not None:
-            sparse = _reached(names, firsts, lasts, [name.rows for name in names], messages)
+            sparse = reached(firsts, lasts, inside * [name.rows for name in names], messages)
             end = min(end, max(sparse, int(firsts.min()) + messages))
             if end - firsts.min() > messages:
                 end = retried(partial(self._counted, first, end - 1, messages))
@@ -120,18 +120,6 @@ class ArchivedMessages:
             self.listing = list_objects(self.files, self.stream, self.selection)
             self.listed_to = last
         return self.listing
-
-
-def _reached(names: Sequence[ObjectName], firsts: Any, lasts: Any, weights: Sequence[int], limit: int) -> int:
-    """Return the sequence before which objects weigh `limit`, as if each one's weight were spread evenly."""
-    spans = np.array([name.last_seq + 1 - name.first_seq for name in names], np.int64)
-    places = np.unique(np.concatenate([firsts, lasts + 1]))
-    slopes = np.zeros(len(places))
-    rates = np.array(weights, np.float64) / spans
-    np.add.at(slopes, np.searchsorted(places, firsts), rates)
-    np.add.at(slopes, np.searchsorted(places, lasts + 1), -rates)
-    upto = np.concatenate([[0.0], np.cumsum(np.cumsum(slopes)[:-1] * np.diff(places))])
-    return int(places[-1]) if upto[-1] <= limit else int(np.interp(limit, upto, places))
 
 
 def _spans(names: Sequence[ObjectName], first: int, last: int, parts: int) -> list[tuple[int, int]]:

@@ -101,7 +101,7 @@ async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, firs
                     session.know(stream, mark.origin)
             state, now = await session.state(stream), await contents(session, stream)
         except MissingStreamError as error:
-            raise SourceError(f"stream {stream} does not exist: jetcapture spark restore creates it") from error
+            raise SourceError(f"stream {stream} does not exist: jetcapture restore creates it") from error
         if state.mirror or state.retention in GONE_ONCE_ACKED:
             kind = "is a mirror" if state.mirror else f"has retention {state.retention}"
             raise SourceError(f"stream {stream} {kind}: replay --missing cannot tell what it should have")
@@ -118,7 +118,7 @@ async def _first(
     if scan.sequences.last is None:
         raise JetcaptureError(
             f"the archive has no message of the stream {stream} that was created {incarnation.created}: jetcapture "
-            "spark restore --as NAME creates an earlier one under another name"
+            "restore --as NAME creates an earlier one under another name"
         )
     # messages that are not captured yet may have sequences of archived ones
     uncaptured = await session.first_at(stream, moment_of(scan.newest) + timedelta(microseconds=1))
@@ -244,7 +244,7 @@ def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collect
     why = "limits the messages of a subject" if tail.keeps_latest else "has lost rollups"
     raise JetcaptureError(
         f"stream {tail.stream} {why} and has taken new messages since it lost "
-        f"{plural(lost, 'message', grouped=True)}: older ones would replace them; jetcapture spark restore --as NAME "
+        f"{plural(lost, 'message', grouped=True)}: older ones would replace them; jetcapture restore --as NAME "
         "brings them back under another name"
     )
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from jetcapture_py.archive import layout
+from jetcapture_py.cli import JOBS
 from jetcapture_py.config.model import load
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.manage.cases import run as run_cases
@@ -379,7 +380,7 @@ def test_the_commands_of_the_table_are_those_there_are() -> None:
     there = set(re.findall(r"^  (\w+)  ", helped.stdout.split("Set up:")[1], re.MULTILINE))
     assert set(re.findall(r"`jetcapture (\w+)", table)) == there
     for page in ("docs/operation.md", "docs/spark.md"):
-        assert all(job in read(page) for job in ("query", "compact", "replay", "restore", "report"))
+        assert all(job in read(page) for job in JOBS)
 
 
 @pytest.mark.exhaustive

@@ -299,7 +299,7 @@ def test_one_customer_of_a_thousand_is_erased_and_stays_away(nats_server: Start,
     if not text:  # neither is possible from text
         add_stream(server.url, "REPLAY", "replay.>")
         succeeded("spark", "replay", "--config", str(path), "--subject", "replay.{subject}")
-        succeeded("spark", "restore", "--config", str(path), "--as", "RESTORED", "--subject-prefix", "restored")
+        succeeded("restore", str(path), "--as", "RESTORED", "--subject-prefix", "restored")
         for stream, prefix, customers in (("REPLAY", "replay", CUSTOMERS - 1), ("RESTORED", "restored", CUSTOMERS - 1)):
             counts = asyncio.run(subjects(server.url, stream))
             assert f"{prefix}.orders.{WHO}" not in counts

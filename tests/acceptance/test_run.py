@@ -288,7 +288,7 @@ def test_a_deleted_stream_of_the_archive_is_advised_to_be_restored(nats_server: 
         assert replica.start().wait() == 1
     assert failure(replica) == (
         "stream ORDERS does not exist; create it, or correct source.stream; or restore it: "
-        f"jetcapture spark restore {archive} --as ORDERS"
+        f"jetcapture restore {archive} ORDERS"
     )
 
 

@@ -11,17 +11,23 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
+import yaml
 
+from jetcapture_py import cli
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.jetstream.wire.client import Connection
+from jetcapture_py.restoring.request import RestoreRequest
+from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, Command, remove_unfinished, settings
 
@@ -160,11 +166,32 @@ def capture(url: str, directory: Path, root: Path, kills: int) -> None:
     remove_unfinished(root)
 
 
-def compact_all(spark: Any, root: Path, *, quarantine: bool) -> Any:
-    """Compact all buckets that have ended."""
-    from spark_jobs.compact import compact
+def run(*words: str | Path) -> int:
+    """Run `jetcapture` in this process; its exit code."""
+    with patch.object(sys, "argv", ["jetcapture", *map(str, words)]):
+        try:
+            cli.main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0
 
-    return compact(spark, f"file://{root}", STREAM, older_than=0, grace=0, incomplete=True, quarantine=quarantine)
+
+def main(words: Sequence[str]) -> int:
+    """Run `jetcapture restore` in this process; its exit code."""
+    return run("restore", *words)
+
+
+def request(root: Path | str, stream: str = STREAM, **changes: Any) -> RestoreRequest:
+    """A stream to restore from the archive at a path or URL."""
+    url = root if isinstance(root, str) else f"file://{root}"
+    return RestoreRequest(**{"files": ArchiveFiles(url, {}), "stream": stream, "target": stream, **changes})
+
+
+def compact_all(root: Path, directory: Path) -> None:
+    """Compact all buckets; the configuration is written to `directory`."""
+    file = directory / "compact.yaml"
+    file.write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", root, block={"interval": "5s"})))
+    assert run("compact", file, "--incomplete", "--after", "0s", "--grace", "0s") == 0
 
 
 async def state_of(url: str, stream: str) -> dict[str, Any]:
@@ -245,12 +272,8 @@ async def next_sequence(url: str, stream: str, subject: str) -> int:
         return int(answer["seq"])
 
 
-def main() -> None:
+def round_trip() -> None:
     """Do the whole round once."""
-    from jetcapture_py.config.model import NatsConfig
-    from spark_jobs.job import session
-    from spark_jobs.restore import RestoreCommand, prepare, restore
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     options = parser.parse_args()
@@ -271,11 +294,8 @@ def main() -> None:
         for _ in timed("capture"):
             capture(one.url, Path(name, "replicas"), root, kills=6)
         for _ in timed("compact"):
-            for quarantine in (False, True):
-                print(compact_all(session("compact"), root, quarantine=quarantine))
-        prepared = prepare(RestoreCommand(url=f"file://{root}", stream=STREAM, target=STREAM))
-        print(prepared.survey, prepared.hole, prepared.drops)
-        print(restore(prepared, NatsConfig(servers=(two.url,))))
+            compact_all(root, Path(name))
+        assert main([f"file://{root}", "--servers", two.url, "--allow-holes"]) == 0
         assert asyncio.run(state_of(one.url, STREAM)) == asyncio.run(state_of(two.url, STREAM))
         for _ in timed("compare"):
             print(asyncio.run(compare(one.url, two.url, STREAM)), "sequences are equal")
@@ -286,4 +306,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    round_trip()

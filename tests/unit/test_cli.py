@@ -60,4 +60,4 @@ def test_a_shell_completes_commands_and_options() -> None:
 
     assert completed("jetcapture ver") == ["verify"]
     assert "--strict" in completed("jetcapture verify --")
-    assert completed("jetcapture spark re") == ["replay", "restore", "report"]
+    assert completed("jetcapture spark re") == ["replay", "report"]

@@ -19,9 +19,9 @@ from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import StoreError
+from jetcapture_py.restoring import backup
+from jetcapture_py.restoring.send import RestoreOrder, send
 from jetcapture_py.store import LocalStore
-from spark_jobs.restoring import backup
-from spark_jobs.restoring.send import RestoreOrder, send
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, capture_all, config, connection, publish, rows, running, until
 

@@ -26,10 +26,10 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind, Verdict
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
-from spark_jobs import restore
 from tests.integration.maintain.test_commands import jetcapture
 from tests.support.archives import Archive, encoded, put
 from tests.support.nats_server import NatsServer
+from tests.support.restores import main as restore
 from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, objects
 from tests.support.several import of_stream, write
 
@@ -55,7 +55,7 @@ def thirty_days(url: str, directory: Path) -> None:
     settings["stream"] = {"name": STREAM, "subjects": ["orders.>"]}
     path = write(directory, "stream", settings)
     arguments = [seed.url, STREAM, "--servers", url, "--stream-config", str(path)]
-    assert restore.main(arguments) == 0
+    assert restore(arguments) == 0
 
 
 def captured(settings: Config) -> None:

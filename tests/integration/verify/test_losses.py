@@ -20,11 +20,11 @@ from jetcapture_py.rewriting.erase import erase
 from jetcapture_py.rewriting.selectors import SequenceSelector
 from jetcapture_py.verify.findings import LOSSES, Finding, Kind, Report
 from jetcapture_py.verify.proof import verify
-from spark_jobs import restore
 from tests.support.losses import HISTORIES, INJURIES, Subject, api, flip, plain, remove_inside, remove_last, wipe
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import losses_of, spans, unchecked
 from tests.support.publishing import Publisher
+from tests.support.restores import main as restore
 from tests.support.rewinds import rewound
 from tests.support.running import Message, capture_all, config, connection, objects, publish, rows, until
 
@@ -440,7 +440,7 @@ def test_a_stream_that_was_restored_is_not_to_be_restored_again(nats_server: Sta
 
     asyncio.run(delete())
     assert only(asyncio.run(verify(settings)), Kind.LOST_STREAM).count == 20
-    assert restore.main([str(root), "ORDERS", "--servers", server.url]) == 0
+    assert restore([str(root), "ORDERS", "--servers", server.url]) == 0
     report = asyncio.run(verify(settings))  # it has no consumer yet
     assert (losses_of(report), report.proven) == ((), False)
 

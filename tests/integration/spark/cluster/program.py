@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
-from spark_jobs import query, restore
+from spark_jobs import query
 from spark_jobs.archive import read_archive, read_stream
 from spark_jobs.compact import compact
 from spark_jobs.datasource import NatsDataSource
@@ -73,9 +73,6 @@ JOBS: dict[str, Callable[..., Any]] = {
     "compact": _compact,
     "replay": _replay,
     "report": lambda spark, url: report(spark, url, STREAM),
-    "restore": lambda _, url, servers: restore.main(
-        [url, STREAM, "--as", "RESTORED", "--subject-prefix", "restored", "--servers", servers]
-    ),
     "nats, batch": lambda spark, servers: seen(
         spark.read.format("nats").options(servers=servers, stream=STREAM).load()
     ),
@@ -104,7 +101,6 @@ def _watch(spark: SparkSession, ended: threading.Event) -> None:
 
 def main(master: str) -> None:
     """Run jobs until the input ends."""
-    restore.SMALL = 0  # the archive is read on the executors, however small it is
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -12,10 +12,11 @@ import pytest
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
+from jetcapture_py.restoring.command import prepare, restore
 from spark_jobs.datasource import offsets
 from spark_jobs.datasource.offsets import split
-from spark_jobs.restore import RestoreCommand, prepare, restore
 from tests.integration.spark.live import Live, Query
+from tests.support.restores import request
 from tests.support.running import STREAM, capture_all, config
 
 
@@ -233,7 +234,7 @@ def test_a_checkpoint_of_another_stream_is_refused(live: Live, strict: str) -> N
 def restored(live: Live, root: Path, last: int | None = None) -> None:
     """Delete the stream, and restore it from its archive, up to the sequence `last`."""
     live.do(lambda stream: stream.delete_stream(STREAM))
-    prepared = prepare(RestoreCommand(url=f"file://{root}", stream=STREAM, target=STREAM, last=last))
+    prepared = prepare(request(root, last=last))
     restore(prepared, NatsConfig(servers=(live.server.url,)))
 
 

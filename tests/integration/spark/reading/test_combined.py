@@ -14,9 +14,9 @@ import pytest
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.errors import ConfigError, SourceError
 from spark_jobs.datasource.combined import CombinedSource, CombinedStreamReader, JetcaptureDataSource
-from spark_jobs.restore import main as restore
 from tests.integration.spark.live import Live
 from tests.integration.spark.reading.test_read_stream import DECODED, Captured, message
+from tests.support.restores import main as restore
 from tests.support.running import CONSUMER, STREAM
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from jetcapture_py.capture import watermark
 from jetcapture_py.errors import SourceError
 from jetcapture_py.maintain.compact import CompactionSettings
 from jetcapture_py.maintain.maintenance import Maintenance
-from spark_jobs.restore import main as restore
 from tests.integration.spark.live import Live
 from tests.integration.spark.reading.test_combined import Query
 from tests.integration.spark.reading.test_read_stream import Captured
 from tests.support.archives import merge
 from tests.support.nats_server import NatsServer
+from tests.support.restores import main as restore
 from tests.support.running import CONSUMER, STREAM, objects
 
 HISTORIES = int(os.environ.get("JETCAPTURE_TEST_HISTORIES", "3"))

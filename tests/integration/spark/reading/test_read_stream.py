@@ -18,8 +18,8 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive, read_stream
-from spark_jobs.restore import main as restore
 from tests.integration.spark.live import Live
+from tests.support.restores import main as restore
 from tests.support.running import STREAM, capture_all, config, settings
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from nats.js.kv import KeyValue
 from spark_jobs.archive import read_archive
 from spark_jobs.publishing.instructions import OBEYED, keepable
 from spark_jobs.replay import main
-from spark_jobs.restore import main as restore
 from tests.integration.spark.conftest import Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import ask, stored
+from tests.support.restores import main as restore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

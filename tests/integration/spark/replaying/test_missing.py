@@ -137,7 +137,7 @@ def test_streams_that_cannot_be_given_anything_back_are_one_line_each(
         assert error.count("\n") == 1
     elsewhere = nats_server()
     assert give_back(setting, "--servers", elsewhere.url) == 1
-    assert "stream ORDERS does not exist: jetcapture spark restore creates it" in capsys.readouterr().err
+    assert "stream ORDERS does not exist: jetcapture restore creates it" in capsys.readouterr().err
 
 
 async def _create_again(setting: Setting, kind: StreamConfig) -> None:

@@ -13,14 +13,13 @@ import pytest
 from jetcapture_py.archive import stream_config
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.stream_config import StreamConfig
+from jetcapture_py.restoring import command
 from jetcapture_py.store import LocalStore
-from spark_jobs import restore
-from spark_jobs.restore import RestoreCommand, main
-from tests.integration.spark.restoring.test_refusals import CREATED, error, kept
+from tests.integration.restoring.test_refusals import CREATED, error, kept
 from tests.support.archives import HOUR, Archive
 from tests.support.erasing import bury
 from tests.support.nats_server import NatsServer
-from tests.support.restores import state_of
+from tests.support.restores import main, request, state_of
 
 __all__ = ["kept"]
 MAY = datetime(2026, 5, 1, 13, tzinfo=UTC)
@@ -66,7 +65,7 @@ def test_an_erased_message_of_a_mirror_that_was_created_again_is_no_hole(kept: A
     bury(kept.root, [{"_nats_seq": 3, "_nats_timestamp": datetime.fromtimestamp(HOUR, UTC).replace(microsecond=3)}])
     config = StreamConfig(stream="ORDERS", created=again, config={"subjects": ["orders.>"]}, continues=continues)
     (kept.root / stream_config.path("ORDERS", again)).write_bytes(config.encode())
-    prepared = restore.prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
+    prepared = command.prepare(request(kept.url))
     survey = prepared.survey
     assert (prepared.plan.created, survey.messages, survey.missing) == (again, 3, 0 if continues else 1)
 
@@ -74,17 +73,17 @@ def test_an_erased_message_of_a_mirror_that_was_created_again_is_no_hole(kept: A
 def test_what_a_compaction_replaces_while_it_is_surveyed_is_planned_again(
     kept: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    survey = restore.survey_part
+    survey = command.survey_part
 
     def compacted(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(restore, "survey_part", survey)
+        monkeypatch.setattr(command, "survey_part", survey)
         (replaced,) = kept.root.glob("ORDERS/**/*.parquet")
         kept.write(list(range(1, 12)), metadata={"stream_created": CREATED})
         replaced.unlink()
         return survey(*arguments, **options)
 
-    monkeypatch.setattr(restore, "survey_part", compacted)
-    prepared = restore.prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
+    monkeypatch.setattr(command, "survey_part", compacted)
+    prepared = command.prepare(request(kept.url))
     assert (prepared.survey.messages, prepared.plan.objects) == (11, 1)
 
 

@@ -12,13 +12,11 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.config.units import format_time
 from jetcapture_py.verify.proof import verify
-from spark_jobs.restore import main
 from tests.support.nats_server import NatsServer
 from tests.support.replays import ask
+from tests.support.restores import main
 from tests.support.rewinds import Setting, orders, rewound
 from tests.support.running import CONSUMER, STREAM, rows
-
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 Start = Callable[..., NatsServer]
 
@@ -42,7 +40,7 @@ def test_a_rewound_stream_is_restored_whole_and_the_proof_says_so(setting: Setti
     assert setting.last == 60
     assert asyncio.run(verify(setting.config, content=True)).exit_code() == 1
     ask(setting.server.url, f"STREAM.DELETE.{STREAM}")
-    assert main(["--config", str(setting.path), "--consumer", f"{CONSUMER}=120"]) == 0
+    assert main([str(setting.path), "--consumer", f"{CONSUMER}=120"]) == 0
     assert answers(setting, STREAM, 120) == before
     setting.publish(*orders(121, 125))
     setting.capture()
@@ -61,7 +59,7 @@ def test_a_stream_with_new_messages_after_a_rewind_is_restored_as_it_was_before(
         before = answers(setting, STREAM, 120)
     setting.publish(*orders(61, 90, "new"))
     setting.capture()
-    arguments = ["--config", str(setting.path), "--as", "BEFORE", "--subject-prefix", "before"]
+    arguments = [str(setting.path), "--as", "BEFORE", "--subject-prefix", "before"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert "sequence 61 has two messages: either the server rewound the stream" in error

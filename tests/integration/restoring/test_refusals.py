@@ -23,13 +23,13 @@ from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.restore import StreamRestore
-from spark_jobs.restore import RestoreCommand, main, prepare, restore
-from spark_jobs.restoring import plan, send
+from jetcapture_py.restoring import command, plan, send
+from jetcapture_py.restoring.command import prepare, restore
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
-from tests.integration.spark.conftest import HOUR, Archive
 from tests.integration.verify.test_replicas import answer
+from tests.support.archives import HOUR, Archive
 from tests.support.nats_server import NatsServer, cluster_configs, older_servers
-from tests.support.restores import api, next_sequence, opened, state_of
+from tests.support.restores import api, main, next_sequence, opened, request, state_of
 
 Start = Callable[..., NatsServer]
 CREATED = "2026-05-01T00:00:00.123456789Z"
@@ -58,7 +58,7 @@ def error(capfd: pytest.CaptureFixture[str], archive: Archive, url: str, *option
     assert main([archive.url, "ORDERS", "--servers", url, *options]) == 1
     lines = [line for line in capfd.readouterr().err.splitlines() if "creating stream" not in line]
     assert len(lines) == 1, lines
-    return lines[0].removeprefix("restore: ")
+    return lines[0].removeprefix("jetcapture: ")
 
 
 async def streams(url: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_an_archive_without_the_configuration_needs_a_file(
     assert error(capfd, kept, server.url).endswith("of stream ORDERS: name a file with --stream-config")
     file = tmp_path / "stream.yaml"
     file.write_text("stream: {name: ORDERS, subjects: ['orders.>'], max_msgs: unlimited, description: again}\n")
-    assert main([kept.url, "--as", "ORDERS", "--servers", server.url, "--stream-config", str(file)]) == 0
+    assert main([kept.url, "ORDERS", "--servers", server.url, "--stream-config", str(file)]) == 0
     assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 10
 
 
@@ -134,7 +134,7 @@ def test_a_range_that_the_archive_does_not_have_as_a_whole_has_holes(
     assert main([kept.url, "ORDERS", "--servers", server.url, "--allow-holes", *options]) == 0
     state = asyncio.run(state_of(server.url, "ORDERS"))
     assert (state["first_seq"], state["last_seq"]) == (20, 22)
-    until = prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS", first=20, last=100, until=1 << 62))
+    until = prepare(request(kept.url, first=20, last=100, until=1 << 62))
     assert until.hole is None, "a time was the bound"
 
 
@@ -263,7 +263,7 @@ def permitted(nats_server: Start, monkeypatch: pytest.MonkeyPatch, text: str) ->
 
 
 def restore_as(server: NatsServer, archive: Archive) -> None:
-    prepared = prepare(RestoreCommand(url=archive.url, stream="ORDERS", target="RESTORED"))
+    prepared = prepare(request(archive.url, target="RESTORED"))
     assert restore(prepared, NatsConfig.model_validate(as_user(server, "restorer"))).kept == 10
 
 
@@ -288,7 +288,7 @@ def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
     server = nats_server()
     last = max(large.root.rglob("*.parquet"))
     table = pq.ParquetFile(last).read()
-    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
+    prepared = prepare(request(large.url))
     pq.write_table(table.drop_columns([layout.PAYLOAD]), last)
     with pytest.raises(Exception, match=layout.PAYLOAD):
         restore(prepared, NatsConfig(servers=(server.url,)))
@@ -301,18 +301,18 @@ def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
 
 def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: Start, large: Archive) -> None:
     server = nats_server()
-    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
-    work = send.Maker.futures
+    prepared = prepare(request(large.url))
+    work = send.ahead
 
-    def futures(maker: send.Maker, make: Any, specs: Any) -> Any:
-        for number, future in enumerate(work(maker, make, specs)):
+    def futures(make: Any, ranges: Any) -> Any:
+        for number, future in enumerate(work(make, ranges)):
             if number == 10:
                 server.kill()
                 server.start()
             yield future
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(send.Maker, "futures", futures)
+        patch.setattr(command, "ahead", futures)
         with pytest.raises(JetcaptureError, match=r"the connection was lost|restore was interrupted"):
             restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(streams(server.url)) == []
@@ -320,21 +320,21 @@ def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: St
 
 SLOW = """
 import sys, time
-from spark_jobs import restore
-from spark_jobs.restoring import part, plan
+from jetcapture_py import cli
+from jetcapture_py.restoring import command, plan
 plan.PART_BYTES = 500_000
-make = restore.make_part
+make = command.make_part
 def slowly(*arguments):
     time.sleep(0.2)
     return make(*arguments)
-restore.make_part = slowly
-sys.exit(restore.main(sys.argv[1:]))
+command.make_part = slowly
+cli.main()
 """
 
 
 def test_a_cancellation_that_a_flush_swallows_ends_the_restore(nats_server: Start, large: Archive) -> None:
     server = nats_server()
-    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
+    prepared = prepare(request(large.url))
     send, created = StreamRestore.send, StreamRestore.create
 
     async def create(restoring: StreamRestore, head: bytes) -> None:
@@ -357,7 +357,7 @@ def test_a_cancellation_that_a_flush_swallows_ends_the_restore(nats_server: Star
 
 def test_further_signals_do_not_end_the_removal_of_the_incomplete_stream(nats_server: Start, large: Archive) -> None:
     server = nats_server()
-    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
+    prepared = prepare(request(large.url))
     max(large.root.rglob("*.parquet")).unlink()
     abort = StreamRestore.abort
 
@@ -386,7 +386,7 @@ def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
     nats_server: Start, large: Archive, capfd: pytest.CaptureFixture[str], end: signal.Signals
 ) -> None:
     server = nats_server()
-    words = [sys.executable, "-c", SLOW, large.url, "ORDERS", "--servers", server.url]
+    words = [sys.executable, "-c", SLOW, "restore", large.url, "ORDERS", "--servers", server.url]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
@@ -404,9 +404,9 @@ def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
     else:
         assert asyncio.run(streams(server.url)) == []
         assert said.splitlines()[1] == (
-            "restore: interrupted"
+            "jetcapture: interrupted"
             if end is signal.SIGINT
-            else "restore: terminated; the incomplete stream ORDERS was removed"
+            else "jetcapture: terminated; the incomplete stream ORDERS was removed"
         )
 
 
@@ -415,7 +415,7 @@ def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(
     nats_server: Start, kept: Archive, subject: str
 ) -> None:
     server = nats_server()
-    prepared = prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
+    prepared = prepare(request(kept.url))
     with overtaking(server, f"{subject}.>"):
         with pytest.raises(JetcaptureError, match="stream ORDERS already exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
@@ -433,7 +433,7 @@ def test_a_stream_that_somebody_creates_after_the_server_has_refused_is_left_alo
 ) -> None:
     server = nats_server()
     asyncio.run(create(server.url, {**CONFIG, "name": "TAKEN"}))
-    prepared = prepare(RestoreCommand(url=kept.url, stream="ORDERS", target="ORDERS"))
+    prepared = prepare(request(kept.url))
     info, asked = StreamRestore._info, 0
 
     async def late(started: StreamRestore) -> Any:
@@ -466,11 +466,11 @@ def overtaking(server: NatsServer, subject: str) -> Iterator[None]:
 
 def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(nats_server: Start, large: Archive) -> None:
     server = nats_server()
-    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
-    work = send.Maker.futures
+    prepared = prepare(request(large.url))
+    work = send.ahead
 
-    def futures(maker: send.Maker, make: Any, specs: Any) -> Any:
-        for number, future in enumerate(work(maker, make, specs)):
+    def futures(make: Any, ranges: Any) -> Any:
+        for number, future in enumerate(work(make, ranges)):
             if number == 10:
                 break
             yield future
@@ -480,7 +480,7 @@ def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(nats_server:
         raise JetcaptureError("this range cannot be read")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(send.Maker, "futures", futures)
+        patch.setattr(command, "ahead", futures)
         with pytest.raises(JetcaptureError, match="this range cannot be read") as raised:
             restore(prepared, NatsConfig(servers=(server.url,)))
     assert str(raised.value).endswith(
@@ -493,16 +493,16 @@ def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(nats_server:
 @pytest.mark.exhaustive
 def test_what_is_left_in_a_cluster_whose_leader_dies_is_said(tmp_path: Path, large: Archive) -> None:
     keep(large, {**CONFIG, "num_replicas": 3})
-    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="ORDERS"))
+    prepared = prepare(request(large.url))
     servers = [NatsServer(tmp_path / f"n{number}", extra) for number, extra in enumerate(cluster_configs())]
-    work, killed = send.Maker.futures, []
+    work, killed = send.ahead, []
 
     async def leader() -> str:
         info = await answer(servers[0].url, "STREAM.INFO.ORDERS")
         return str(info["cluster"]["leader"])
 
-    def futures(maker: send.Maker, make: Any, specs: Any) -> Any:
-        for number, future in enumerate(work(maker, make, specs)):
+    def futures(make: Any, ranges: Any) -> Any:
+        for number, future in enumerate(work(make, ranges)):
             if number == 10:
                 with ThreadPoolExecutor() as thread:  # an event loop runs in this one
                     killed.append(servers[int(thread.submit(asyncio.run, leader()).result()[1:])])
@@ -514,7 +514,7 @@ def test_what_is_left_in_a_cluster_whose_leader_dies_is_said(tmp_path: Path, lar
             list(threads.map(stack.enter_context, servers))
         asyncio.run(answer(servers[0].url, "STREAM.CREATE.OTHER", {"name": "OTHER", "num_replicas": 3}))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(send.Maker, "futures", futures)
+            patch.setattr(command, "ahead", futures)
             with pytest.raises(JetcaptureError) as raised:
                 restore(prepared, NatsConfig(servers=tuple(server.url for server in servers)))
         killed[0].start()
@@ -526,7 +526,7 @@ def test_a_restore_that_may_not_ask_whose_the_stream_is_leaves_it(
     nats_server: Start, large: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = permitted(nats_server, monkeypatch, without("$JS.API.STREAM.INFO.RESTORED", of="RESTORER"))
-    prepared = prepare(RestoreCommand(url=large.url, stream="ORDERS", target="RESTORED"))
+    prepared = prepare(request(large.url, target="RESTORED"))
     max(large.root.rglob("*.parquet")).unlink()
     with pytest.raises(
         JetcaptureError, match=r"the incomplete stream RESTORED could not be removed \(.*STREAM.INFO.RESTORED"

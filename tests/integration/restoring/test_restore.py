@@ -8,24 +8,30 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_time
-from spark_jobs.restore import PreparedRestore, RestoreCommand, Restored, main, prepare, restore
-from spark_jobs.restoring import plan
-from spark_jobs.restoring.send import Maker
+from jetcapture_py.restoring import plan
+from jetcapture_py.restoring.command import PreparedRestore, Restored, prepare, restore
+from jetcapture_py.restoring.request import RestoreRequest
 from tests.support.archives import encoded, merge, put
 from tests.support.nats_server import NatsServer
-from tests.support.restores import api, capture, compact_all, compare, fill, next_sequence, opened, state_of
+from tests.support.restores import (
+    api,
+    capture,
+    compact_all,
+    compare,
+    fill,
+    main,
+    next_sequence,
+    opened,
+    request,
+    state_of,
+)
 from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish_and_capture
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.spark
 
 COUNT = 20_000
 Start = Callable[..., NatsServer]
@@ -37,12 +43,12 @@ class Origin(NamedTuple):
     url: str
     root: Path
 
-    def wanted(self, **changes: Any) -> RestoreCommand:
-        return RestoreCommand(**{"url": f"file://{self.root}", "stream": STREAM, "target": STREAM, **changes})
+    def wanted(self, **changes: Any) -> RestoreRequest:
+        return request(self.root, **changes)
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Origin]:
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
     """Captured by two replicas that are killed, and compacted."""
     directory = tmp_path_factory.mktemp("origin")
     with ExitStack() as stack:
@@ -50,9 +56,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Ite
         asyncio.run(fill(server.url, COUNT))
         capture(server.url, directory / "replicas", directory / "archive", kills=2)
         assert {name.quarantine for name in objects(directory / "archive")} == {False, True}
-        for quarantine in (False, True):
-            summary = compact_all(spark, directory / "archive", quarantine=quarantine)
-            assert not summary.errors
+        compact_all(directory / "archive", directory)
         yield Origin(server.url, directory / "archive")
 
 
@@ -67,12 +71,9 @@ def done(prepared: PreparedRestore, url: str) -> Restored:
     return restore(prepared, NatsConfig(servers=(url,)))
 
 
-@pytest.mark.parametrize("where", ["here", pytest.param("on Spark", marks=pytest.mark.exhaustive)])
-def test_every_answer_of_the_restored_stream_is_that_of_the_original(
-    nats_server: Start, origin: Origin, spark: SparkSession, where: str
-) -> None:
+def test_every_answer_of_the_restored_stream_is_that_of_the_original(nats_server: Start, origin: Origin) -> None:
     other = nats_server()
-    prepared = prepare(origin.wanted(), Maker.here() if where == "here" else Maker.on(spark))
+    prepared = prepare(origin.wanted())
     assert len(prepared.plan.parts) > 5
     assert prepared.survey.quarantined > 100
     assert prepared.drops == ()
@@ -236,8 +237,8 @@ def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(
     nats_server: Start, origin: Origin, capfd: pytest.CaptureFixture[str]
 ) -> None:
     other = nats_server()
-    command = [f"file://{origin.root}", "--servers", other.url]
-    assert main([command[0], "--dry-run"]) == 0
+    command = [f"file://{origin.root}", STREAM, "--servers", other.url]
+    assert main([*command[:2], "--dry-run"]) == 0
     output = capfd.readouterr().out.splitlines()
     assert output[0].startswith(f"stream {STREAM} as {STREAM}, from ")
     assert [line.split(", ")[1].split()[0] for line in output if " messages, " in line] == ["sequences"]
@@ -247,7 +248,7 @@ def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(
     assert "needs --allow-holes, because sequences are missing" in output
     assert main(command) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"restore: the archive of stream {STREAM} lacks ")
+    assert line.startswith(f"jetcapture: the archive of stream {STREAM} lacks ")
     assert line.endswith("restore with --allow-holes")
     assert main([*command, "--allow-holes"]) == 0
     captured = capfd.readouterr()
@@ -255,5 +256,5 @@ def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(
     assert captured.out.startswith("restored ")
     assert main([*command, "--allow-holes"]) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"restore: stream {STREAM} already exists: restore under another name with --as")
+    assert line.startswith(f"jetcapture: stream {STREAM} already exists: restore under another name with --as")
     assert asyncio.run(state_of(other.url, STREAM)) == asyncio.run(state_of(origin.url, STREAM))

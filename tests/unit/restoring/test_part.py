@@ -14,13 +14,12 @@ from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.restoring import plan
+from jetcapture_py.restoring.checks import RestoreSurvey, holes
+from jetcapture_py.restoring.part import Reading, last_until, make_part, survey_part
+from jetcapture_py.restoring.plan import RestorePlan, plan_restore
 from jetcapture_py.store.archive import ArchiveFiles
-from spark_jobs.reading.location import ArchiveLocation
-from spark_jobs.restoring import plan
-from spark_jobs.restoring.checks import RestoreSurvey, holes
-from spark_jobs.restoring.part import Reading, make_part, survey_part
-from spark_jobs.restoring.plan import RestorePlan, plan_restore
-from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.archives import HOUR, Archive
 from tests.support.backups import Entry, entries, inflated
 from tests.support.examples import examples
 
@@ -31,6 +30,10 @@ START = HOUR * 1_000_000
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "archive")
+
+
+def archive_of(archive: Archive) -> ArchiveFiles:
+    return ArchiveFiles(archive.url, {})
 
 
 def nanos(seq: int) -> int:
@@ -52,17 +55,17 @@ def write(archive: Archive, seqs: list[int], key: str = "a", *, group: int = 0, 
 
 
 def planned(archive: Archive, first: int = 1, last: int | None = None, created: str | None = None) -> RestorePlan:
-    return plan_restore(ArchiveLocation.open(archive.url, {}).files, "ORDERS", first=first, last=last, created=created)
+    return plan_restore(archive_of(archive), "ORDERS", first=first, last=last, created=created)
 
 
 def restored(archive: Archive, found: RestorePlan, prefix: str = "") -> list[Entry]:
     """The messages of all ranges, as they are sent."""
-    reading = Reading(files=ArchiveFiles(archive.url, {}), prefix=prefix)
-    made = [make_part(reading, spec) for spec in found.parts]
+    reading = Reading(files=archive_of(archive), prefix=prefix)
+    made = [make_part(reading, wanted) for wanted in found.parts]
     messages = [list(entries(inflated(b"".join(chunks)))) for _, chunks in made]
     assert [count for count, _ in made] == [len(each) for each in messages]
-    surveys = [survey_part(reading, spec, by_subject=False) for spec in found.parts]
-    assert [each.messages for each in surveys] == [count for count, _ in made]
+    surveys = [survey_part(reading, wanted) for wanted in found.parts]
+    assert [0 if each is None else each.counts["messages"] for each in surveys] == [count for count, _ in made]
     return [entry for each in messages for entry in each]
 
 
@@ -156,13 +159,14 @@ def test_a_survey_counts_gaps_copies_and_the_quarantine_and_finds_a_time(archive
     write(archive, [3, 4, 7, 8, 20], "a")
     write(archive, [7, 8, 9], "b")
     archive.write([10], quarantine=True, columns={layout.STAGE: ["decode"], layout.RAW_HEADERS: pa.nulls(1)})
-    (spec,) = planned(archive).parts
-    reading = Reading(files=ArchiveFiles(archive.url, {}))
-    found = survey_part(replace(reading, until=(START + 9) * 1000 + nanos(9)), spec, by_subject=True)
-    assert (found.messages, found.first, found.last, found.copies, found.quarantined) == (7, 3, 20, 2, 1)
-    assert (found.gaps, found.shown) == (2, ((5, 6), (11, 19)))
-    assert (found.until, found.subjects) == (9, {"orders.new": 7})
-    assert survey_part(replace(reading, until=(START + 9) * 1000 + nanos(9) - 1), spec, by_subject=False).until == 8
+    (wanted,) = planned(archive).parts
+    reading = Reading(files=archive_of(archive), by_subject=True, until=(START + 9) * 1000 + nanos(9))
+    survey = RestoreSurvey.of([survey_part(reading, wanted)], 1, 0)
+    assert (survey.messages, survey.first, survey.last, survey.copies, survey.quarantined) == (7, 3, 20, 2, 1)
+    assert (survey.gaps, survey.missing, survey.shown) == (2, 11, ((5, 6), (11, 19)))
+    assert (survey.before, survey.subjects, survey.later) == (2, {"orders.new": 7}, 2)
+    assert last_until(reading, wanted) == 9
+    assert last_until(replace(reading, until=(START + 9) * 1000 + nanos(9) - 1), wanted) == 8
 
 
 def test_schedules_are_left_out_and_are_no_gaps(archive: Archive) -> None:
@@ -170,19 +174,18 @@ def test_schedules_are_left_out_and_are_no_gaps(archive: Archive) -> None:
     archive.write([1, 2, 3, 4], headers=[schedule, None, [("A", ["1"]), *schedule], fired])
     raw = {layout.RAW_HEADERS: pa.array([b"NATS/1.0\r\nodd\r\nNats-Schedule: @every 1s\r\n\r\n"], pa.binary())}
     archive.write([5], quarantine=True, columns={layout.STAGE: ["headers"], **raw})
-    (spec,) = planned(archive).parts
-    reading = Reading(files=ArchiveFiles(archive.url, {}))
-    assert survey_part(reading, spec, by_subject=False).messages == 5
-    without = replace(reading, without_schedules=True)
+    (wanted,) = planned(archive).parts
+    reading = Reading(files=archive_of(archive), by_subject=True)
+    assert RestoreSurvey.of([survey_part(reading, wanted)], 1, 5).messages == 5
     for by_size in (False, True):
-        part = survey_part(without, spec, by_subject=True, by_size=by_size)
-        found = RestoreSurvey.of([part], 1, 5)
-        assert (found.messages, found.schedules, found.first, found.last) == (2, 3, 1, 5)
-        assert (found.subjects, holes(found, "ORDERS")) == ({"orders.new": 2}, None)
-    count, chunks = make_part(without, spec)
+        without = replace(reading, without_schedules=True, by_size=by_size)
+        survey = RestoreSurvey.of([survey_part(without, wanted)], 1, 5)
+        assert (survey.messages, survey.schedules, survey.first, survey.last) == (2, 3, 1, 5)
+        assert (survey.subjects, holes(survey, "ORDERS")) == ({"orders.new": 2}, None)
+        alone = RestoreSurvey.of([survey_part(without, replace(wanted, last=1))], 1, 0)
+        assert (alone.messages, alone.schedules, alone.last) == (0, 1, 1)
+    count, chunks = make_part(without, wanted)
     assert (count, [entry.seq for entry in entries(inflated(b"".join(chunks)))]) == (2, [2, 4])
-    alone = survey_part(without, replace(spec, last=1), by_subject=True, by_size=True)
-    assert (alone.messages, alone.schedules, alone.last) == (0, 1, 1)
 
 
 def test_a_stream_that_was_created_again_is_restored_by_incarnation(archive: Archive) -> None:
@@ -249,8 +252,8 @@ def test_what_only_an_earlier_stream_has_of_the_beginning_is_a_hole(archive: Arc
     write(archive, [6, 7, 8], "b", created=LATER)
     found = planned(archive)
     assert (found.continued, found.others, found.begins) == ((), (CREATED,), 1)
-    reading = Reading(files=ArchiveFiles(archive.url, {}))
-    counted = RestoreSurvey.of((survey_part(reading, spec, by_subject=False) for spec in found.parts), found.begins, 0)
+    reading = Reading(files=archive_of(archive))
+    counted = RestoreSurvey.of((survey_part(reading, wanted) for wanted in found.parts), found.begins, 0)
     assert (counted.first, counted.last) == (6, 8)
     hole = holes(counted, "ORDERS")
     assert hole is not None
@@ -265,7 +268,7 @@ def test_a_sequence_with_two_messages_is_an_error(archive: Archive) -> None:
 
 
 def test_what_cannot_be_restored_is_said_in_one_line(archive: Archive) -> None:
-    files = ArchiveLocation.open(archive.url, {}).files
+    files = archive_of(archive)
     write(archive, [1, 2])
     with pytest.raises(JetcaptureError, match="no messages in this range"):
         planned(archive, 3)

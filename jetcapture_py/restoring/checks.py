@@ -5,76 +5,132 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from jetcapture_py import text
 from jetcapture_py.config.units import format_duration, format_size, format_time, moment_of
+from jetcapture_py.restoring.config import limits_of
+from jetcapture_py.restoring.part import RangeContents
 from jetcapture_py.text import plural
 from jetcapture_py.verify.findings import span_text
-from spark_jobs.restoring.config import limits_of
-from spark_jobs.restoring.part import MAX_SHOWN, PartSurvey, gaps_in
+from jetcapture_py.verify.ranges import Sequences
 
+_MAX_SHOWN = 5
+"""Maximum gaps that are listed; all are counted."""
 _SURE = 0.9
 """Share of the estimated bytes from which on `max_bytes` is certainly exceeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreSurvey(PartSurvey):
-    """The ranges' surveys added up."""
+class RestoreSurvey:
+    """What will be restored, and what is missing."""
 
+    messages: int = 0
+    """Number of distinct messages to restore."""
+    schedules: int = 0
+    """Number of schedules that are left out."""
+    quarantined: int = 0
+    """Messages that are only in the quarantine."""
+    copies: int = 0
+    """Rows left out because another one has the same message."""
+    later: int = 0
+    """Number of messages with a timestamp after the requested time."""
+    first: int = 0
+    """First stored sequence."""
+    last: int = 0
+    """Last stored sequence."""
+    removed: int = 0
+    """Sequences between them that are not stored, and have expired or were erased."""
+    gaps: int = 0
+    """Number of other gaps between them."""
     missing: int = 0
     """Number of sequences in the gaps."""
+    shown: tuple[tuple[int, int], ...] = ()
+    """First and last sequence of the first gaps."""
     before: int = 0
     """Requested sequences before the first stored one that are missing."""
-    after: int = 0
-    """Requested sequences after the last stored one."""
     removed_before: int = 0
     """Requested sequences before the first stored one that have expired or were erased."""
+    after: int = 0
+    """Requested sequences after the last stored one."""
+    oldest: int = 0
+    """Earliest timestamp in nanoseconds."""
+    newest: int = 0
+    """Latest timestamp in nanoseconds."""
+    largest: int = 0
+    """Bytes of the largest message with its headers, if it was sought."""
+    subjects: Mapping[str, int] = field(default_factory=dict)
+    """Number of messages by subject, if they were counted."""
 
     @classmethod
     def of(
-        cls, parts: Iterable[PartSurvey], begins: int, ends: int, removed: Sequence[tuple[int, int]] = ()
+        cls, ranges: Iterable[RangeContents | None], begins: int, ends: int, removed: Sequence[tuple[int, int]] = ()
     ) -> RestoreSurvey:
-        """Add up the ranges, which are in order; sequences from `begins` to `ends` are wanted.
+        """Add up the contents of ranges, in order; sequences from `begins` to `ends` are wanted.
 
         The sequences `removed` have expired or were erased.
         """
-        stored = [part for part in parts if part.messages or part.schedules]
+        counts, subjects = Counter[str](), Counter[str]()
+        shown: list[tuple[int, int]] = []
+        last = before = removed_before = 0
+        stored: list[tuple[int, int, int, int]] = []
+        for contents in filter(None, ranges):
+            seqs = contents.seqs
+            if not stored:
+                _, _, removed_before = gaps_in(np.array([min(begins, seqs[0]) - 1, seqs[0]]), removed)
+                before = max(0, int(seqs[0]) - begins) - removed_before
+            firsts, lasts, gone = gaps_in(np.concatenate([[last], seqs]) if stored else seqs, removed)
+            shown += zip(firsts.tolist()[:_MAX_SHOWN], lasts.tolist()[:_MAX_SHOWN], strict=True)
+            counts.update(contents.counts)
+            counts.update(gaps=len(firsts), missing=int((lasts - firsts + 1).sum()), removed=gone)
+            subjects.update(contents.subjects)
+            last = int(seqs[-1])
+            stored.append((int(seqs[0]), contents.oldest, contents.newest, contents.largest))
         if not stored:
             return cls()
-        first, last = stored[0].first, stored[-1].last
-        messages, schedules = (sum(getattr(part, name) for part in stored) for name in ("messages", "schedules"))
-        edges = [gaps_in(np.array([left.last, right.first]), removed) for left, right in pairwise(stored)]
-        between = [pair for starts, ends, _ in edges for pair in zip(starts.tolist(), ends.tolist(), strict=True)]
-        gone = sum(part.removed for part in stored) + sum(count for *_, count in edges)
-        before = gaps_in(np.array([min(begins, first) - 1, first]), removed)
-        subjects: Counter[str] = Counter()
-        for part in stored:
-            subjects.update(part.subjects)
+        firsts, oldest, newest, largest = zip(*stored, strict=True)
         return cls(
-            messages=messages,
-            schedules=schedules,
-            quarantined=sum(part.quarantined for part in stored),
-            copies=sum(part.copies for part in stored),
-            first=first,
+            messages=counts["messages"],
+            schedules=counts["schedules"],
+            quarantined=counts["quarantine"],
+            copies=counts["copies"],
+            later=counts["later"],
+            first=firsts[0],
             last=last,
-            gaps=len(between) + sum(part.gaps for part in stored),
-            shown=tuple(sorted([*between, *(gap for part in stored for gap in part.shown)])[:MAX_SHOWN]),
-            oldest=min(part.oldest for part in stored),
-            newest=max(part.newest for part in stored),
-            later=sum(part.later for part in stored),
-            subjects=subjects,
-            largest=max(part.largest for part in stored),
-            missing=last + 1 - first - messages - schedules - gone,
-            removed=gone,
-            before=max(0, first - begins) - before[2],
-            removed_before=before[2],
+            removed=counts["removed"],
+            gaps=counts["gaps"],
+            missing=counts["missing"],
+            shown=tuple(shown[:_MAX_SHOWN]),
+            before=before,
+            removed_before=removed_before,
             after=max(0, ends - last),
+            oldest=min(oldest),
+            newest=max(newest),
+            largest=max(largest),
+            subjects=subjects,
         )
+
+
+def gaps_in(seqs: Any, removed: Sequence[tuple[int, int]]) -> tuple[Any, Any, int]:
+    """Return the first and last sequences of the gaps between sorted sequences that are not `removed`, and how many
+    sequences between them are."""
+    breaks = np.flatnonzero(np.diff(seqs) > 1)
+    starts, ends = seqs[breaks] + 1, seqs[breaks + 1] - 1
+    if not len(starts) or not any(first <= ends[-1] and last >= starts[0] for first, last in removed):
+        return starts, ends, 0
+    known = Sequences()
+    known.add(seqs)
+    low, high = int(seqs[0]), int(seqs[-1])
+    for first, last in removed:
+        if first <= high and last >= low:
+            known.add_range(max(first, low), min(last, high))
+    left = list(known.gaps(low, high))
+    none = np.zeros(0, np.int64)
+    starts, ends = (np.concatenate([none, *(gap[side] for gap in left)]) for side in (0, 1))
+    return starts, ends, len(known) - len(seqs)
 
 
 def notes(found: RestoreSurvey) -> Iterator[str]:

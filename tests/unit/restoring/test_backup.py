@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from jetcapture_py.jetstream.restore import CHUNK
-from spark_jobs.restoring import backup
+from jetcapture_py.restoring import backup
 from tests.support.backups import Entry, entries, inflated
 
 numbers = some.sampled_from([1, 127, 128, 16_383, 16_384, 2**31, 2**62]) | some.integers(1, 2**62)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jetcapture_py.archive import stream_config
-from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.config.model import SourceConfig, load_for_apply
 from jetcapture_py.config.stream import api_values
@@ -23,14 +21,10 @@ _FEEDS = ("mirror", "sources", "republish", "subject_transform")
 def kept_config(files: ArchiveFiles, stream: str, created: str) -> StreamConfig | None:
     """Return the archived configuration of the incarnation `created`, of the last one if that is ""; None without one.
 
-    Raises JetcaptureError if it is damaged.
+    Raises JetcaptureError if one is damaged.
     """
-    directory = stream_config.directory(stream)
-    wanted = stream_config.path(stream, created)
-    notes = sorted(file.path for file in files.below(directory) if is_path(file.path))
-    found = [path for path in notes if path == wanted] if created else notes[-1:]
-    data = files.read_note(found[0]) if found else None
-    return None if data is None else StreamConfig.decode(data, stream, found[0])
+    configs = [config for config in files.stream_configs(stream) if created in ("", config.created)]
+    return configs[-1] if configs else None
 
 
 def target_config(

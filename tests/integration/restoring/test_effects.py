@@ -13,9 +13,8 @@ import yaml
 
 from jetcapture_py.config.model import load_for_apply
 from jetcapture_py.manage.apply import apply
-from spark_jobs.restore import main
 from tests.support.nats_server import NatsServer
-from tests.support.restores import api, opened, state_of
+from tests.support.restores import api, main, opened, state_of
 from tests.support.running import capture_all, config, objects, settings
 
 Start = Callable[..., NatsServer]
@@ -76,7 +75,7 @@ def test_a_stream_with_sources_does_not_copy_what_it_has(
     assert main([command[0], "ORIGIN", *command[1:]]) == 0
     capfd.readouterr()
     assert main([command[0], "ORDERS", *command[1:]]) == 0
-    assert "restore: stream ORDERS is created without its sources (ORIGIN), of which " in capfd.readouterr().err
+    assert "jetcapture: stream ORDERS is created without its sources (ORIGIN), of which " in capfd.readouterr().err
     changes = tmp_path / "stream.yaml"
     changes.write_text("stream: {name: ORDERS, sources: [{name: ORIGIN}]}")
     again = [command[0], "ORDERS", *command[1:], "--as", "AGAIN", "--stream-config", str(changes)]
@@ -114,7 +113,7 @@ def test_the_captures_consumer_is_the_one_that_apply_would_create(
     asyncio.run(capture_all(config(one.url, tmp_path / "a", source=source)))
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(settings(two.url, tmp_path / "a", source=source)))
-    command = ["--config", str(file), "--consumer", "archive=1", "--consumer", "other=3", "--allow-holes"]
+    command = [str(file), "--consumer", "archive=1", "--consumer", "other=3", "--allow-holes"]
     assert main(command) == 0
     (plan,) = asyncio.run(apply(load_for_apply(file), dry_run=True))
     assert (plan.plan.kind, plan.plan.action) == ("consumer", "none")

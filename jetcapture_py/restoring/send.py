@@ -1,93 +1,50 @@
-"""Compute the ranges of a restore, in threads or as Spark jobs, and send them to the server in order."""
+"""Compute the ranges of a restore in threads, and send them to the server in order."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
-
-import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.utils import is_remote
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.restore import KEEP_ALIVE, StreamRestore
-from spark_jobs.restoring import backup
-from spark_jobs.restoring.part import PartSpec
+from jetcapture_py.restoring import backup
+from jetcapture_py.restoring.part import RestoreRange
 
 T = TypeVar("T")
 
-Work = Callable[[PartSpec], T]
 Made = Iterator[Future[tuple[int, list[bytes]]]]
 
 _NAME = "jetcapture restore"
 _TIMEOUT = 20.0
 _AHEAD = 1
 """Ranges that wait, computed, beside those being computed."""
-_MAX_JOBS = 8
 _MAX_THREADS = 4
 """More do not help: what is not in Arrow or NumPy runs in one thread at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """Computes ranges, `parallel` at a time: in this process, or as one job each of `spark`."""
-
-    parallel: int
-    spark: SparkSession | None = None
-
-    @classmethod
-    def here(cls) -> Maker:
-        """Compute in threads of this process."""
-        return cls(min(_MAX_THREADS, os.cpu_count() or 1))
-
-    @classmethod
-    def on(cls, spark: SparkSession) -> Maker:
-        known = _MAX_JOBS if is_remote() else spark.sparkContext.defaultParallelism
-        return cls(min(_MAX_JOBS, known), spark)
-
-    def futures(self, work: Work[T], specs: Sequence[PartSpec]) -> Generator[Future[T]]:
-        """Yield the futures of all results, in order. No more than a few results are computed ahead."""
-        do: Work[T] = work if self.spark is None else partial(_on_spark, self.spark, work)
-        waiting: deque[Future[T]] = deque()
-        threads = ThreadPoolExecutor(self.parallel, "restore")
-        try:
-            for spec in specs:
-                waiting.append(threads.submit(do, spec))
-                if len(waiting) > self.parallel + _AHEAD:
-                    yield waiting.popleft()
-            while waiting:
+def ahead(work: Callable[[RestoreRange], T], ranges: Sequence[RestoreRange]) -> Generator[Future[T]]:
+    """Yield the futures of all results, in order, computed in threads. No more than a few are computed ahead."""
+    parallel = min(_MAX_THREADS, os.cpu_count() or 1)
+    waiting: deque[Future[T]] = deque()
+    threads = ThreadPoolExecutor(parallel, "restore")
+    try:
+        for wanted in ranges:
+            waiting.append(threads.submit(work, wanted))
+            if len(waiting) > parallel + _AHEAD:
                 yield waiting.popleft()
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    def results(self, work: Work[T], specs: Sequence[PartSpec]) -> Iterator[T]:
-        for future in self.futures(work, specs):
-            yield future.result()
-
-
-def _on_spark(spark: SparkSession, work: Work[Any], spec: PartSpec) -> Any:
-    """Compute a range in a Spark job of one task."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for pickled in batch.column(0):
-                result = pickle.dumps(work(pickle.loads(pickled.as_buffer())), protocol=5)  # noqa: S301
-                yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
-
-    frame = spark.createDataFrame(pa.table({"spec": [pickle.dumps(spec)]})).coalesce(1)
-    found = frame.mapInArrow(run, "result binary").toArrow()
-    return pickle.loads(found.column(0)[0].as_buffer())  # noqa: S301  what our own worker made
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

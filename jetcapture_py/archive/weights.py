@@ -1,0 +1,36 @@
+"""Weigh ranges of sequences, as if each one's weight were spread evenly over it, and cut them into equal weights.
+
+Ranges may overlap; their first and last sequences (inclusive) and their weights are arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Seqs = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+
+
+def cut(firsts: Seqs, lasts: Seqs, weights: Weights, target: float) -> Seqs:
+    """Return the first sequences of parts of about the weight `target`, in order."""
+    edges, totals = _cumulated(firsts, lasts, weights)
+    count = max(1, round(totals[-1] / target))
+    borders = np.interp(totals[-1] * np.arange(1, count) / count, totals, edges)
+    return np.unique(np.concatenate([edges[:1], borders.astype(np.int64)]))
+
+
+def reached(firsts: Seqs, lasts: Seqs, weights: Weights, limit: float) -> int:
+    """Return the sequence before which the ranges weigh `limit`; the one after all of them if they weigh less."""
+    edges, totals = _cumulated(firsts, lasts, weights)
+    return int(edges[-1]) if totals[-1] <= limit else int(np.interp(limit, totals, edges))
+
+
+def _cumulated(firsts: Seqs, lasts: Seqs, weights: Weights) -> tuple[Seqs, npt.NDArray[np.float64]]:
+    """Return the sequences where a range begins, or after which it ends, and the weight of everything before each."""
+    edges = np.unique(np.concatenate([firsts, lasts + 1]))
+    slopes = np.zeros(len(edges))
+    rates = weights / (lasts + 1 - firsts)
+    np.add.at(slopes, np.searchsorted(edges, firsts), rates)
+    np.add.at(slopes, np.searchsorted(edges, lasts + 1), -rates)
+    return edges, np.concatenate([[0.0], np.cumsum(np.cumsum(slopes)[:-1] * np.diff(edges))])

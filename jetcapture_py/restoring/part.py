@@ -1,0 +1,271 @@
+"""Read a range of the stream from the archive: merged, ordered, each message once; as a piece of a backup, or counted.
+
+A range is read as a whole: the planner keeps it small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.removed import Erased
+from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.config.units import format_time, moment_of
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.arrow import PlanReader
+from jetcapture_py.reading.columns import INSTANT, Table
+from jetcapture_py.restoring import backup
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.transform.frames import header_blocks_of, subjects_of
+
+_TABLE = Table(
+    [
+        pa.schema(
+            [
+                (layout.SEQ, pa.int64()),
+                (layout.TIMESTAMP, INSTANT),
+                (layout.NANOS, pa.int16()),
+                (layout.ROW, pa.int32()),
+                (layout.SUBJECT, pa.string()),
+                (layout.PAYLOAD, pa.binary()),
+                (layout.HEADERS, HEADERS_TYPE),
+                (layout.RAW_HEADERS, pa.binary()),
+                (layout.STAGE, pa.string()),
+            ]
+        )
+    ],
+    quarantine=False,
+    columns=None,
+)
+_IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.NANOS, layout.ROW)
+_HEADERS = (layout.HEADERS, layout.RAW_HEADERS, layout.STAGE)
+_RESTORED = (*_IDENTITY, layout.SUBJECT, layout.PAYLOAD, *_HEADERS)
+_ROWS, _BYTES = 1 << 16, 64 << 20
+"""Messages and bytes to encode at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreObject:
+    """An object with messages of the restored stream."""
+
+    name: layout.ObjectName
+    file: File
+    span: tuple[int, int] | None = None
+    """Only its messages from one time until before another, in microseconds; None for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRange:
+    """A range of sequences to restore."""
+
+    first: int
+    """First sequence."""
+    last: int
+    """Last sequence, inclusive."""
+    objects: tuple[RestoreObject, ...]
+    """The objects that contain all messages of the range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The archive, and how its messages are restored."""
+
+    files: ArchiveFiles
+    prefix: str = ""
+    """Prefix of the subjects; ends in a dot."""
+    until: int | None = None
+    """Latest timestamp, in nanoseconds, where a sequence has two messages because the server rewound the stream."""
+    erased: Erased = field(default_factory=Erased)
+    """Messages to leave out."""
+    without_schedules: bool = False
+    """Leave out schedules, which the server would fire again."""
+    by_subject: bool = False
+    """Count messages by subject."""
+    by_size: bool = False
+    """Find the largest message, which reads everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeContents:
+    """What a range of sequences has."""
+
+    seqs: Any
+    """Its stored sequences, schedules included, in order: an int64 array."""
+    counts: Mapping[str, int]
+    """`messages` to restore, `schedules` that are left out, and `copies`; of the messages, those that are only in the
+    `quarantine`, and those that are `later` than the requested time."""
+    oldest: int
+    """Earliest timestamp in nanoseconds."""
+    newest: int
+    """Latest timestamp in nanoseconds."""
+    subjects: Mapping[str, int]
+    """Number of messages by subject, if they are counted."""
+    largest: int
+    """Bytes of the largest message with its headers, if it is sought; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a range in order, each message once, with what identifies them."""
+
+    table: pa.Table
+    seqs: Any
+    nanoseconds: Any
+    quarantined: Any
+    copies: int
+
+    def filter(self, mask: Any) -> _Rows:
+        if mask.all():
+            return self
+        table = self.table.filter(pa.array(mask))
+        return _Rows(table, self.seqs[mask], self.nanoseconds[mask], self.quarantined[mask], self.copies)
+
+
+def make_part(reading: Reading, wanted: RestoreRange) -> tuple[int, list[bytes]]:
+    """Return the number of messages in a range, and the range as pieces of a backup. Raises JetcaptureError."""
+    rows = _without_schedules(reading, _read(reading, wanted, _RESTORED))
+    return len(rows.seqs), [chunk for data in _entries(rows, reading.prefix) for chunk in backup.framed(data)]
+
+
+def survey_part(reading: Reading, wanted: RestoreRange) -> RangeContents | None:
+    """Return what a range has; None without messages. Raises JetcaptureError."""
+    columns = [*_IDENTITY, *([layout.SUBJECT] * reading.by_subject), *(_HEADERS * reading.without_schedules)]
+    stored = _read(reading, wanted, _RESTORED if reading.by_size else columns)
+    if not len(stored.seqs):
+        return None
+    rows = _without_schedules(reading, stored)
+    times = rows.nanoseconds if len(rows.seqs) else stored.nanoseconds
+    counts = Counter(
+        messages=len(rows.seqs),
+        schedules=len(stored.seqs) - len(rows.seqs),
+        copies=stored.copies,
+        quarantine=int(np.count_nonzero(rows.quarantined)),
+        later=0 if reading.until is None else int(np.count_nonzero(stored.nanoseconds > reading.until)),
+    )
+    subjects = {}
+    if reading.by_subject:
+        counted = pc.value_counts(rows.table[layout.SUBJECT])
+        subjects = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
+    return RangeContents(
+        seqs=stored.seqs,
+        counts=counts,
+        oldest=int(times.min()),
+        newest=int(times.max()),
+        subjects=subjects,
+        largest=max(map(_largest, _slices(rows)), default=0) if reading.by_size else 0,
+    )
+
+
+def last_until(reading: Reading, wanted: RestoreRange) -> int:
+    """Return the last sequence of a range with a timestamp not after `reading.until`; 0 without one."""
+    rows = _read(reading, wanted, _IDENTITY)
+    return int(rows.seqs[rows.nanoseconds <= reading.until].max(initial=0))
+
+
+def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Rows:
+    """Read the rows of a range. Raises JetcaptureError, also if a sequence belongs to two messages."""
+    batches, quarantined = [], []
+    for part in wanted.objects:
+
+        def keep(seqs: Any, times: Any, span: tuple[int, int] | None = part.span) -> Any:
+            mask = ~reading.erased.contains(seqs, times)
+            return mask if span is None else mask & (times >= span[0]) & (times < span[1])
+
+        reader = PlanReader(
+            files=reading.files,
+            table=_TABLE,
+            columns=columns,
+            bounds=(),
+            keys=None,
+            seqs=(wanted.first, wanted.last),
+            keep=keep if part.span is not None or reading.erased else None,
+        )
+        for batch in reader.batches(part.file, part.name):
+            rows = batch.column(layout.ROW)
+            if rows.null_count < len(rows):  # the first row of a message has everything
+                batch = batch.filter(pc.equal(pc.fill_null(rows, 0), 0))
+            if layout.PAYLOAD in columns and batch.column(layout.PAYLOAD).null_count:
+                raise JetcaptureError(f"{part.name.path} has messages without {layout.PAYLOAD}; restore needs it")
+            batches.append(batch)
+            quarantined.append(np.full(len(batch), part.name.quarantine))
+    schema = pa.schema([_TABLE.schema.field(name) for name in columns])
+    others = np.concatenate([np.zeros(0, bool), *quarantined])
+    return _once(pa.Table.from_batches(batches, schema), others, reading.until)
+
+
+def _without_schedules(reading: Reading, rows: _Rows) -> _Rows:
+    if not reading.without_schedules or not len(rows.seqs):
+        return rows
+    return rows.filter(~np.concatenate([_schedules(some) for some in _slices(rows)]))
+
+
+def _schedules(some: pa.RecordBatch) -> Any:
+    """Return which messages are schedules, as a mask."""
+    blocks = header_blocks_of(some)
+    if blocks is None:
+        return np.zeros(len(some), bool)
+    return pc.match_substring(blocks, "\r\nNats-Schedule:", ignore_case=True).to_numpy(zero_copy_only=False)
+
+
+def _once(table: pa.Table, others: Any, until: int | None) -> _Rows:
+    """Return rows, of which `others` are from the quarantine, in order and each message once; `until` as in `Reading`.
+
+    Raises JetcaptureError if a sequence belongs to two messages.
+    """
+    seqs = table[layout.SEQ].to_numpy()
+    times = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+    nanos = pc.fill_null(table[layout.NANOS], -1).to_numpy().astype(np.int64)
+    if (seqs[1:] > seqs[:-1]).all():
+        return _Rows(table, seqs, times * 1000 + np.maximum(nanos, 0), others, 0)
+    early = np.ones(len(seqs), bool) if until is None else times * 1000 + np.maximum(nanos, 0) <= until
+    order = np.lexsort((others, seqs))
+    seqs, times = seqs[order], times[order]
+    again = np.concatenate([[False], seqs[1:] == seqs[:-1]])
+    if (clash := again & np.concatenate([[False], times[1:] != times[:-1]])).any():
+        if not early.all():
+            return _once(table.filter(pa.array(early)), others[early], None)
+        second = np.flatnonzero(clash)[0]
+        later = format_time(moment_of(int(times[second - 1 : second + 1].max())))
+        raise JetcaptureError(
+            f"sequence {seqs[second]} has two messages: either the server rewound the stream and reused this number at "
+            f"{later} (restore the earlier state with a --to-time before that), or the stream was recreated and its "
+            "objects do not record which incarnation they belong to"
+        )
+    kept = order[~again]
+    nanos = np.maximum(np.maximum.reduceat(nanos[order], np.flatnonzero(~again)), 0)
+    return _Rows(table.take(pa.array(kept)), seqs[~again], times[~again] * 1000 + nanos, others[kept], int(again.sum()))
+
+
+def _slices(rows: _Rows) -> Iterator[pa.RecordBatch]:
+    """Yield the rows, some at a time."""
+    count = len(rows.seqs)
+    size = max(1, min(_ROWS, count * _BYTES // max(1, rows.table.nbytes)))
+    for start in range(0, count, size):
+        yield from rows.table.slice(start, size).combine_chunks().to_batches()
+
+
+def _largest(some: pa.RecordBatch) -> int:
+    """Return the bytes of the largest message with its headers."""
+    sizes = pc.binary_length(some.column(layout.PAYLOAD))
+    blocks = header_blocks_of(some)
+    return int(pc.max(sizes if blocks is None else pc.add(sizes, pc.binary_length(blocks))).as_py())
+
+
+def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:
+    """Yield the entries of messages, some at a time."""
+    start = 0
+    for some in _slices(rows):
+        subjects, blocks = subjects_of(some), header_blocks_of(some)
+        if prefix:
+            subjects = pc.binary_join_element_wise(pa.scalar(prefix.encode()), subjects, pa.scalar(b""))
+        end = start + len(some)
+        payloads = some.column(layout.PAYLOAD)
+        yield backup.messages(subjects, rows.nanoseconds[start:end], rows.seqs[start:end], blocks, payloads)
+        start = end

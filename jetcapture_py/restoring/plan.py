@@ -1,0 +1,264 @@
+"""Plan a restore: which objects belong to the stream, and into which ranges of sequences they are divided.
+
+Ranges are chosen from the row groups' statistics, such that each has about `PART_BYTES`. A row group is read for every
+range that it reaches into; where that would be read too often, because many keys are interleaved, ranges are larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import (
+    Bounds,
+    bounds_by_incarnation,
+    continued,
+    in_order,
+    moment,
+    owners,
+    span,
+)
+from jetcapture_py.archive.info import BadObject, ObjectInfo
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.messages import runs
+from jetcapture_py.archive.removed import Erased, Expired
+from jetcapture_py.archive.weights import Seqs, cut
+from jetcapture_py.config.units import format_time
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.columns import INSTANT
+from jetcapture_py.restoring.part import RestoreObject, RestoreRange
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.text import plural
+
+PART_BYTES = 24 << 20
+"""Bytes of messages in a range."""
+LARGEST_PART_BYTES = 128 << 20
+READ_AGAIN = 3.0
+"""How often the archive may be read before ranges become larger."""
+
+_ROW_BYTES = 32
+"""Bytes of memory that a message takes beside its payload, subject and headers."""
+_REQUIRED = {layout.PAYLOAD: "payload (decode.keep_payload: false)", layout.HEADERS: "headers"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object of the stream, with the first and last sequence of each incarnation in it."""
+
+    info: ObjectInfo
+    file: File
+    bounds: Mapping[str, Bounds]
+
+    def is_within(self, first: int, last: int | None) -> bool:
+        return _is_within(self.info.name, first, last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """The ranges of a restore."""
+
+    parts: tuple[RestoreRange, ...]
+    """The ranges in order."""
+    created: str
+    """Creation time of the restored incarnation of the stream; "" if unknown."""
+    continued: tuple[str, ...]
+    """Creation times of the incarnations whose sequences it continues."""
+    others: tuple[str, ...]
+    """Creation times of other incarnations in the archive."""
+    begins: int
+    """First sequence of the restored incarnation and those before it."""
+    objects: int
+    """Number of objects to read."""
+    weight: int
+    """Bytes of messages in all row groups."""
+    rows: int
+    """Rows of all row groups."""
+    read: int
+    """Bytes read for all ranges; a row group may be read for several."""
+
+    def size_of(self, messages: int) -> int:
+        """Estimate the bytes of this many messages."""
+        return self.weight * messages // max(1, self.rows)
+
+    def up_to(self, last: int) -> RestorePlan:
+        """Return the plan without the sequences after `last`."""
+        parts = (replace(part, last=min(part.last, last)) for part in self.parts if part.first <= last)
+        return replace(self, parts=tuple(parts))
+
+
+def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
+    """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
+    the beginning of its creation time; default: the last one. Raises JetcaptureError, VanishedError."""
+    objects = list(files.map(partial(_object, files), _infos(files, stream, first, last)))
+    incarnations = in_order(created for each in objects for created in each.bounds)
+    chosen = _choose(incarnations, created, stream)  # of all, because the last one may have nothing in the range
+    bounds = _united(each.bounds for each in objects)
+    until = [created for created in incarnations if moment(created) <= moment(chosen)]
+    united = tuple(continued(until, bounds)) or ("",)
+    within = [each for each in objects if each.is_within(first, last)]
+    wanted = [each for each in within if not each.bounds or not {*united}.isdisjoint(each.bounds)]
+    for column, text in _REQUIRED.items():
+        if lacking := [each for each in wanted if each.info.schema.get_field_index(column) < 0]:
+            raise JetcaptureError(
+                f"{plural(len(lacking), 'object')} of stream {stream} were stored without {text}, such as "
+                f"{lacking[0].info.name.path}: their messages cannot be restored"
+            )
+    groups = [
+        (
+            number,
+            max(group.first, first),
+            group.last if last is None else min(group.last, last),
+            group.message_bytes + group.rows * _ROW_BYTES,
+            group.rows,
+        )
+        for number, each in enumerate(wanted)
+        for group in each.info.details.groups
+        if group.last >= first and (last is None or group.first <= last)
+    ]
+    if not groups:
+        raise JetcaptureError(
+            f"the archive of stream {stream} has no messages in this range"
+            f"{_elsewhere(chosen, united, within)}{_gone(files, stream)}"
+        )
+    parts = [RestoreObject(name=each.info.name, file=each.file, span=span(each.bounds, united)) for each in wanted]
+    numbers, firsts, lasts, weights, rows = np.array(groups, np.int64).T
+    cuts, reads = _cut(firsts, lasts, weights)
+    return RestorePlan(
+        parts=tuple(_ranges(parts, numbers, firsts, lasts, cuts)),
+        created=chosen,
+        continued=united[:-1],
+        others=tuple(each for each in incarnations if each not in united),
+        begins=min((bounds[created][0] for created in until), default=1 << 62),
+        objects=len(wanted),
+        weight=int(weights.sum()),
+        rows=int(rows.sum()),
+        read=int((reads * weights).sum()),
+    )
+
+
+def removed_ranges(
+    plan: RestorePlan, expired: Expired | None, erased: Erased, *, continues: bool = False
+) -> list[tuple[int, int]]:
+    """Return the sequences of the restored incarnation, and those that it continues, that are gone on purpose.
+
+    `continues`: it has messages from before its creation, as a mirror has.
+    """
+    united = (*plan.continued, plan.created)
+    ranges = [] if expired is None else expired.ranges(united)
+    creations = in_order((*united, *plan.others))
+    if not creations:
+        return ranges + list(runs(erased.seqs))
+    gone = np.isin(owners(creations, erased.times), [creations.index(each) for each in united if each])
+    if continues and plan.created:
+        gone |= erased.times < moment(plan.created)
+    return ranges + list(runs(erased.seqs[gone]))
+
+
+def _elsewhere(chosen: str, united: Collection[str], within: Iterable[_Object]) -> str:
+    """Name the other incarnations with objects in a range where `chosen` has none, for an error; "" without any."""
+    others = in_order({created for each in within for created in each.bounds}.difference(united))
+    if not others:
+        return ""
+    return f" of the incarnation created {chosen}; --created chooses another, with messages there: {', '.join(others)}"
+
+
+def _gone(files: ArchiveFiles, stream: str) -> str:
+    """Describe what has expired, for an error about a range without messages; "" if nothing has."""
+    expired = files.expired(stream)
+    if expired is None:
+        return ""
+    return f"; {plural(expired.messages, 'message', grouped=True)} up to {format_time(expired.until)} expired"
+
+
+def _infos(files: ArchiveFiles, stream: str, first: int, last: int | None) -> Iterator[tuple[ObjectInfo, File]]:
+    """Yield all objects of the stream, by path. Raises JetcaptureError if one within the range is not Parquet."""
+    objects = [file for file in files.files(stream) if file.name is not None]
+    if not objects:
+        known = _gone(files, stream) or files.known_streams()
+        raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{known}")
+    names = [file.name for file in objects if file.name is not None and not file.name.parquet]
+    if others := [name for name in names if _is_within(name, first, last)]:
+        kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
+        raise JetcaptureError(
+            f"{files.shown} has {plural(len(others), 'object')} of stream {stream} in {kinds}: "
+            "only messages that are stored in Parquet can be restored"
+        )
+    objects = sorted((file for file in objects if file.name not in names), key=lambda file: file.path)
+    for file, info in zip(objects, files.infos(objects, detailed=lambda _: True), strict=True):
+        if isinstance(info, BadObject):
+            raise files.refusal(info)
+        yield info, file
+
+
+def _is_within(name: ObjectName, first: int, last: int | None) -> bool:
+    return name.last_seq >= first and (last is None or name.first_seq <= last)
+
+
+def _object(files: ArchiveFiles, pair: tuple[ObjectInfo, File]) -> _Object:
+    info, file = pair
+    created, groups = in_order(info.details.created), info.details.groups
+    if len(created) < 2:
+        whole = min(group.first for group in groups), max(group.last for group in groups)
+        return _Object(info, file, dict.fromkeys(created, whole))
+    with files.parquet(file) as parquet:
+        table = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
+    times = table[layout.TIMESTAMP].cast(INSTANT).cast(pa.int64())
+    return _Object(info, file, bounds_by_incarnation(created, table[layout.SEQ].to_numpy(), times.to_numpy()))
+
+
+def _cut(firsts: Seqs, lasts: Seqs, weights: Seqs) -> tuple[Seqs, Seqs]:
+    """Return the first sequences of the ranges, and for how many ranges each row group is read."""
+    target = PART_BYTES
+    while True:
+        cuts = cut(firsts, lasts, weights, target)
+        reads = np.searchsorted(cuts, lasts, "right") - np.searchsorted(cuts, firsts, "right") + 1
+        if (reads * weights).sum() <= READ_AGAIN * weights.sum() or target >= LARGEST_PART_BYTES:
+            return cuts, reads
+        target *= 2
+
+
+def _ranges(
+    objects: Sequence[RestoreObject], numbers: Seqs, firsts: Seqs, lasts: Seqs, cuts: Seqs
+) -> Iterator[RestoreRange]:
+    """Yield the ranges that have row groups; `numbers` are those of the row groups' objects."""
+    low, high = (np.searchsorted(cuts, seqs, "right") - 1 for seqs in (firsts, lasts))
+    reads = high - low + 1
+    parts = np.arange(reads.sum()) + np.repeat(low + reads - np.cumsum(reads), reads)
+    pairs = np.unique(np.stack([parts, np.repeat(numbers, reads)], axis=1), axis=0)
+    ends = np.append(cuts[1:] - 1, lasts.max())
+    for part, inside in groupby(pairs.tolist(), key=itemgetter(0)):
+        wanted = sorted((objects[number] for _, number in inside), key=lambda each: each.name.first_seq)
+        yield RestoreRange(first=int(cuts[part]), last=int(ends[part]), objects=tuple(wanted))
+
+
+def _choose(incarnations: Sequence[str], prefix: str | None, stream: str) -> str:
+    """Return the only incarnation whose creation time begins with `prefix`; the last one for None, "" without any.
+
+    Raises JetcaptureError.
+    """
+    if prefix is None:
+        return incarnations[-1] if incarnations else ""
+    matching = [created for created in incarnations if created.startswith(prefix)]
+    if len(matching) != 1:
+        known = ", ".join(incarnations) or "none is known"
+        raise JetcaptureError(
+            f"--created {prefix}: {len(matching)} incarnations of stream {stream} were created then; there are: {known}"
+        )
+    return matching[0]
+
+
+def _united(parts: Iterable[Mapping[str, Bounds]]) -> dict[str, Bounds]:
+    """Return the bounds of each incarnation in all objects."""
+    bounds: dict[str, Bounds] = {}
+    for part in parts:
+        for created, (low, high) in part.items():
+            lowest, highest = bounds.get(created, (low, high))
+            bounds[created] = min(low, lowest), max(high, highest)
+    return bounds

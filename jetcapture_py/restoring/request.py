@@ -1,0 +1,115 @@
+"""What to restore, and into which stream: the words and options of the command, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jetcapture_py.config.model import NatsConfig, SourceConfig
+from jetcapture_py.config.units import microseconds_of, parse_time, quoted
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.jetstream.publish.frames import check_subject
+from jetcapture_py.options import ChosenArchive, option, value_of
+from jetcapture_py.store.archive import ArchiveFiles, open_archive
+
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
+_NANOSECONDS = re.compile(r"[.,]\d{6}(\d{1,3})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    """A stream to create from its archive."""
+
+    files: ArchiveFiles
+    stream: str
+    """Its name in the archive."""
+    login: NatsConfig | None = None
+    """The server to create it on; None to print what would be restored."""
+    source: SourceConfig | None = None
+    """The capture's, whose consumer gets its settings."""
+    target: str
+    """Its name on the server."""
+    first: int = 1
+    """First sequence."""
+    last: int | None = None
+    """Last sequence, inclusive; None for all."""
+    until: int | None = None
+    """The stream as it was at this time, in nanoseconds since the epoch; None for now."""
+    created: str | None = None
+    """The beginning of the creation time of the incarnation; None for the last one."""
+    stream_config: Path | None = None
+    """A file with settings that replace the archived ones."""
+    prefix: str = ""
+    """What all subjects begin with; ends in a dot."""
+    consumers: Sequence[tuple[str, int]] = field(default=())
+    """Consumers to create, and their ack floors."""
+    allow_holes: bool = False
+    allow_drops: bool = False
+    without_limits: bool = False
+    with_schedules: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be combined. Raises ConfigError."""
+        if not _NAME.fullmatch(self.target):
+            raise ConfigError(f"--as: {_not_a_name(self.target)}")
+        if self.last is not None and self.last < self.first:
+            raise ConfigError("--to-seq is less than --from-seq")
+        if len(dict(self.consumers)) < len(self.consumers):
+            raise ConfigError("--consumer: a name is given twice")
+        if self.without_limits and self.allow_drops:
+            raise ConfigError("--without-limits cannot be combined with --allow-drops")
+        if self.with_schedules and (self.target != self.stream or self.prefix):
+            raise ConfigError("--with-schedules cannot be combined with another name or prefix: they would fire twice")
+
+
+def request_of(
+    archive: ChosenArchive,
+    login: NatsConfig | None,
+    *,
+    until: str | None = None,
+    prefix: str | None = None,
+    consumers: Iterable[str] = (),
+    **others: Any,
+) -> RestoreRequest:
+    """Return the request of a command line. Raises JetcaptureError."""
+    return RestoreRequest(
+        files=open_archive(archive.url, archive.options),
+        stream=archive.stream,
+        login=login,
+        source=None if archive.config is None else archive.config.source,
+        until=value_of("--to-time", _nanoseconds, until),
+        prefix=value_of("--subject-prefix", _prefix, prefix) or "",
+        consumers=option("--consumer", _consumer, consumers),
+        **others,
+    )
+
+
+def _not_a_name(text: str) -> str:
+    return f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(text)}"
+
+
+def _consumer(text: str) -> tuple[str, int]:
+    name, equals, seq = text.partition("=")
+    if not equals or not seq.isascii() or not seq.isdigit():
+        raise ValueError(f"expected NAME=SEQ, got {quoted(text)}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(_not_a_name(name))
+    return name, int(seq)
+
+
+def _prefix(text: str) -> str:
+    prefix = text.removesuffix(".")
+    try:
+        check_subject(prefix)
+    except JetcaptureError as error:
+        raise ValueError(str(error)) from error
+    return f"{prefix}."
+
+
+def _nanoseconds(text: str) -> int:
+    """Return a time in nanoseconds since the epoch, which datetimes cannot express."""
+    below = _NANOSECONDS.search(text)
+    return microseconds_of(parse_time(text)) * 1000 + (int(below[1].ljust(3, "0")) if below else 0)
