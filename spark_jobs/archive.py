@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -28,7 +29,17 @@ from jetcapture_py.config.model import Config, load
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader
-from jetcapture_py.reading.bucket import NEEDED, check_name, incarnations
+from jetcapture_py.reading.bucket import (
+    NEEDED,
+    QUARANTINED,
+    SUBJECTS,
+    BucketIncarnation,
+    EntryReader,
+    check_name,
+    entry_types,
+    incarnations,
+    start_of,
+)
 from jetcapture_py.reading.columns import Columns
 from jetcapture_py.reading.plan import Dedupe, ReadPlan, list_objects, outputs
 from jetcapture_py.reading.plan import plan as make_plan
@@ -38,7 +49,6 @@ from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.routed import LivePartition, StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
-from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.columns import quoted, read_schema, spark_schema
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.reading.scan import Scans
@@ -274,41 +284,67 @@ def read_bucket(
 ) -> DataFrame:
     """Return the KV bucket `bucket` at a moment: the entry of each key that clients could get then.
 
-    `as_of` is a time as for `read_archive`, inclusive, or a revision, for the moment when it was stored; by default
-    now, as far as the archive goes. Keys deleted, purged or expired by then are left out, even if the archive has no
-    marker for it. `history` returns all entries up to that moment instead, including deletions and expired entries:
-    more than the bucket itself keeps.
-
-    Columns: `key_name`, `operation` (put, delete, purge, expire), `revision`, `_nats_expires` (null: never), the
-    envelope, with the value in `_nats_payload`, and the decoded columns, which are null if a value could not be
-    decoded. `columns` lists the wanted columns.
-
-    TTLs and limits are those that the capture recorded; `max_age` (a duration, 0 for no limit) and
-    `max_msgs_per_subject` override them. If the bucket was recreated, a revision is one of the newest bucket. The other
-    arguments are those of `read_archive`.
+    Arguments and columns are those of `jetcapture_py.read_bucket`, which has the rules; `engine` is that of
+    `read_archive`. Workers choose the entries, a key at a time, so they need jetcapture. If the bucket was recreated, a
+    revision is one of the newest bucket.
     """
     check_name(bucket)
     stream, moment = f"{buckets.PREFIXES['bucket']}{bucket}", buckets.moment(as_of)
     until = moment if isinstance(moment, datetime) else None
-    known = incarnations(ArchiveLocation.open(url, options or {}).files, stream, max_age, max_msgs_per_subject)
-    read: dict[str, Any] = {
-        "end": None if until is None else until + timedelta(microseconds=1),
-        "columns": None if columns is None else {*NEEDED, *columns}.__contains__,
-        "dedupe": dedupe,
-        "parquet_only": parquet_only,
-        "options": options,
-        "engine": engine,
-    }
-    good = read_archive(spark, url, stream, **read)
-    bad = read_archive(spark, url, stream, quarantine=True, **read)
-    life, found = kv.current(kv.entries(good, bad), known, until)
+    location = _open(spark, url, options, engine)
+    known = incarnations(location.files, stream, max_age, max_msgs_per_subject)
+    # the quarantine first: what is decoded meanwhile is stored in the archive before it leaves the quarantine
+    bad_plan, good_plan = (
+        make_plan(
+            location.files,
+            stream,
+            Selection(end=None if until is None else until + timedelta(microseconds=1)),
+            columns=None if columns is None else {*NEEDED, *columns}.__contains__,
+            dedupe=dedupe,
+            quarantine=quarantine,
+            parquet_only=parquet_only,
+        )
+        for quarantine in (True, False)
+    )
+    good, bad = (_rows(spark, location, plan, engine) for plan in (good_plan, bad_plan))
+    types = entry_types(good_plan.table.schema, bad_plan.table.schema)
+    good = good.select(*(sf.col(quoted(name)) for name in good.columns if name.lower() not in layout.PARTITIONS))
+    bad = bad.select(*(name for name in bad.columns if name.startswith("_nats_")))
+    entries = good.withColumn(QUARANTINED, sf.lit(col=False)).unionByName(
+        bad.withColumn(QUARANTINED, sf.lit(col=True)), allowMissingColumns=True
+    )
+    micros, seq = sf.unix_micros(layout.TIMESTAMP), sf.col(layout.SEQ)
+    life, since = start_of(known, None if until is None else microseconds_of(until), *_extremes(entries, known))
+    entries = entries.where(micros >= since)
     time = microseconds_of(datetime.now(UTC) if until is None else until)
     if isinstance(moment, int):
-        time = kv.time_of(found, moment) or time
-        found = found.where(sf.col(layout.SEQ) <= moment)
-    found = kv.described(found, life.limits)
-    found = kv.whole_history(found) if history else kv.at(found, life.limits, time)
-    return found if columns is None else _select(found, outputs(found.columns, columns))
+        entries = entries.where(seq <= moment)
+        time = entries.agg(sf.max_by(micros, seq)).collect()[0][0] or time
+    chosen = [(name, name) for name in types] if columns is None else outputs(list(types), columns)
+    needed = {source: types[source] for _, source in chosen}
+    read = partial(_read_entries, EntryReader(limits=life.limits, moment=time, history=history, types=needed))
+    key = sf.regexp_extract(layout.SUBJECT, f"{SUBJECTS}(.+)$", 1)
+    by_key = entries.where(key != "").repartition(key)
+    by_key = by_key.sortWithinPartitions(key, seq, layout.TIMESTAMP, sf.desc(QUARANTINED))
+    rows = by_key.select(sf.struct("*").alias("entry"))  # mapInArrow takes no column with a dot in its name
+    return _select(rows.mapInArrow(read, spark_schema(pa.schema(list(needed.items())))), chosen)
+
+
+def _read_entries(reader: EntryReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read the entries in the only column of `batches`. Runs in a worker."""
+    return reader.read(pa.RecordBatch.from_struct_array(batch.column(0)) for batch in batches)
+
+
+def _extremes(entries: DataFrame, known: Sequence[BucketIncarnation]) -> tuple[Any, Any]:
+    """Return sequences and times of entries that stand for all in `start_of`: the ends of each incarnation."""
+    if len(known) == 1:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    starts = [0, *(life.created for life in known)]
+    micros = sf.unix_micros(layout.TIMESTAMP)
+    number = reduce(Column.__add__, ((micros >= start).cast("int") for start in starts[1:]))
+    rows = entries.groupBy(number.alias("number")).agg(sf.min(layout.SEQ), sf.max(layout.SEQ)).collect()
+    times = [starts[row["number"]] for row in rows for _ in ("first", "last")]
+    return np.array([seq for row in rows for seq in row[1:]], np.int64), np.array(times, np.int64)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import chain, groupby
 from math import floor
 from typing import Any
 
@@ -38,12 +38,17 @@ NEEDED = (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS)
 EXPIRES = "_nats_expires"
 """When an entry's lifetime ends; null for never."""
 KEY, OPERATION, REVISION = COLUMNS
+QUARANTINED = "_nats_quarantined"
+"""Whether an entry was not decoded, for `EntryReader.read`."""
+SUBJECTS = r"^\$KV\.[^.]+\."
+"""How subjects of entries begin, before the key."""
+_IDENTITY = (layout.SEQ, layout.TIMESTAMP)
 _UNLIMITED = 1 << 30
-MAX_SECONDS = 10**10
+_MAX_SECONDS = 10**10
 """Seconds from which on a TTL counts as never: the server's durations end before."""
-UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 """Units of Go's durations, in seconds."""
-NUMBER, UNIT = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", "(?:h|ms|m|s|[uµμ]s|ns)"
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(h|ms|m|s|[uµμ]s|ns)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,11 @@ class BucketLimits:
     max_age: int = 0
     per_key: int = 1
     ttls: bool = True
+
+    @property
+    def uncovers(self) -> bool:
+        """Whether an older entry of a key becomes the newest again when newer ones expire first."""
+        return self.per_key > 1 and (self.ttls or self.max_age > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +190,9 @@ def read_bucket(
     def readers(chosen: Any) -> list[pa.RecordBatchReader]:
         return [read_archive(url, stream, columns=chosen, quarantine=bad, **read) for bad in (False, True)]
 
-    entries = _Entries.read(readers(NEEDED.__contains__))
+    good, bad = ([_facts(batch) for batch in reader] for reader in readers(NEEDED.__contains__))
+    counts = [sum(batch.num_rows for batch in batches) for batches in (good, bad)]
+    entries = _Entries.of([*good, *bad], np.repeat([False, True], counts))
     life, since = start_of(known, None if until is None else microseconds_of(until), entries.seqs, entries.times)
     entries = entries.take(entries.times >= since)
     time = microseconds_of(datetime.now(UTC) if until is None else until)
@@ -189,29 +201,98 @@ def read_bucket(
         if len(entries.seqs):
             time = int(entries.times[np.argmax(entries.seqs)])
     entries = entries.take(pc.not_equal(entries.keys, "").to_numpy(zero_copy_only=False))
-    kept = entries.take(_first_copies(entries) if history else _present(entries, life.limits, time))
     good, bad = readers(None if names is None else {*NEEDED, *names}.__contains__)
-    sources = _sources(good.schema, bad.schema)
-    chosen = [(name, name) for name in sources] if names is None else outputs(list(sources), names)
-    schema = pa.schema([(name, sources[source]) for name, source in chosen])
+    types = entry_types(good.schema, bad.schema)
+    chosen = [(name, name) for name in types] if names is None else outputs(list(types), names)
+    schema = pa.schema([(name, types[source]) for name, source in chosen])
+    reader = EntryReader(limits=life.limits, moment=time, history=history, types=types)
+    kept = entries.take(reader.chosen(entries))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for quarantined, reader in enumerate((good, bad)):
-            rows = np.unique(kept.identities[kept.quarantined == bool(quarantined)])
-            returned = np.zeros(len(rows), bool)
-            for batch in reader if len(rows) else ():
-                own = identities(batch, (layout.SEQ, layout.TIMESTAMP))
-                at = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
-                found = rows[at] == own
-                returned[at[found]] = True
-                wanted = batch.filter(pa.array(found))
-                if wanted.num_rows:
-                    arrays = _described(wanted, life.limits, sources)
+        for quarantined, rows in enumerate((good, bad)):
+            ids = np.unique(kept.identities[kept.quarantined == bool(quarantined)])
+            returned = np.zeros(len(ids), bool)
+            for batch in rows if len(ids) else ():
+                stored = identities(batch, _IDENTITY)
+                at = np.minimum(np.searchsorted(ids, stored), len(ids) - 1)
+                mask = ids[at] == stored
+                returned[at[mask]] = True
+                if mask.any():
+                    arrays = reader.described(batch.filter(pa.array(mask)))
                     yield pa.RecordBatch.from_arrays([arrays[source] for _, source in chosen], schema=schema)
             if not returned.all():
                 raise VanishedError(f"entries of bucket {bucket} were decoded or removed meanwhile: read it again")
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryReader:
+    """Chooses entries at a moment, and returns them with the columns of the result. It can be pickled, for workers."""
+
+    limits: BucketLimits
+    moment: int
+    """In microseconds since 1970."""
+    history: bool
+    """Whether to return all entries."""
+    types: Mapping[str, pa.DataType]
+    """The columns of the result, and their types: some of `entry_types`."""
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Choose from all entries, decoded or not (`QUARANTINED`).
+
+        They are sorted by key, sequence and time, quarantined ones before decoded ones. Of earlier batches, only what
+        may still be in the bucket is in memory, of one key.
+        """
+        held: pa.RecordBatch | None = None
+        for batch in chain(batches, (None,)):
+            rows = batch if held is None else held if batch is None else pa.concat_batches([held, batch])
+            if rows is None or not rows.num_rows:
+                continue
+            entries = _Entries.of([_facts(rows)], rows.column(QUARANTINED).to_numpy(zero_copy_only=False))
+            last = np.zeros(rows.num_rows, bool) if batch is None else self._last(entries)
+            held = rows.filter(pa.array(last))
+            held = held.filter(pa.array(self._may_stay(entries.take(last))))
+            kept = rows.filter(pa.array(~last)).filter(pa.array(self.chosen(entries.take(~last))))
+            if kept.num_rows:
+                arrays = self.described(kept)
+                yield pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
+
+    def _last(self, entries: _Entries) -> Any:
+        """Return a mask of the rows at the end of which there may be more to compare."""
+        last = pc.equal(entries.keys, entries.keys[-1]).to_numpy(zero_copy_only=False)
+        return last & (entries.seqs == entries.seqs[-1]) if self.history else last
+
+    def _may_stay(self, entries: _Entries) -> Any:
+        """Return a mask of the entries, all of one key, that may be in the bucket after newer ones of the key."""
+        if self.history or not len(entries.seqs):
+            return np.ones(len(entries.seqs), bool)
+        stored = [int(entries.seqs.argmax())]
+        if self.limits.uncovers:
+            stored = _History(entries, self.limits).stored(range(len(entries.seqs)))
+        return np.isin(entries.seqs, entries.seqs[stored])
+
+    def chosen(self, entries: _Entries) -> Any:
+        """Return a mask of the entries to return."""
+        return _first_copies(entries) if self.history else _present(entries, self.limits, self.moment)
+
+    def described(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """Return the columns of the result for stored entries."""
+        facts = dict(zip(_FACTS.names, _facts(batch).columns, strict=True))
+        ends = _ends(facts[layout.TIMESTAMP].to_numpy(), facts[_TTL], self.limits)
+        added = {
+            KEY: facts[KEY],
+            OPERATION: _operations(facts),
+            REVISION: facts[layout.SEQ],
+            EXPIRES: ends.cast(pa.timestamp("us")).cast(INSTANT),
+        }
+        stored = dict(zip(batch.schema.names, batch.columns, strict=True))
+        stored = {f"{name}_": values for name, values in stored.items() if name.lower() in COLUMNS} | stored
+        absent = pa.nulls(batch.num_rows)
+        return {
+            name: added[name] if name in added else convert(stored.get(name, absent), type_)
+            for name, type_ in self.types.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,22 +309,17 @@ class _Entries:
     quarantined: Any
 
     @classmethod
-    def read(cls, readers: Sequence[pa.RecordBatchReader]) -> _Entries:
-        """Read the entries, decoded ones first."""
-        batches, counts = [], []
-        for reader in readers:
-            rows = [_facts(batch) for batch in reader]
-            counts.append(sum(batch.num_rows for batch in rows))
-            batches += rows
-        table = pa.Table.from_batches(batches, _FACTS).combine_chunks()
+    def of(cls, facts: Sequence[pa.RecordBatch], quarantined: Any) -> _Entries:
+        """Return the entries of `_facts`."""
+        table = pa.Table.from_batches(facts, _FACTS)
         columns = {name: table.column(name).combine_chunks() for name in table.schema.names}
         return cls(
             seqs=columns[layout.SEQ].to_numpy(),
             times=columns[layout.TIMESTAMP].to_numpy(),
-            identities=identities(columns, (layout.SEQ, layout.TIMESTAMP)),
+            identities=identities(columns, _IDENTITY),
             keys=columns[KEY],
             headers={name: columns[name] for name in _HEADERS},
-            quarantined=np.repeat([False, True], counts),
+            quarantined=quarantined,
         )
 
     def take(self, kept: Any) -> _Entries:
@@ -268,7 +344,7 @@ _FACTS = pa.schema(
 def _facts(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return what an entry's key, operation and lifetime follow from."""
     times = batch.column(layout.TIMESTAMP).cast(pa.int64())
-    keys = pc.struct_field(pc.extract_regex(batch.column(layout.SUBJECT), r"^\$KV\.[^.]+\.(?P<key>.+)$"), "key")
+    keys = pc.struct_field(pc.extract_regex(batch.column(layout.SUBJECT), f"{SUBJECTS}(?P<key>.+)$"), "key")
     headers = (_header(batch.column(layout.HEADERS), name) for name in _HEADERS)
     return pa.RecordBatch.from_arrays(
         [batch.column(layout.SEQ), times, pc.fill_null(keys, ""), *headers], schema=_FACTS
@@ -314,9 +390,8 @@ def seconds_of(ttl: str) -> int | None:
     if ttl.isascii() and ttl.isdecimal():
         seconds = float(ttl)
     else:
-        parts = re.findall(f"({NUMBER})({UNIT})", ttl)
-        seconds = round(sum((float(number) * UNITS[unit] for number, unit in parts), 0.0), 9)
-    return floor(seconds) if 1 <= seconds < MAX_SECONDS else None
+        seconds = round(sum((float(number) * _UNITS[unit] for number, unit in _DURATION.findall(ttl)), 0.0), 9)
+    return floor(seconds) if 1 <= seconds < _MAX_SECONDS else None
 
 
 def _first_copies(entries: _Entries) -> Any:
@@ -336,8 +411,11 @@ def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Any:
     codes = entries.keys.dictionary_encode().indices.to_numpy()
     order = np.lexsort((quarantined, -seqs, codes))
     newest = order[np.unique(codes[order], return_index=True)[1]]
-    if limits.per_key > 1 and (limits.ttls or limits.max_age):
-        newest = _newest(entries, codes, ends.to_pylist(), limits.per_key, moment)
+    if limits.uncovers:
+        history = _History(entries, limits)
+        rows = np.lexsort((~quarantined, entries.times, seqs, codes)).tolist()
+        by_key = (list(group) for _, group in groupby(rows, key=codes.tolist().__getitem__))
+        newest = np.array([row for rows in by_key for row in history.newest(rows, moment)], np.int64)
     else:
         put = put & pc.fill_null(pc.greater(ends, moment), True).to_numpy(zero_copy_only=False)  # noqa: FBT003
     chosen = np.full(int(codes.max(initial=-1)) + 1, -1)
@@ -346,41 +424,45 @@ def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Any:
     return put & (row >= 0) & (seqs == seqs[row]) & (quarantined == quarantined[row])
 
 
-def _newest(entries: _Entries, codes: Any, ends: Sequence[int | None], per_key: int, moment: int) -> Any:
-    """Return the row of each key's newest entry that has not expired.
+class _History:
+    """Follows the history of a key: with each new entry, expired ones go, and the oldest beyond the limit.
 
-    Older entries become the newest of their keys again when newer ones expire first. The history of each such key is
-    followed: with each new entry, expired ones go, and the oldest beyond the limit.
+    So older entries become the newest again when newer ones expire first.
     """
-    seqs, times = entries.seqs.tolist(), entries.times.tolist()
-    marked = pc.not_equal(pc.fill_null(entries.headers[_REASON], ""), "")
-    rolled = pc.equal(pc.fill_null(entries.headers[_ROLLUP], ""), "sub")
-    clears = pc.or_(marked, rolled).to_pylist()
-    order = np.lexsort((~entries.quarantined, entries.times, entries.seqs, codes)).tolist()
 
-    def lives(row: int, at: int) -> bool:
-        end = ends[row]
-        return end is None or end > at
+    def __init__(self, entries: _Entries, limits: BucketLimits) -> None:
+        self._per_key = limits.per_key
+        self._seqs, self._times = entries.seqs.tolist(), entries.times.tolist()
+        self._ends = _ends(entries.times, entries.headers[_TTL], limits).to_pylist()
+        marked = pc.not_equal(pc.fill_null(entries.headers[_REASON], ""), "")
+        rolled = pc.equal(pc.fill_null(entries.headers[_ROLLUP], ""), "sub")
+        self._clears = pc.or_(marked, rolled).to_pylist()
 
-    newest = []
-    for _, rows in groupby(order, key=codes.tolist().__getitem__):
-        history = list(rows)
-        if lives(history[-1], moment):
-            newest.append(history[-1])
-            continue
-        stored: list[int] = []
-        for new in history:
+    def newest(self, rows: Sequence[int], moment: int) -> list[int]:
+        """Return the row of a key's newest entry at a moment, if it has one; `rows` are all of the key, in order."""
+        if self._lives(rows[-1], moment):
+            return [rows[-1]]
+        return [row for row in self.stored(rows) if self._lives(row, moment)][-1:]
+
+    def stored(self, rows: Iterable[int]) -> list[int]:
+        """Return the rows of the entries that are stored when the last one is."""
+        seqs, times, stored = self._seqs, self._times, list[int]()
+        for new in rows:
             kept = [
                 old
                 for old in stored
-                if not clears[new] and (seqs[old], times[old]) != (seqs[new], times[new]) and lives(old, times[new])
+                if not self._clears[new]
+                and (seqs[old], times[old]) != (seqs[new], times[new])
+                and self._lives(old, times[new])
             ]
-            stored = [*kept, new][-per_key:]
-        newest += [row for row in stored if lives(row, moment)][-1:]
-    return np.array(newest, np.int64)
+            stored = [*kept, new][-self._per_key :]
+        return stored
+
+    def _lives(self, row: int, at: int) -> bool:
+        return self._ends[row] is None or self._ends[row] > at
 
 
-def _sources(good: pa.Schema, bad: pa.Schema) -> dict[str, pa.DataType]:
+def entry_types(good: pa.Schema, bad: pa.Schema) -> dict[str, pa.DataType]:
     """Return the columns of a bucket's entries, decoded or not, and their types.
 
     Of a bucket that was captured as a stream, fields of values may be called like these, and get `_` appended.
@@ -395,21 +477,3 @@ def _sources(good: pa.Schema, bad: pa.Schema) -> dict[str, pa.DataType]:
         if field.name.startswith("_nats_"):
             types.setdefault(field.name, field.type)
     return types
-
-
-def _described(batch: pa.RecordBatch, limits: BucketLimits, sources: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
-    facts = dict(zip(_FACTS.names, _facts(batch).columns, strict=True))
-    ends = _ends(facts[layout.TIMESTAMP].to_numpy(), facts[_TTL], limits)
-    added = {
-        KEY: facts[KEY],
-        OPERATION: _operations(facts),
-        REVISION: facts[layout.SEQ],
-        EXPIRES: ends.cast(pa.timestamp("us")).cast(INSTANT),
-    }
-    stored = dict(zip(batch.schema.names, batch.columns, strict=True))
-    stored = {f"{name}_": values for name, values in stored.items() if name.lower() in COLUMNS} | stored
-    rows = batch.num_rows
-    return {
-        name: added[name] if name in added else convert(stored.get(name, pa.nulls(rows)), type_)
-        for name, type_ in sources.items()
-    }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 HEADERS: list[dict[str, str]] = [
     *([{}] * 12),
     DELETE,
@@ -65,8 +66,10 @@ def test_spark_reads_of_any_bucket_what_is_read_without_it(spark: SparkSession, 
     limits = {"max_msgs_per_subject": seed % 3 + 1, "max_age": choose.choice([0, 100 * 10**9])}
     fill(archive, choose, continues=seed % 2 == 0, **limits)
     rows = 0
-    for way in WAYS:
+    for batch_rows, way in zip((2, 3, 5, 7, 10_000, 3, 2), WAYS, strict=True):
+        spark.conf.set(BATCH_ROWS, batch_rows)
         table = with_spark.read_bucket(spark, archive.url, "s", **way).toArrow()
+        spark.conf.unset(BATCH_ROWS)
         own = without_spark.read_bucket(archive.url, "s", **way).read_all()
         assert [(f.name, f.type) for f in own.schema] == [(f.name, f.type) for f in table.schema]
         assert sorted(map(str, own.to_pylist())) == sorted(map(str, table.to_pylist())), way
