@@ -21,7 +21,7 @@ from jetcapture_py.maintain.table import commit, open_table, table_path
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.rewriting.erase import Erasure, erase, unfinished
 from jetcapture_py.rewriting.old_versions import delete_old_versions
-from jetcapture_py.rewriting.selectors import Selector, selector_of
+from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.text import escaped, plural, without_credentials
 from jetcapture_py.transform.decode.avro_schema import Header
@@ -50,17 +50,14 @@ def run(
     progress: Progress = ignore,
 ) -> CommandResult:
     """Erase what one of the selectors selects. Raises ConfigError, JetcaptureError."""
-    if sum(given is not None for given in (key, subject, seqs, where)) != 1:
-        raise ConfigError("expected one of --key, --subject, --seq and --where")
+    condition = Condition.parse(key, subject, seqs, where)
     if not reason.strip():
         raise ConfigError("--reason: expected a text, which becomes part of the tombstone")
-    select: Selector | str | None = where if where is not None else selector_of(config, key, subject, seqs)
-    assert select is not None  # noqa: S101  # one of the four was given
     log.setup(config.log.format, "error")
     tables = _Tables(config, open_archive(config.store.url, config.store.options))
     tables.check()
     done = asyncio.run(
-        erase(config, select, reason, in_stream=in_stream, dry_run=dry_run, tables=tables, progress=progress)
+        erase(config, condition, reason, in_stream=in_stream, dry_run=dry_run, tables=tables, progress=progress)
     )
     would = "would be " if done.dry_run else ""
     erased = f"{plural(done.messages, 'message', grouped=True)} {would}erased"

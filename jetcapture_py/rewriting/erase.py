@@ -38,14 +38,7 @@ from jetcapture_py.errors import (
     VanishedError,
 )
 from jetcapture_py.rewriting.old_versions import delete_old_versions
-from jetcapture_py.rewriting.selectors import (
-    NO_MESSAGES,
-    Condition,
-    Selector,
-    SequenceSelector,
-    UndecidedError,
-    selected,
-)
+from jetcapture_py.rewriting.select import Condition, Search, UndecidedError
 from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_stream
 from jetcapture_py.rewriting.text_objects import rewrite_text
 from jetcapture_py.store import ABANDONED, NoteStore, change_note
@@ -144,7 +137,7 @@ class Erasure:
 
 async def erase(
     config: Config,
-    select: Selector | str,
+    condition: Condition,
     reason: str,
     *,
     in_stream: bool = False,
@@ -152,7 +145,7 @@ async def erase(
     tables: Tables | None = None,
     progress: Progress = ignore,
 ) -> Erasure:
-    """Erase the messages of a selector, or of a condition in SQL; with `dry_run`, only count them.
+    """Erase the messages of a condition; with `dry_run`, only count them.
 
     `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
     until then stays, and another run goes on.
@@ -162,7 +155,7 @@ async def erase(
     eraser.done = done = Erasure(
         stream=config.source.stream, reason=reason, by=_who(), dry_run=dry_run, started=datetime.now(UTC)
     )
-    erased = eraser.run(select)
+    erased = eraser.run(condition)
     if in_stream and (eraser.clean or dry_run):
         try:
             done.in_stream = await delete_from_stream(config, erased, dry_run=dry_run, progress=progress)
@@ -221,14 +214,14 @@ class _Eraser:
         self.clean = False
         """Whether no object has erased messages any more."""
 
-    def run(self, select: Selector | str) -> Erased:
+    def run(self, condition: Condition) -> Erased:
         """Erase everything but in the stream; return all that is erased. Raises ConfigError, JetcaptureError."""
         done, stream = self.done, self._config.source.stream
         known = self._archive.erased(stream)
         with suppress(JetcaptureError):
             mark = self._archive.watermark(stream)
             done.up_to = None if mark is None else mark.seq
-        chosen = retried(lambda: self._select(select))
+        chosen = retried(lambda: self._select(condition))
         if not known and not done.searched:
             raise JetcaptureError(
                 f"no archive of stream {stream} under {self._archive.shown}{self._archive.known_streams()}"
@@ -262,23 +255,18 @@ class _Eraser:
 
     # ------------------------------------------------------------------ selection
 
-    def _select(self, select: Selector | str) -> MessageSet:
+    def _select(self, condition: Condition) -> MessageSet:
         """Return the selected messages that are stored. Raises ConfigError, VanishedError, JetcaptureError."""
         files = self._files()
         self._undecided.clear()
-        if isinstance(select, str):
-            with Condition(self._archive, self._config, select) as condition:
-                broken = condition.prepare(files)
-                self._undecided |= {path: f"{_NOT_SEARCHED}{reason}" for path, reason in broken.items()}
-                chosen = self._asked([file for file in files if file.path not in broken], condition.selected)
-            if self._undecided and len(self._undecided) == len(files):
-                raise ConfigError(f"--where: {next(iter(self._undecided.values())).removeprefix(_NOT_SEARCHED)}")
-            return chosen
-        chosen = self._asked(
-            [file for file in files if select.may_match(_name(file))],
-            lambda file: selected(self._archive, self._examiner, file, select),
-        )
-        if isinstance(select, SequenceSelector) and (np.diff(chosen.seqs) == 0).any():
+        files = [file for file in files if condition.may_match(_name(file))]
+        with Search(self._archive, self._config, condition) as search:
+            broken = search.prepare(files)
+            self._undecided |= {path: f"{_NOT_SEARCHED}{reason}" for path, reason in broken.items()}
+            chosen = self._asked([file for file in files if file.path not in broken], search.selected)
+        if condition.where is not None and self._undecided and len(self._undecided) == len(files):
+            raise ConfigError(f"--where: {next(iter(self._undecided.values())).removeprefix(_NOT_SEARCHED)}")
+        if condition.seqs is not None and (np.diff(chosen.seqs) == 0).any():
             raise ConfigError(
                 "--seq: several messages have the same sequence, because the stream was created again: select them by "
                 "--where, with _nats_seq and _nats_timestamp"
@@ -301,7 +289,7 @@ class _Eraser:
                     return error.messages
                 except (DamagedError, JetcaptureError) as error:
                     self._undecided[file.path] = f"{_NOT_SEARCHED}{error}"
-                    return NO_MESSAGES
+                    return MessageSet()
             return self._told[at]
 
         found: list[MessageSet] = []
@@ -363,7 +351,7 @@ class _Eraser:
 
     def _remove(self, erased: Erased, chosen: MessageSet) -> None:
         """Write objects again without erased messages, until none has any."""
-        done, seen = self.done, NO_MESSAGES
+        done, seen = self.done, MessageSet()
         self._clean.clear()
         for _ in range(_ROUNDS):
             holders = retried(lambda: self._holders(erased))

@@ -39,7 +39,7 @@ from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as module
 from jetcapture_py.rewriting import text_objects
 from jetcapture_py.rewriting.erase import Erasure, erase
-from jetcapture_py.rewriting.selectors import Condition, KeySelector, Selector, SequenceSelector, SubjectSelector
+from jetcapture_py.rewriting.select import Condition, Search
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind
@@ -69,7 +69,7 @@ SETTINGS: dict[str, Any] = {
 }
 WHO = "Erika Mustermann"
 REASON = "request 4711"
-KEY = KeySelector("b", SETTINGS["key"])
+KEY = Condition(key="b")
 
 
 def message(number: int) -> Message:
@@ -84,8 +84,9 @@ def captured(start: Start, root: Path, count: int = COUNT, **sections: Any) -> C
     return publish_and_capture(start().url, root, messages, **{**SETTINGS, "block": block, **sections})
 
 
-def run(config: Config, select: Selector | str = KEY, **options: Any) -> Erasure:
-    return asyncio.run(erase(config, select, REASON, **options))
+def run(config: Config, condition: Condition | str = KEY, **options: Any) -> Erasure:
+    condition = Condition(where=condition) if isinstance(condition, str) else condition
+    return asyncio.run(erase(config, condition, REASON, **options))
 
 
 def read(root: Path) -> dict[int, dict[str, Any]]:
@@ -114,10 +115,10 @@ def contents(root: Path) -> Iterator[bytes]:
             yield gzip.decompress(data) if path.name.endswith(".gz") else data
 
 
-SELECTORS: dict[str, tuple[Selector | str, Callable[[int], bool]]] = {
+SELECTORS: dict[str, tuple[Condition | str, Callable[[int], bool]]] = {
     "key": (KEY, lambda number: number % 3 == 1),
-    "subject": (SubjectSelector("*.c"), lambda number: number % 3 == 2),
-    "seq": (SequenceSelector(7, 23), lambda number: 6 <= number < 23),
+    "subject": (Condition(subject="*.c"), lambda number: number % 3 == 2),
+    "seq": (Condition(seqs=(7, 23)), lambda number: 6 <= number < 23),
     "where": (
         f"_nats_payload = 'no'::BLOB AND _nats_seq = 211 OR decode(_nats_payload) LIKE '%{WHO}%'",
         lambda number: (number % 7 == 0 and number % 10 != 0) or number == 210,
@@ -227,7 +228,7 @@ def test_a_condition_has_columns_of_any_name_and_may_have_parameters_and_the_tim
     config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
     assert run(config, where).remaining == []
     assert positions(config) == [2]
-    with pytest.raises(ConfigError, match="names a column that no object has"):
+    with pytest.raises(ConfigError, match="does not fit its columns"):
         run(config, "len(list_filter([größe], lambda each: each = user)) > 0")
 
 
@@ -247,11 +248,12 @@ def test_messages_whose_headers_cannot_be_read_may_have_the_key_and_are_named(tm
     block = BlockId(key=None, bucket=HOUR, quarantine=True)
     put(tmp_path, encoder.encode(block, "age", [pa.RecordBatch.from_pydict({**arrays, **values})]))
     config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
-    done = run(config, KeySelector("b", "{header.T}"))
+    done = run(config.model_copy(update={"key": "{header.T}"}), Condition(key="b"))
     assert read_archive(str(tmp_path), STREAM, quarantine=True).read_all()[layout.SEQ].to_pylist() == [2, 3]
     (line,) = done.remaining
     assert "not searched: messages whose headers cannot be read have no key" in line
-    assert run(config, KeySelector("orders", "{subject[0]}")).remaining == [], "they are of no concern"
+    config = config.model_copy(update={"key": "{subject[0]}"})
+    assert run(config, Condition(key="orders")).remaining == [], "they are of no concern"
 
 
 def test_a_message_that_moves_while_a_condition_is_evaluated_is_found(
@@ -259,9 +261,9 @@ def test_a_message_that_moves_while_a_condition_is_evaluated_is_found(
 ) -> None:
     config = archive_of(tmp_path, {"seqs": (1,)}, {"seqs": (7,), "quarantine": True})
     (old,) = [name for name in objects(tmp_path) if name.quarantine]
-    real = Condition.selected
+    real = Search.selected
 
-    def selects(self: Condition, file: File) -> Any:
+    def selects(self: Search, file: File) -> Any:
         found = real(self, file)
         if (tmp_path / old.path).exists() and file.name != old:  # decoded again
             archive_of(tmp_path, {"seqs": (7,)}, {"seqs": (8,), "quarantine": True})
@@ -269,7 +271,7 @@ def test_a_message_that_moves_while_a_condition_is_evaluated_is_found(
         return found
 
     monkeypatch.setattr(module, "THREADS", 1)  # so that the old one is not read before
-    monkeypatch.setattr(Condition, "selected", selects)
+    monkeypatch.setattr(Search, "selected", selects)
     assert run(config, "_nats_seq >= 7").remaining == []
     assert positions(config) == [1]
 
@@ -317,7 +319,7 @@ def test_lines_of_text_objects_go_and_the_others_stay_to_the_byte(
     assert not run(config).remaining
     erased = asyncio.run(verify(config)).count(Kind.ERASED)
     assert erased == len([number for number in range(COUNT) if number % 3 == 1 or (number % 7 == 0 and number % 10)])
-    assert not run(config, SequenceSelector(1, COUNT)).remaining
+    assert not run(config, Condition(seqs=(1, COUNT))).remaining
     assert objects(root) == []
 
 
@@ -378,7 +380,7 @@ def test_killed_at_every_step_and_run_again_it_ends(nats_server: Start, tmp_path
         assert set(positions(own)) >= set(others)
         assert not asyncio.run(verify(own)).count(Kind.HOLES)
         # any selection ends what a tombstone has begun
-        done = run(own, KEY if step % 2 else SequenceSelector(count + 1, count + 1))
+        done = run(own, KEY if step % 2 else Condition(seqs=(count + 1, count + 1)))
         assert done.remaining == []
         assert sorted(positions(own)) == others
         proven(own, count - len(others))
@@ -418,7 +420,7 @@ def test_copies_of_a_compaction_are_erased_also_those_it_makes_meanwhile(
         return result
 
     monkeypatch.setattr(module, "remove_replaced", removed)
-    done = run(config, SubjectSelector("orders.b"))
+    done = run(config, Condition(subject="orders.b"))
     assert len(rounds) > 1
     assert (done.messages, done.remaining) == (100, [])
     assert read(root) == {seq: row for seq, row in before.items() if seq % 3 != 2}
@@ -434,7 +436,7 @@ def test_of_two_messages_with_a_sequence_only_the_selected_one_is_erased(tmp_pat
     source = {"stream": STREAM, "consumer": "archive"}
     config = parse({"source": source, "store": {"url": str(root)}})
     with pytest.raises(ConfigError, match="several messages have the same sequence"):
-        run(config, SequenceSelector(6, 6))
+        run(config, Condition(seqs=(6, 6)))
     done = run(config, f"_nats_seq = 5 OR epoch_us(_nats_timestamp) >= {start + 9}")
     assert (done.messages, done.remaining) == (3, [])
     assert [(row[layout.SEQ], row[layout.TIMESTAMP].microsecond) for row in read(root).values()] == [(6, 2)]
@@ -446,7 +448,7 @@ def test_a_message_that_comes_later_with_a_sequence_between_erased_ones_is_not_e
     for identities in ([(5, start + 1), (6, start + 2), (7, start + 3)], [(8, start + 11)]):
         put(tmp_path, encoded(identities, bucket=HOUR))
     config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
-    assert run(config, SequenceSelector(5, 8)).messages == 4
+    assert run(config, Condition(seqs=(5, 8))).messages == 4
     erased = open_archive(str(tmp_path), {}).erased(STREAM)
     times = np.array([2, 9, 10, 11], np.int64) + start
     assert erased.contains(np.array([6, 6, 7, 8]), times).tolist() == [True, False, False, True]
@@ -502,12 +504,12 @@ def test_objects_that_become_one_lose_nothing(tmp_path: Path) -> None:
     for seqs in ((1, 2, 3, 9), (1, 2, 3, 8), (1, 2, 3, 7), (1, 2, 3)):
         put(root, encoded([(seq, start + seq) for seq in seqs], bucket=HOUR))
     config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(root)}})
-    first = run(config, SequenceSelector(7, 9))  # a compaction may be about to remove the copy with 1, 2 and 3
+    first = run(config, Condition(seqs=(7, 9)))  # a compaction may be about to remove the copy with 1, 2 and 3
     assert (first.objects, len(objects(root))) == ([], 4)
     assert [text.partition(": ")[2] for text in first.remaining] == [
         "kept, because an older copy has its other messages: run it again"
     ]
-    done = run(config, SequenceSelector(7, 9))
+    done = run(config, Condition(seqs=(7, 9)))
     assert (done.messages, len(done.objects), done.remaining) == (3, 3, [])
     assert {each.after for each in done.objects} == {name.path for name in objects(root)}
     assert list(read(root)) == [1, 2, 3]
@@ -517,7 +519,7 @@ def test_the_certificate_has_the_digest_of_an_object_that_several_became(tmp_pat
     for seqs in ((1, 2, 3, 9), (1, 2, 3, 8)):
         put(tmp_path, encoded([(seq, HOUR * 1_000_000 + seq) for seq in seqs], bucket=HOUR))
     config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(tmp_path)}})
-    (first,) = run(config, SequenceSelector(8, 9)).objects
+    (first,) = run(config, Condition(seqs=(8, 9))).objects
     assert first.after is not None
     assert first.sha256_after == hashlib.sha256((tmp_path / first.after).read_bytes()).hexdigest()
 
@@ -628,7 +630,7 @@ def test_messages_that_are_older_than_their_mirror_are_known_to_be_erased(nats_s
 
     config = parse(settings(server.url, tmp_path / "a"))
     asyncio.run(mirrored())
-    assert run(config, SubjectSelector("orders.1")).messages == 3
+    assert run(config, Condition(subject="orders.1")).messages == 3
     proven(config, 3)
 
 
@@ -772,7 +774,7 @@ def test_versions_from_before_a_bucket_had_versions_go_as_well(tmp_path: Path) -
         client.put_bucket_versioning(Bucket="later", VersioningConfiguration={"Status": "Enabled"})
         store = {"url": "s3://later/archive", "options": options(server.endpoint)}
         config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": store})
-        done = run(config, SequenceSelector(2, 2))
+        done = run(config, Condition(seqs=(2, 2)))
         assert (done.remaining, done.versions) == ([], 1)
         assert versions(server, "later") == {("1-1", False)}
 

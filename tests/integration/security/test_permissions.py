@@ -23,7 +23,7 @@ from jetcapture_py.manage.apply import apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.check_server import Findings
 from jetcapture_py.rewriting.erase import erase
-from jetcapture_py.rewriting.selectors import SequenceSelector
+from jetcapture_py.rewriting.select import Condition
 from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions, parse
@@ -170,7 +170,7 @@ def test_erasing_in_the_stream_needs_what_the_example_allows(start: Start, tmp_p
     admin = {"servers": [server.url], "user": "admin", "password": "admin"}
     asyncio.run(capture_all(config(server.url, tmp_path / "archive", nats=admin)))
     own = config(server.url, tmp_path / "archive", nats=as_user(server, "eraser"))
-    done = asyncio.run(erase(own, SequenceSelector(3, 5), "a test", in_stream=True))
+    done = asyncio.run(erase(own, Condition(seqs=(3, 5)), "a test", in_stream=True))
     named = [
         text for text in (*done.remaining, *(done.in_stream.notes if done.in_stream else ())) if str(denied) in text
     ]

@@ -14,7 +14,7 @@ from azure.storage.blob import BlobServiceClient, ContainerSasPermissions, Reten
 from jetcapture_py.config.model import parse
 from jetcapture_py.manage.check import check
 from jetcapture_py.rewriting.erase import Erasure, erase
-from jetcapture_py.rewriting.selectors import SequenceSelector
+from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store import open_store
 from tests.integration.store.conftest import AzurePlace, Place, S3Place, bucket
 from tests.support.archives import HOUR, encoded
@@ -102,7 +102,7 @@ def test_azure_tells_its_encryption_lock_and_soft_delete(azure: AzurePlace, rest
     def erased() -> Erasure:
         section = {"url": azure.url, "options": dict(azure.options)}
         config = parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": section})
-        return asyncio.run(erase(config, SequenceSelector(2, 2), "request 4711"))
+        return asyncio.run(erase(config, Condition(seqs=(2, 2)), "request 4711"))
 
     text = "deleted objects can be restored for 7 days, because the account has soft delete"
     first, second = erased(), erased()

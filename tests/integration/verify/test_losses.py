@@ -17,7 +17,7 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream import pulls, source
 from jetcapture_py.rewriting.erase import erase
-from jetcapture_py.rewriting.selectors import SequenceSelector
+from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.verify.findings import LOSSES, Finding, Kind, Report
 from jetcapture_py.verify.proof import verify
 from tests.support.losses import HISTORIES, INJURIES, Subject, api, flip, plain, remove_inside, remove_last, wipe
@@ -417,7 +417,7 @@ def test_a_lost_message_is_not_taken_for_the_erased_one_of_its_sequence(nats_ser
     with rewound(server):
         asyncio.run(send(server, b"old", 5))
         asyncio.run(capture_all(settings))
-        asyncio.run(erase(settings, SequenceSelector(3, 3), "request 4711"))
+        asyncio.run(erase(settings, Condition(seqs=(3, 3)), "request 4711"))
     before = {*objects(root)}
     asyncio.run(send(server, b"new", 5))
     asyncio.run(capture_all(settings))
