@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ Seqs = npt.NDArray[np.int64]
 Micros = npt.NDArray[np.int64]
 Bounds = tuple[int, int]
 """First and last sequence, inclusive."""
+C = TypeVar("C", str, int)
+"""When an incarnation was created: as the server writes it, or in microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +129,19 @@ def in_order(created: Iterable[str]) -> list[str]:
     return sorted(filter(None, {*created}), key=moment)
 
 
-def owners(created: Sequence[str], times: Micros) -> npt.NDArray[np.intp]:
-    """Return for each message the index of its incarnation in `created`, oldest first."""
-    begins = np.array([moment(each) for each in created], np.int64)
-    return np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
+def owners(begins: Sequence[int], times: Micros) -> npt.NDArray[np.intp]:
+    """Return for each message the index of its incarnation, which began then, oldest first; in microseconds."""
+    return np.maximum(np.searchsorted(np.array(begins, np.int64), times, "right") - 1, 0)
 
 
-def bounds_by_incarnation(created: Iterable[str], seqs: Seqs, times: Micros) -> dict[str, Bounds]:
-    """Return the first and last sequence of each of these incarnations that has messages."""
-    ordered = in_order(created)
-    numbers = owners(ordered, times)
-    parts = ((each, seqs[numbers == number]) for number, each in enumerate(ordered))
+def bounds_by_incarnation(created: Sequence[C], seqs: Seqs, times: Micros) -> dict[C, Bounds]:
+    """Return the first and last sequence of each incarnation that has messages, of those `created`, oldest first."""
+    numbers = owners([each if isinstance(each, int) else moment(each) for each in created], times)
+    parts = ((each, seqs[numbers == number]) for number, each in enumerate(created))
     return {each: (int(part.min()), int(part.max())) for each, part in parts if len(part)}
 
 
-def continued(
-    created: Sequence[str], bounds: Mapping[str, Bounds], anew: Collection[str] = frozenset()
-) -> Sequence[str]:
+def continued(created: Sequence[C], bounds: Mapping[C, Bounds], anew: Collection[C] = frozenset()) -> Sequence[C]:
     """Return the last of the incarnations `created`, oldest first, after those that it continues.
 
     `bounds` are those of incarnations with messages; those in `anew` are known to continue none.

@@ -257,7 +257,7 @@ def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mappin
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for due in objects:
         ordered = in_order(due.created or known)
-        numbers = owners(ordered, due.times)
+        numbers = owners([moment(created) for created in ordered], due.times)
         if ordered and not due.created:
             numbers[due.times < moment(ordered[0])] = len(ordered)
         for number in np.unique(numbers).tolist():

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.archive import layout, stream_config
-from jetcapture_py.archive.metadata import is_path
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import bounds_by_incarnation, continued
 from jetcapture_py.config import buckets
 from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
@@ -94,15 +94,14 @@ def incarnations(
     age = None if max_age is None else _microseconds(max_age)
     if per_key is not None and per_key < 1:
         raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
-    found = []
-    for file in files.below(stream_config.directory(stream)):
-        if not is_path(file.path):
-            continue
-        known = stream_config.StreamConfig.decode(files.read(file), stream, file.path)
-        limits = _limits(known.config, age, per_key, continues=known.continues)
-        created = microseconds_of(parse_time(known.created))
-        found.append(BucketIncarnation(created=created, limits=limits, continues=known.continues))
-    found.sort(key=lambda each: each.created)
+    found = [
+        BucketIncarnation(
+            created=microseconds_of(parse_time(config.created)),
+            limits=_limits(config.config, age, per_key, continues=config.continues),
+            continues=config.continues,
+        )
+        for config in files.stream_configs(stream)
+    ]
     return found or [BucketIncarnation(created=0, limits=_limits({"max_msgs_per_subject": 1}, age, per_key))]
 
 
@@ -139,12 +138,10 @@ def start_of(
     continue theirs, and so all older entries belong to them. `seqs` and `times` are those of all entries.
     """
     known = [life for life in known if until is None or life.created <= until] or list(known[:1])
-    anew = max((life.created for life in known[1:] if not life.continues), default=0)
-    for life in reversed(known[1:]):
-        before, after = seqs[(times >= anew) & (times < life.created)], seqs[times >= life.created]
-        if life.created > anew and len(before) and len(after) and after.min() <= before.max():
-            return known[-1], life.created
-    return known[-1], anew
+    created = [life.created for life in known]
+    anew = {life.created for life in known if not life.continues}
+    first = continued(created, bounds_by_incarnation(created, seqs, times), anew)[0]
+    return known[-1], 0 if first == created[0] else first
 
 
 def read_bucket(

@@ -155,7 +155,8 @@ def removed_ranges(
     creations = in_order((*united, *plan.others))
     if not creations:
         return ranges + list(runs(erased.seqs))
-    gone = np.isin(owners(creations, erased.times), [creations.index(each) for each in united if each])
+    owner = owners([moment(created) for created in creations], erased.times)
+    gone = np.isin(owner, [creations.index(created) for created in united if created])
     if continues and plan.created:
         gone |= erased.times < moment(plan.created)
     return ranges + list(runs(erased.seqs[gone]))

@@ -213,7 +213,7 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
     for column in (*layout.ENVELOPE, layout.ROW, layout.STAGE, layout.ERROR, layout.RAW_HEADERS):
         assert f"`{column}`" in text
     written = section("docs/archive-format.md", "Watermark")
-    for name in ConsumerWatermark.__dataclass_fields__:
+    for name in ConsumerWatermark.__struct_fields__:
         assert f"`{WATERMARK.get(name, name)}`" in written
 
 

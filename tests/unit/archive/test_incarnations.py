@@ -5,9 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from jetcapture_py.archive.incarnations import Ends, Origin, Progress, Sample, is_same_stream
+from jetcapture_py.archive.incarnations import (
+    Ends,
+    Origin,
+    Progress,
+    Sample,
+    bounds_by_incarnation,
+    continued,
+    is_same_stream,
+    moment,
+    span,
+)
 from jetcapture_py.config.units import format_time, moment_of
 
 HOUR = 3_600_000_000
@@ -70,3 +81,36 @@ def test_without_a_common_message_the_consumers_progress_decides_or_the_creation
 )
 def test_a_consumer_that_has_come_less_far_is_a_new_one(now: tuple[int, int], continues: bool) -> None:
     assert Progress(*now).continues(Progress(9, 5)) is continues
+
+
+@pytest.mark.parametrize(
+    ("bounds", "anew", "first"),
+    [
+        ({1: (1, 5), 2: (6, 9)}, (), 1),
+        ({1: (1, 5), 2: (5, 9)}, (), 2),
+        ({1: (1, 5), 2: (6, 9)}, (2,), 2),
+        ({1: (1, 9), 2: (1, 3), 3: (4, 6)}, (), 2),
+        ({1: (1, 3), 3: (4, 6)}, (), 1),
+        ({1: (1, 3), 3: (3, 6)}, (), 2),
+        ({1: (1, 3)}, (), 1),
+        ({1: (1, 3), 3: (4, 5)}, (2,), 2),
+        ({}, (), 1),
+    ],
+)
+def test_an_incarnation_continues_those_whose_messages_end_before_it(
+    bounds: dict[int, tuple[int, int]], anew: tuple[int, ...], first: int
+) -> None:
+    assert continued([1, 2, 3], bounds, anew)[0] == first
+
+
+def test_messages_belong_to_the_last_incarnation_before_them_and_the_oldest_has_all_earlier_ones() -> None:
+    seqs, times = np.array([1, 2, 1, 5, 2]), np.array([7, 10, 20, 29, 40])
+    assert bounds_by_incarnation([10, 20, 30], seqs, times) == {10: (1, 2), 20: (1, 5), 30: (2, 2)}
+
+
+def test_an_object_with_messages_of_others_is_divided_by_time() -> None:
+    first, second, third = (f"2026-05-01T1{hour}:00:00Z" for hour in range(3))
+    assert span([first, second], [first, second]) is None
+    assert span([first, second, third], [second]) == (moment(second), moment(third))
+    assert span([first, second], [first]) == (-1 << 62, moment(second))
+    assert span([first, second], [second]) == (moment(second), 1 << 62)

@@ -86,7 +86,9 @@ class TestRecordedConfigurations:
     @pytest.mark.parametrize("data", [b"", b'{"stream": "OBJ_files", "stream_created": "soon", "config": {}}'])
     def test_a_damaged_one_is_named(self, root: Path, data: bytes) -> None:
         record_config(root, "2026-05-01T11:00:00Z").write_bytes(data)
-        with pytest.raises(JetcaptureError, match=r"^_streams/OBJ_files/20260501T110000Z\.json: .") as caught:
+        with pytest.raises(
+            JetcaptureError, match=r"^_streams/OBJ_files/20260501T110000Z\.json is damaged: ."
+        ) as caught:
             list_files(str(root), "files")
         assert "\n" not in str(caught.value)
 
