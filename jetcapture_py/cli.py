@@ -12,27 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from jetcapture_py import commands
+from jetcapture_py import options as opt
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.options import (
-    SQL_MAY_BEGIN_WITH_A_COMMENT,
-    AsJson,
-    Configs,
-    Context,
-    DryRun,
-    End,
-    Keys,
-    NatsFile,
-    OneConfig,
-    OneStream,
-    Servers,
-    Start,
-    StoreOptions,
-    Streams,
-    chosen_archive,
-    login,
-    time_option,
-    value_of,
-)
 
 if TYPE_CHECKING:
     from jetcapture_py.config.model import Config
@@ -107,7 +88,7 @@ def root(
 
 @app.command()
 def run(
-    config: Configs,
+    config: opt.Configs,
     until_caught_up: Annotated[
         bool,
         typer.Option("--until-caught-up", help="Drain and stop once nothing is pending or unacknowledged."),
@@ -140,10 +121,10 @@ def run(
 
 @app.command()
 def status(
-    config: Configs,
-    streams: Streams = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds until interrupted.")] = False,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show lag, pending messages, watermark and last stored object."""
     from jetcapture_py.manage.many import captures
@@ -154,15 +135,15 @@ def status(
 
 @app.command()
 def verify(
-    config: Configs,
-    streams: Streams = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of every object, to find flipped bits.")
     ] = False,
     content: Annotated[
         bool, typer.Option("--content", help="Read every message of the stream, and compare it with the archive.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -217,8 +198,8 @@ def verify(
 
 @app.command()
 def apply(
-    config: Configs,
-    streams: Streams = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing; exit code 3 if something would change.")
     ] = False,
@@ -240,8 +221,8 @@ def apply(
 
 @app.command()
 def check(
-    config: Configs,
-    streams: Streams = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON per capture, with the figures.")
     ] = False,
@@ -255,7 +236,7 @@ def check(
     from jetcapture_py.manage import check as command
     from jetcapture_py.manage import many
 
-    seconds = value_of("--outage", parse_duration, outage)
+    seconds = opt.value_of("--outage", parse_duration, outage)
     files = many.captures(config, streams, together=True)
     raise typer.Exit(
         many.run(
@@ -272,57 +253,59 @@ def check(
 def export(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
     consumer: Annotated[str | None, typer.Argument(metavar="CONSUMER", help="A consumer of the stream.")] = None,
-    nats: NatsFile = None,
-    context: Context = None,
-    servers: Servers = None,
+    nats: opt.NatsFile = None,
+    context: opt.Context = None,
+    servers: opt.Servers = None,
 ) -> None:
     """Print a stream and a consumer as a configuration. Applying it changes nothing."""
     from jetcapture_py.config.model import NatsConfig
     from jetcapture_py.manage.export import run
 
-    raise typer.Exit(run(login(nats, context, servers, default=NatsConfig()), stream, consumer))
+    raise typer.Exit(run(opt.login(nats, context, servers, default=NatsConfig()), stream, consumer))
 
 
 @app.command()
 def objects(
-    config: Configs,
-    streams: Streams = None,
-    keys: Keys = None,
-    start: Start = None,
-    end: End = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
+    keys: opt.Keys = None,
+    start: opt.Start = None,
+    end: opt.End = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per object.")] = False,
 ) -> None:
     """List the archive's objects by key and time."""
     from jetcapture_py.manage import many
     from jetcapture_py.manage.objects import ObjectSelection, run
 
-    selection = ObjectSelection(keys=keys or (), start=time_option("--from", start), end=time_option("--to", end))
+    selection = ObjectSelection(
+        keys=keys or (), start=opt.time_option("--from", start), end=opt.time_option("--to", end)
+    )
     files = many.captures(config, streams, find=many.in_archive)
     raise typer.Exit(many.run(files, lambda each, _: run(each, selection), as_json=as_json, at_once=True))
 
 
 @app.command()
 def maintain(
-    config: Configs,
-    streams: Streams = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
     every: Annotated[
         str | None,
         typer.Option("--every", metavar="DURATION", help="Run as a service, with a pass this often, until SIGTERM."),
     ] = None,
     http: _Http = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Compact archives, update their tables, and expire buckets. Follows the section `maintain`; needs no NATS."""
     from jetcapture_py.capture import allocator
     from jetcapture_py.config.units import parse_duration
     from jetcapture_py.monitoring import http_server
 
-    if every is not None and (dry_run or as_json):
-        raise ConfigError("--every: cannot be combined with --dry-run or --json")
-    seconds = value_of("--every", parse_duration, every)
-    if seconds == 0:
-        raise ConfigError("--every: expected a duration above 0")
+    seconds = opt.value_of("--every", parse_duration, every)
+    opt.refuse(
+        (every is not None and (dry_run or as_json), "--every: cannot be combined with --dry-run or --json"),
+        (seconds == 0, "--every: expected a duration above 0"),
+    )
     server = http_server.start_early(*config, listen=http) if seconds is not None else None
     try:
         allocator.use_system_allocator()
@@ -340,11 +323,11 @@ def maintain(
 
 @app.command()
 def compact(
-    config: Configs,
-    streams: Streams = None,
-    start: Start = None,
-    end: End = None,
-    keys: Keys = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+    keys: opt.Keys = None,
     target: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Instead of maintain.compact.target; default: 256MiB.")
     ] = None,
@@ -357,8 +340,8 @@ def compact(
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
     ] = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Merge small and overlapping objects, without Spark. Leaves incomplete buckets alone."""
     from jetcapture_py.capture import allocator
@@ -368,15 +351,12 @@ def compact(
     from jetcapture_py.config.section import validated
     from jetcapture_py.maintain import service
     from jetcapture_py.manage import many
-    from jetcapture_py.reading.selection import Selection
 
     given = {"target": target, "after": after, "grace": grace}
     validated(CompactConfig, given, rename=lambda problem: f"--{problem}")
     request = service.CompactRequest(
         settings={name: text for name, text in given.items() if text is not None},
-        selection=Selection(
-            time_option("--from", start), time_option("--to", end), [key or None for key in keys] if keys else None
-        ),
+        selection=opt.selection_of(start, end, keys),
         incomplete=incomplete,
     )
     files = many.captures(config, streams, find=many.in_archive, together=True)
@@ -385,8 +365,8 @@ def compact(
 
 @app.command()
 def tap(
-    config: OneConfig,
-    stream: OneStream = None,
+    config: opt.OneConfig,
+    stream: opt.OneStream = None,
     count: Annotated[int, typer.Option("-n", min=1, max=100_000, help="How many messages.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
@@ -399,11 +379,11 @@ def tap(
 
 @app.command()
 def test(
-    config: OneConfig,
+    config: opt.OneConfig,
     cases: Annotated[
         Path, typer.Argument(metavar="CASES", help="The test cases, YAML: messages and their expected outcome.")
     ],
-    stream: OneStream = None,  # noqa: PT028  it is no test
+    stream: opt.OneStream = None,  # noqa: PT028  it is no test
 ) -> None:
     """Run unit tests of a configuration. Message in; key, bucket and columns out. Needs no server."""
     from jetcapture_py.config.several import only
@@ -423,7 +403,7 @@ def schema() -> None:
 
 
 @app.command(
-    context_settings=SQL_MAY_BEGIN_WITH_A_COMMENT,
+    context_settings=opt.SQL_MAY_BEGIN_WITH_A_COMMENT,
 )
 def query(
     first: Annotated[
@@ -437,34 +417,16 @@ def query(
             "standard input.",
         ),
     ] = None,
-    start: Start = None,
-    end: End = None,
-    stream: OneStream = None,
-    event_start: Annotated[
-        str | None, typer.Option("--event-from", metavar="TIME", help="Like --from, by the time in block.time.")
-    ] = None,
-    event_end: Annotated[
-        str | None, typer.Option("--event-to", metavar="TIME", help="Like --to, by the time in block.time.")
-    ] = None,
-    keys: Keys = None,
-    complete_only: Annotated[
-        bool,
-        typer.Option("--complete-only", help="Only messages up to the watermark's time, where no more can arrive."),
-    ] = False,
-    dedupe: Annotated[
-        Literal["auto", "full", "none"],
-        typer.Option(
-            help="Which copies of a message to drop. auto: those under its key and bucket, enough unless `key` or "
-            "block.interval changed; full: compare all messages (slow); none."
-        ),
-    ] = "auto",
-    parquet_only: Annotated[
-        bool,
-        typer.Option(
-            "--parquet-only", help="Skip objects in formats other than Parquet, which are an error otherwise."
-        ),
-    ] = False,
-    options: StoreOptions = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+    stream: opt.OneStream = None,
+    event_start: opt.EventStart = None,
+    event_end: opt.EventEnd = None,
+    keys: opt.Keys = None,
+    complete_only: opt.CompleteOnly = False,
+    dedupe: opt.DedupeOption = "auto",
+    parquet_only: opt.ParquetOnly = False,
+    options: opt.StoreOptions = None,
     form: Annotated[
         Literal["table", "csv", "json", "parquet"], typer.Option("--format", help="Output format.")
     ] = "table",
@@ -478,22 +440,17 @@ def query(
     The views are archive, quarantine (messages that could not be decoded) and objects.
     """
     from jetcapture_py.manage import query as command
-    from jetcapture_py.reading.selection import Selection
 
-    selection = Selection(
-        keys=[key or None for key in keys or ()] or None,
-        start=time_option("--from", start),
-        end=time_option("--to", end),
-        event_start=time_option("--event-from", event_start),
-        event_end=time_option("--event-to", event_end),
+    opt.refuse(
+        (form == "parquet" and output in (None, "-"), "--format parquet needs --output: a file or a URL"),
+        (
+            form != "parquet" and "://" in (output or ""),
+            f"--output: only Parquet is written to a URL; --format {form} needs a file",
+        ),
     )
-    if form == "parquet" and output in (None, "-"):
-        raise typer.BadParameter("--format parquet needs --output: a file or a URL")
-    if form != "parquet" and "://" in (output or ""):
-        raise typer.BadParameter(f"--output: only Parquet is written to a URL; --format {form} needs a file")
     request = command.QueryRequest(
-        archive=chosen_archive([first, *(rest or ())], options, stream, sql="[SQL]"),
-        selection=selection,
+        archive=opt.chosen_archive([first, *(rest or ())], options, stream, sql="[SQL]"),
+        selection=opt.selection_of(start, end, keys, event_start, event_end),
         complete_only=complete_only,
         dedupe=dedupe,
         parquet_only=parquet_only,
@@ -520,8 +477,27 @@ def demo(
 
 app.add_typer(commands.app)
 
+
+class _Jobs(TyperGroup):
+    """Knows the names of Spark's jobs; imports the one that runs, or whose options are asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and _job(command.name or ""), rest
+
+
+def _job(name: str) -> Any:
+    from importlib import util
+
+    missing = next((package for package in ("pyspark", "pandas") if util.find_spec(package) is None), None)
+    if missing is not None:
+        raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")
+    return import_module(f"spark_jobs.{name}").COMMAND
+
+
 spark = typer.Typer(
     name="spark",
+    cls=_Jobs,
     help="Run a Spark job over an archive. JOB --help shows its arguments.",
     no_args_is_help=True,
 )
@@ -533,26 +509,5 @@ JOBS = {
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
     "report": "Write one HTML page about an archive.",
 }
-
-
-def _job(name: str, description: str) -> None:
-    """Make a command of the module `spark_jobs.{name}`, which reads its own arguments."""
-
-    @spark.command(
-        name,
-        help=description,
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )
-    def run_job(context: typer.Context) -> None:
-        from importlib import util
-
-        missing = next((package for package in ("pyspark", "pandas") if util.find_spec(package) is None), None)
-        if missing is not None:
-            raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")
-        code = import_module(f"spark_jobs.{name}").main(context.args)
-        import_module("spark_jobs.job").leave(code)
-
-
-for _name, _description in JOBS.items():
-    _job(_name, _description)
+for _name, _help in JOBS.items():
+    spark.command(_name, help=_help)(lambda: None)

@@ -8,39 +8,21 @@ from typing import Annotated
 
 import typer
 
-from jetcapture_py.options import (
-    WHEN,
-    Archive,
-    AsJson,
-    Configs,
-    Context,
-    DryRun,
-    End,
-    NatsFile,
-    OneConfig,
-    OneStream,
-    Servers,
-    Start,
-    StoreOptions,
-    Streams,
-    chosen_archive,
-    login,
-    time_option,
-)
+from jetcapture_py import options as opt
 
 app = typer.Typer()
 
 _MAX_SEQ = 1 << 62
 _AsOf = Annotated[
     str | None,
-    typer.Option("--as-of", metavar="TIME|REVISION", help=f"As it was then: {WHEN}, or a revision; default: newest."),
+    typer.Option("--as-of", metavar="TIME|REVISION", help=f"As of then: {opt.WHEN}, or a revision; default: newest."),
 ]
 
 
 @app.command()
 def files(
-    config: OneConfig,
-    stream: OneStream = None,
+    config: opt.OneConfig,
+    stream: opt.OneStream = None,
     as_of: _AsOf = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per file.")] = False,
 ) -> None:
@@ -53,13 +35,13 @@ def files(
 
 @app.command()
 def get(
-    config: OneConfig,
+    config: opt.OneConfig,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name in the object store.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Target; -: standard output. Default: last part of NAME."),
     ] = None,
-    stream: OneStream = None,
+    stream: opt.OneStream = None,
     as_of: _AsOf = None,
 ) -> None:
     """Write a file of an archived object store. Checks its SHA-256."""
@@ -77,9 +59,9 @@ app.add_typer(quarantine)
 
 @quarantine.command("list")
 def list_quarantine(
-    config: Configs,
-    streams: Streams = None,
-    as_json: AsJson = False,
+    config: opt.Configs,
+    streams: opt.Streams = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """List why messages are in quarantine. Shows counts, times, subjects and an example."""
     from jetcapture_py.manage import many
@@ -91,9 +73,9 @@ def list_quarantine(
 
 @quarantine.command("show")
 def show_quarantined(
-    config: OneConfig,
+    config: opt.OneConfig,
     seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, help="The message's stream sequence.")],
-    stream: OneStream = None,
+    stream: opt.OneStream = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
     """Show a message, its reason, and how it is decoded now."""
@@ -106,16 +88,16 @@ def show_quarantined(
 
 @quarantine.command("redecode")
 def redecode_quarantine(
-    config: Configs,
-    streams: Streams = None,
+    config: opt.Configs,
+    streams: opt.Streams = None,
     reasons: Annotated[
         list[str] | None,
         typer.Option("--reason", metavar="TEXT", help="Only messages with this text in `stage: error`; repeatable."),
     ] = None,
-    start: Start = None,
-    end: End = None,
+    start: opt.Start = None,
+    end: opt.End = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decode, but store and remove nothing.")] = False,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Decode the quarantine again. What succeeds moves to the archive."""
     from jetcapture_py.maintain.table import drop_quarantined
@@ -124,7 +106,7 @@ def redecode_quarantine(
     from jetcapture_py.rewriting.redecode import QuarantineSelection
 
     selection = QuarantineSelection(
-        reasons=reasons or (), start=time_option("--from", start), end=time_option("--to", end)
+        reasons=reasons or (), start=opt.time_option("--from", start), end=opt.time_option("--to", end)
     )
     files = many.captures(config, streams, find=many.in_archive)
     raise typer.Exit(
@@ -140,7 +122,7 @@ def redecode_quarantine(
 
 @app.command()
 def erase(
-    config: Configs,
+    config: opt.Configs,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason; it is stored: no personal data.")],
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Messages with this key.")] = None,
     subject: Annotated[
@@ -152,12 +134,12 @@ def erase(
     where: Annotated[
         str | None, typer.Option("--where", metavar="SQL", help="Messages for which this SQL condition is true.")
     ] = None,
-    streams: Streams = None,
+    streams: opt.Streams = None,
     in_stream: Annotated[
         bool, typer.Option("--in-stream", help="Also delete from the stream all messages erased so far.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be erased; change nothing.")] = False,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Erase messages in every object and copy; print a certificate. Exit code 1 if something remains."""
     from jetcapture_py.maintain import erase as command
@@ -186,8 +168,8 @@ def erase(
 
 @app.command()
 def restore(
-    archive: Archive,
-    stream: OneStream = None,
+    archive: opt.Archive,
+    stream: opt.OneStream = None,
     target: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="Name of the new stream; default: STREAM.")
     ] = None,
@@ -253,21 +235,20 @@ def restore(
             help="Restore schedules as well: the server fires them again. By default they are left out and counted.",
         ),
     ] = False,
-    nats: NatsFile = None,
-    context: Context = None,
-    servers: Servers = None,
-    options: StoreOptions = None,
-    dry_run: DryRun = False,
+    nats: opt.NatsFile = None,
+    context: opt.Context = None,
+    servers: opt.Servers = None,
+    options: opt.StoreOptions = None,
+    dry_run: opt.DryRun = False,
 ) -> None:
     """Create a stream from its archive, exactly as it was. Needs nats-server 2.15; the stream must not exist."""
     from jetcapture_py.restoring.command import run
     from jetcapture_py.restoring.request import request_of
 
-    chosen = chosen_archive(archive, options, stream)
-    default = None if chosen.config is None else chosen.config.nats
+    chosen = opt.chosen_archive(archive, options, stream)
     request = request_of(
         chosen,
-        None if dry_run else login(nats, context, servers, default=default),
+        None if dry_run else opt.login(nats, context, servers, default=chosen.login),
         target=target or chosen.stream,
         first=first,
         last=last,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
 import typer
 
@@ -16,6 +16,7 @@ from jetcapture_py.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetcapture_py.config.model import Config, NatsConfig
+    from jetcapture_py.reading.selection import Selection
 
 T = TypeVar("T")
 
@@ -42,6 +43,9 @@ Configs = Annotated[
     ),
 ]
 OneConfig = Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="The capture's configuration, instead of URL STREAM.")
+]
 Archive = Annotated[
     list[str],
     typer.Argument(metavar="CONFIG | URL STREAM", help="The configuration file; or store.url and the stream."),
@@ -69,6 +73,48 @@ End = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Exclusive
 Keys = Annotated[
     list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
 ]
+EventStart = Annotated[
+    str | None, typer.Option("--event-from", metavar="TIME", help="Like --from, by the time in block.time.")
+]
+EventEnd = Annotated[
+    str | None, typer.Option("--event-to", metavar="TIME", help="Like --to, by the time in block.time.")
+]
+CompleteOnly = Annotated[
+    bool,
+    typer.Option("--complete-only", help="Only messages up to the watermark's time, where no more can arrive."),
+]
+DedupeOption = Annotated[
+    Literal["auto", "full", "none"],
+    typer.Option(
+        "--dedupe",
+        help="Which copies of a message to drop. auto: those under its key and bucket, enough unless `key` or "
+        "block.interval changed; full: compare all messages (slow); none.",
+    ),
+]
+ParquetOnly = Annotated[
+    bool,
+    typer.Option("--parquet-only", help="Skip objects in formats other than Parquet, which are an error otherwise."),
+]
+
+
+def selection_of(
+    start: str | None,
+    end: str | None,
+    keys: Sequence[str] | None = None,
+    event_start: str | None = None,
+    event_end: str | None = None,
+) -> "Selection":
+    """Return what --from, --to, --key, --event-from and --event-to select. Raises ConfigError."""
+    from jetcapture_py.reading.selection import Selection
+
+    return Selection(
+        start=time_option("--from", start),
+        end=time_option("--to", end),
+        keys=[key or None for key in keys or ()] or None,
+        event_start=time_option("--event-from", event_start),
+        event_end=time_option("--event-to", event_end),
+    )
+
 
 # ---------------------------------------------------------------------- how to work
 
@@ -160,38 +206,49 @@ class ChosenArchive:
     statement: str | None = None
     """SQL after it."""
 
+    @property
+    def login(self) -> "NatsConfig | None":
+        """The capture's servers and login."""
+        return None if self.config is None else self.config.nats
+
 
 def chosen_archive(
-    words: Sequence[str], options: Iterable[str] | None = None, stream: str | None = None, *, sql: str = ""
+    words: Sequence[str] | None,
+    options: Iterable[str] | None = None,
+    stream: str | None = None,
+    *,
+    config: Path | None = None,
+    sql: str = "",
 ) -> ChosenArchive:
     """Return the archive of `CONFIG` or `URL STREAM`. Raises ConfigError.
 
-    What is neither a directory nor has a scheme is a configuration; `stream` chooses one of many. `sql` is how the
-    usage names a further argument: `SQL` or `[SQL]`, or nothing.
+    What is neither a directory nor has a scheme is a configuration; `stream` chooses one of many. `config` is that of
+    --config, in its place. `sql` is how the usage names a further argument: `SQL` or `[SQL]`, or nothing.
     """
     from jetcapture_py.config.several import only
     from jetcapture_py.config.values import parse_option
 
     given = dict(option("--option", parse_option, options))
+    words = [*([] if config is None else [str(config)]), *(words or ())]
     if not words:
         raise ConfigError(f"expected {_usage('CONFIG', sql)} or {_usage('URL STREAM', sql)}")
     first, *rest = words
-    config = None
+    chosen = None
     if "://" in first or Path(first).is_dir():
         usage = _usage("URL STREAM", sql)
         if not rest or any(map(str.isspace, rest[0])):  # a statement in its place
             raise ConfigError(f"STREAM is missing: expected {usage}")
         url, stream = first, rest.pop(0)
     else:
-        usage, config = _usage("CONFIG", sql), only(Path(first), stream)
-        url, stream = config.store.url, config.source.stream
-        given = dict(config.store.options) | given
+        usage, chosen = _usage("CONFIG", sql), only(Path(first), stream)
+        url, stream = chosen.store.url, chosen.source.stream
+        given = dict(chosen.store.options) | given
     unexpected = [word for word in rest if _is_option(word)] or rest[1 if sql else 0 :]
     if unexpected:
         raise ConfigError(f"unexpected argument {unexpected[0]}: expected {usage}")
     if sql == "SQL" and not rest:
         raise ConfigError(f"SQL is missing: expected {usage}")
-    return ChosenArchive(url=url, stream=stream, options=given, config=config, statement=next(iter(rest), None))
+    return ChosenArchive(url=url, stream=stream, options=given, config=chosen, statement=next(iter(rest), None))
 
 
 def _usage(archive: str, sql: str) -> str:
@@ -206,6 +263,13 @@ def _is_option(word: str) -> bool:
 # ---------------------------------------------------------------------- values
 
 
+def refuse(*cases: tuple[object, str]) -> None:
+    """Raise ConfigError with the text of the first case that is true."""
+    for case, problem in cases:
+        if case:
+            raise ConfigError(problem)
+
+
 def time_option(name: str, text: str | None) -> datetime | None:
     """Parse the time of the option `name`. Raises ConfigError."""
     from jetcapture_py.config.units import parse_time
@@ -213,6 +277,10 @@ def time_option(name: str, text: str | None) -> datetime | None:
     return value_of(name, parse_time, text)
 
 
+@overload
+def value_of(name: str, parse: Callable[[str], T], text: str) -> T: ...
+@overload
+def value_of(name: str, parse: Callable[[str], T], text: str | None) -> T | None: ...
 def value_of(name: str, parse: Callable[[str], T], text: str | None) -> T | None:
     """Parse the text of the option `name` with `parse`, which raises ValueError. Raises ConfigError."""
     return None if text is None else option(name, parse, [text])[0]

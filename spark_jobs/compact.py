@@ -11,7 +11,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from typer import Option
 
+from jetcapture_py import options as opt
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import TARGET_SIZE, Source
@@ -33,8 +34,8 @@ from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
-from spark_jobs.arguments import Parsed, PartArguments, parse
-from spark_jobs.job import guarded, leave, session
+from spark_jobs import job
+from spark_jobs.job import JobArchive, command, session
 from spark_jobs.reading.location import ArchiveLocation
 
 OLDER_THAN = 3600.0
@@ -113,57 +114,64 @@ def _task(archive: ArchiveFiles, spec: CompactionSpec) -> Callable[[Iterable[pa.
     return run
 
 
-@dataclass(kw_only=True)
-class CompactCommand(PartArguments):
-    """Merge the small and overlapping objects of an archive's closed buckets."""
-
-    quarantine: Annotated[bool, Option("--quarantine", help="Compact the quarantine instead of the messages.")] = False
-    target_size: Annotated[int, Option(metavar="SIZE", help="[default: 128MiB]"), Parsed(parse_size)] = TARGET_SIZE
+def _compact(
+    words: JobArchive = None,
+    config: opt.ConfigOption = None,
+    stream: opt.OneStream = None,
+    options: opt.StoreOptions = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+    keys: opt.Keys = None,
+    quarantine: Annotated[bool, Option("--quarantine", help="Compact the quarantine instead of the messages.")] = False,
+    target_size: Annotated[str, Option(metavar="SIZE", help="Size of objects to aim for.")] = "128MiB",
     older_than: Annotated[
-        float,
-        Option(metavar="DURATION", help="Only buckets that ended at least this long ago. [default: 1h]"),
-        Parsed(parse_duration),
-    ] = OLDER_THAN
+        str, Option(metavar="DURATION", help="Only buckets that ended at least this long ago.")
+    ] = "1h",
     grace: Annotated[
-        float,
-        Option(metavar="DURATION", help="How long to keep replaced objects for running readers. [default: 1h]"),
-        Parsed(parse_duration),
-    ] = GRACE
+        str, Option(metavar="DURATION", help="How long to keep replaced objects for running readers.")
+    ] = "1h",
     incomplete: Annotated[
         bool, Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
-    ] = False
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done without doing it.")] = False
-    json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 on success, 1 if anything failed."""
-    return guarded("compact", lambda: _job(parse("compact", CompactCommand, arguments)))
-
-
-def _job(chosen: CompactCommand) -> None:
+    ] = False,
+    dry_run: opt.DryRun = False,
+    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Merge the small and overlapping objects of an archive's closed buckets."""
+    selection = opt.selection_of(start, end, keys)
+    size = opt.value_of("--target-size", parse_size, target_size)
+    minimum_age = opt.value_of("--older-than", parse_duration, older_than)
+    kept_for = opt.value_of("--grace", parse_duration, grace)
+    archive = opt.chosen_archive(words, options, stream, config=config)
     summary = compact(
         session("jetcapture compact"),
-        chosen.url,
-        chosen.stream,
-        start=chosen.start,
-        end=chosen.end,
-        keys=chosen.keys,
-        quarantine=chosen.quarantine,
-        target_size=chosen.target_size,
-        older_than=chosen.older_than,
-        grace=chosen.grace,
-        incomplete=chosen.incomplete,
-        dry_run=chosen.dry_run,
-        options=chosen.options,
+        archive.url,
+        archive.stream,
+        start=selection.start,
+        end=selection.end,
+        keys=selection.keys,
+        quarantine=quarantine,
+        target_size=size,
+        older_than=minimum_age,
+        grace=kept_for,
+        incomplete=incomplete,
+        dry_run=dry_run,
+        options=archive.options,
         tell=lambda line: sys.stderr.write(f"compact: {line}\n"),
     )
-    lines = [json.dumps(asdict(summary))] if chosen.json else report(chosen.stream, summary)
+    lines = [json.dumps(asdict(summary))] if as_json else report(archive.stream, summary)
     sys.stdout.writelines(f"{line}\n" for line in lines)
     if summary.errors:
         more = f" (and {plural(len(summary.errors) - 1, 'more failure')})" if len(summary.errors) > 1 else ""
         raise JetcaptureError(f"{summary.errors[0]}{more}")
 
 
+COMMAND = command("compact", _compact)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 on success, 1 if anything failed."""
+    return job.main(COMMAND, arguments)
+
+
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

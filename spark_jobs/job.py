@@ -1,4 +1,4 @@
-"""Shared by the jobs: the Spark session, and error handling with one-line messages and exit codes."""
+"""Shared by the jobs: their commands, the Spark session, one-line errors and exit codes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial, wraps
 from importlib import util
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, Any, Literal, NoReturn, cast
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -23,6 +24,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+from typer import Argument, Option, Typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
 import jetcapture_py
 from jetcapture_py import errors
@@ -59,6 +63,42 @@ _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+
 _FILE_IS_GONE = re.compile(
     r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? |\[PATH_NOT_FOUND\] Path does not exist: (\S+\.parquet)"
 )
+
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+JobArchive = Annotated[
+    list[str] | None, Argument(metavar="URL STREAM", help="The archive's store.url and the stream, or --config.")
+]
+EngineOption = Annotated[
+    Literal["spark", "arrow"],
+    Option("--engine", help="arrow: read with fsspec and Arrow if Spark has no file system for the URL."),
+]
+NoSurvey = Annotated[bool, Option("--no-survey", help="Skip the check of all rows; fail at the first invalid subject.")]
+
+
+def command(name: str, work: Callable[..., None], **settings: Any) -> TyperCommand:
+    """Return the command of a job, for `jetcapture spark` and for `main`.
+
+    Its options are the parameters of `work`, its help is the docstring, and its exit codes are those of `guarded`.
+    """
+
+    @wraps(work)
+    def run(**given: Any) -> NoReturn:
+        leave(guarded(name, partial(work, **given)))
+
+    app = Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(name, context_settings=_HELP | settings)(run)
+    return cast("TyperCommand", get_command(app))
+
+
+def main(job: TyperCommand, arguments: Sequence[str] | None) -> int:
+    """Run a job with the words of a command line, by default this process's. Return the exit code."""
+    try:
+        job.main(None if arguments is None else list(arguments), prog_name=job.name)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def session(app_name: str, *urls: str | None) -> SparkSession:

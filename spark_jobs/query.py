@@ -12,10 +12,9 @@ import csv
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
@@ -23,64 +22,90 @@ if __name__ == "__main__" and not __package__:
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
+from jetcapture_py import options as opt
 from jetcapture_py.reading.output import table, target
 from jetcapture_py.text import plural
-from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, parse
-from spark_jobs.job import guarded, leave, session
+from spark_jobs import job
+from spark_jobs.job import EngineOption, NoSurvey, command, session
 from spark_jobs.reading.location import in_spark
 from spark_jobs.reading.row_json import is_nested, json_of, row_of
 from spark_jobs.replay import logging_to_stderr, replay
 from spark_jobs.replaying.origin import origin_of
-from spark_jobs.sql import query
+from spark_jobs.sql import ArchiveQuery
 
 
-@dataclass(kw_only=True)
-class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
-    """Run SQL over the view `archive`, and `quarantine` for messages that could not be decoded.
-
-    Login files are read on every executor.
-    """
-
-    sql: Annotated[str, Argument(metavar="SQL", help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'.")] = ""
-    format: Annotated[Literal["table", "csv", "json", "parquet"], Option(help="Output format.")] = "table"
+def _query(
+    words: Annotated[
+        list[str] | None,
+        Argument(metavar="URL STREAM SQL", help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'."),
+    ] = None,
+    config: opt.ConfigOption = None,
+    stream: opt.OneStream = None,
+    options: opt.StoreOptions = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+    event_start: opt.EventStart = None,
+    event_end: opt.EventEnd = None,
+    keys: opt.Keys = None,
+    complete_only: opt.CompleteOnly = False,
+    dedupe: opt.DedupeOption = "auto",
+    parquet_only: opt.ParquetOnly = False,
+    engine: EngineOption = "spark",
+    form: Annotated[Literal["table", "csv", "json", "parquet"], Option("--format", help="Output format.")] = "table",
     output: Annotated[
         str | None, Option(metavar="FILE", help="Output file; with --format parquet a directory or URL.")
-    ] = None
+    ] = None,
     to_nats: Annotated[
         str | None, Option(metavar="SUBJECT", help='Publish the rows to JetStream, for example to "sums.{key}".')
-    ] = None
-    positional: ClassVar[tuple[str, ...]] = ("url", "stream", "sql")
+    ] = None,
+    nats: opt.NatsFile = None,
+    context: opt.Context = None,
+    servers: opt.Servers = None,
+    no_survey: NoSurvey = False,
+) -> None:
+    """Run SQL over an archive with Spark: print, write or publish the rows.
 
-    def __post_init__(self) -> None:
-        """Reject options that cannot be combined."""
-        super().__post_init__()
-        if self.format == "parquet" and self.output is None:
-            raise BadParameter("--format parquet needs --output")
-        if self.to_nats is not None and (self.output is not None or self.format != "table"):
-            raise BadParameter("--to-nats cannot be combined with --format or --output")
-        if self.to_nats is None and (self.servers or self.no_survey):
-            raise BadParameter(f"{'--servers' if self.servers else '--no-survey'} needs --to-nats")
+    The views are archive, and quarantine for messages that could not be decoded.
+    With --to-nats, files of a login are read on every executor.
+    """
+    opt.refuse(
+        (form == "parquet" and output is None, "--format parquet needs --output"),
+        (
+            to_nats is not None and (output is not None or form != "table"),
+            "--to-nats cannot be combined with --format or --output",
+        ),
+        (to_nats is None and servers, "--servers needs --to-nats"),
+        (to_nats is None and no_survey, "--no-survey needs --to-nats"),
+    )
+    archive = opt.chosen_archive(words, options, stream, config=config, sql="SQL")
+    query = ArchiveQuery(
+        archive=archive,
+        selection=opt.selection_of(start, end, keys, event_start, event_end),
+        complete_only=complete_only,
+        dedupe=dedupe,
+        parquet_only=parquet_only,
+        engine=engine,
+    )
+    target = None if to_nats is None else opt.login(nats, context, servers, default=archive.login)
+    spark = session("jetcapture query", query.url, output if form == "parquet" else None)
+    frame = query.run(spark, archive.statement or "")
+    if target is None or to_nats is None:
+        write(frame, form, output, archive.options)
+        return
+    origin = origin_of(archive.url, archive.stream, archive.options)
+    with logging_to_stderr("query", logging.WARNING):
+        done = replay(frame, target, to_nats, origin=origin, survey=not no_survey)
+    sys.stdout.write(f"published {plural(done.published, 'message')}\n")
+
+
+COMMAND = command("query", _query, **opt.SQL_MAY_BEGIN_WITH_A_COMMENT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0 on success, 1 after printing a one-line error."""
-    return guarded("query", lambda: _run(parse("query", QueryCommand, arguments)))
-
-
-def _run(chosen: QueryCommand) -> None:
-    servers = None if chosen.to_nats is None else chosen.target_login
-    output = chosen.output if chosen.format == "parquet" else None
-    spark = session("jetcapture query", chosen.url if chosen.engine == "spark" else None, output)
-    frame = query(spark, chosen)
-    if servers is None:
-        write(frame, chosen.format, chosen.output, chosen.options)
-        return
-    origin = origin_of(chosen.url, chosen.stream, chosen.options)
-    with logging_to_stderr("query", logging.WARNING):
-        done = replay(frame, servers, chosen.to_nats or "", origin=origin, survey=chosen.survey)
-    sys.stdout.write(f"published {plural(done.published, 'message')}\n")
+    return job.main(COMMAND, arguments)
 
 
 def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is
@@ -118,4 +143,4 @@ def _text(value: Column, kind: st.DataType) -> Column:
 
 
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

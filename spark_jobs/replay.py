@@ -24,11 +24,12 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
@@ -37,18 +38,21 @@ import pyarrow as pa
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from typer import Option
 
+from jetcapture_py import options as opt
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.config.units import format_time
+from jetcapture_py.config.units import format_time, parse_duration, quoted
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from jetcapture_py.text import duration, plural
-from spark_jobs.job import guarded, leave, session, spark_error
+from spark_jobs import job
+from spark_jobs.job import EngineOption, JobArchive, NoSurvey, command, session, spark_error
 from spark_jobs.publishing.instructions import describe_removed, keepable
 from spark_jobs.publishing.login import login_at
+from spark_jobs.publishing.subjects import check_pattern, matching
 from spark_jobs.reading.location import ArchiveLocation
-from spark_jobs.replaying.arguments import ReplayCommand, pace_of, parse, selected
 from spark_jobs.replaying.missing import (
     REPLAY_ID,
     check_overwritten,
@@ -73,7 +77,7 @@ from spark_jobs.replaying.preview import (
 from spark_jobs.replaying.rows import ReplayRows, rows_of
 from spark_jobs.replaying.target import Origin, Stream, Target
 from spark_jobs.replaying.task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
-from spark_jobs.sql import query
+from spark_jobs.sql import ArchiveQuery
 
 log = logging.getLogger("jetcapture.replay")
 
@@ -228,12 +232,6 @@ def _left(rows: ReplayRows, done: pa.Table) -> tuple[ReplayRows, int]:
     return replace(rows, frame=rows.frame.join(known, identity, "left_anti")), done.num_rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 when all messages are acknowledged, 1 after printing a one-line error."""
-    with logging_to_stderr("replay", logging.INFO):
-        return guarded("replay", lambda: _job(parse(arguments)))
-
-
 @contextmanager
 def logging_to_stderr(command: str, level: int) -> Iterator[None]:
     """Print the log lines of `replay` to standard error, prefixed with the command's name."""
@@ -248,59 +246,191 @@ def logging_to_stderr(command: str, level: int) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _job(chosen: ReplayCommand) -> None:
-    if chosen.missing:
-        _publish_missing(chosen)
-        return
-    servers = chosen.target_login
-    spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
-    files = ArchiveLocation.open(chosen.url, chosen.options).files
-    frame = without_erased(selected(query(spark, chosen), chosen), files.erased(chosen.stream))
-    origin = origin_of(chosen.url, chosen.stream, chosen.options, quarantine=chosen.quarantine)
-    if chosen.dry_run:
-        found, streams = preview(
-            frame,
-            servers,
-            chosen.subject,
-            payload=chosen.payload,
-            origin=origin,
-            allow_loop=chosen.allow_loop,
-            keep_headers=chosen.keep_headers,
-        )
-        sys.stdout.writelines(f"{line}\n" for line in describe(found, streams))
-        return
-    done = replay(
-        frame,
-        servers,
-        chosen.subject,
-        payload=chosen.payload,
-        replay_id=chosen.resume or chosen.replay_id,
-        resume=chosen.resume is not None,
-        pace=pace_of(chosen),
-        window=chosen.window,
-        tasks=chosen.tasks,
-        origin=origin,
-        allow_loop=chosen.allow_loop,
-        survey=chosen.survey,
-        keep_headers=chosen.keep_headers,
+def _replay(
+    words: JobArchive = None,
+    config: opt.ConfigOption = None,
+    stream: opt.OneStream = None,
+    options: opt.StoreOptions = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+    event_start: opt.EventStart = None,
+    event_end: opt.EventEnd = None,
+    keys: opt.Keys = None,
+    filters: Annotated[
+        list[str] | None,
+        Option("--filter-subject", metavar="PATTERN", help="Original subjects: orders.*.new or orders.>; repeatable."),
+    ] = None,
+    from_seq: Annotated[int | None, Option(metavar="N", help="First stream sequence.")] = None,
+    to_seq: Annotated[int | None, Option(metavar="N", help="Last stream sequence.")] = None,
+    quarantine: Annotated[
+        bool, Option("--quarantine", help="Replay the quarantine: messages that could not be decoded, as raw bytes.")
+    ] = False,
+    sql: Annotated[str | None, Option(metavar="SQL", help="A query over the views archive and quarantine.")] = None,
+    complete_only: opt.CompleteOnly = False,
+    dedupe: opt.DedupeOption = "auto",
+    parquet_only: opt.ParquetOnly = False,
+    engine: EngineOption = "spark",
+    subject: Annotated[
+        str,
+        Option(
+            metavar="TEMPLATE",
+            help='Target subject, such as "replay.{key}"; columns, {subject[1]} and {header.NAME} are replaced. '
+            "By default the original subject.",
+        ),
+    ] = "{subject}",
+    payload: Annotated[
+        str | None,
+        Option(metavar="COLUMN", help="Column to publish. By default the original payload, else the row as JSON."),
+    ] = None,
+    policy: Annotated[
+        Literal["instant", "original"], Option(help="original: keep the original pauses between messages.")
+    ] = "instant",
+    speed: Annotated[str | None, Option(metavar="X", help="With --policy original: 10 is ten times as fast.")] = None,
+    max_gap: Annotated[
+        str | None,
+        Option(metavar="DURATION", help="With --policy original: the longest pause, after --speed, such as 5s."),
+    ] = None,
+    rate: Annotated[str | None, Option(metavar="N", help="Maximum messages per second.")] = None,
+    window: Annotated[int, Option(metavar="N", min=1, help="Unacknowledged messages per task.")] = WINDOW,
+    tasks: Annotated[
+        int | None, Option(metavar="N", min=1, help="Tasks that publish in parallel. By default at most 8.")
+    ] = None,
+    missing: Annotated[
+        bool,
+        Option(
+            "--missing",
+            help="Publish to the archived stream itself what its server has lost, such as after a rewind; each message "
+            "once, in order.",
+        ),
+    ] = False,
+    keep_headers: Annotated[
+        list[str] | None,
+        Option(
+            "--keep-header",
+            metavar="NAME",
+            help="Publish this header although it is an instruction to a server: Nats-TTL, Nats-Rollup, …; repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be published without publishing.")] = False,
+    allow_loop: Annotated[
+        bool, Option("--allow-loop", help="Publish even to subjects that the archive's capture consumes.")
+    ] = False,
+    replay_id: Annotated[
+        str | None, Option(metavar="ID", help="Name of this replay in message ids and provenance headers.")
+    ] = None,
+    resume: Annotated[
+        str | None, Option(metavar="ID", help="Continue this replay: publish what the target does not have yet.")
+    ] = None,
+    nats: opt.NatsFile = None,
+    context: opt.Context = None,
+    servers: opt.Servers = None,
+    no_survey: NoSurvey = False,
+) -> None:
+    """Publish an archive's messages, or the rows of a query, to JetStream.
+
+    Publishes messages that match all of --from, --to, --key, --filter-subject, --from-seq and --to-seq, or the rows of
+    --sql. Files of a login are read on every executor.
+    """
+    not_with_missing = {
+        "--sql": sql,
+        "--quarantine": quarantine,
+        "--filter-subject": filters,
+        "--key": keys,
+        "--from": start,
+        "--to": end,
+        "--event-from": event_start,
+        "--event-to": event_end,
+        "--complete-only": complete_only,
+        "--subject": subject != "{subject}",
+        "--payload": payload,
+        "--policy": policy != "instant",
+        "--tasks": tasks,
+        "--replay-id": replay_id,
+        "--resume": resume,
+        "--allow-loop": allow_loop,
+    }
+    opt.refuse(
+        (
+            sql and (filters or from_seq or to_seq or quarantine),
+            "--sql cannot be combined with --filter-subject, --from-seq, --to-seq or --quarantine",
+        ),
+        (quarantine and keys, "--quarantine cannot be combined with --key: the quarantine has no keys"),
+        (policy == "instant" and (speed or max_gap), "--speed and --max-gap need --policy original"),
+        (replay_id and resume, "--resume cannot be combined with --replay-id"),
+        *((missing and given, f"--missing cannot be combined with {name}") for name, given in not_with_missing.items()),
     )
-    sys.stdout.write(f"{_report(done)}\n")
+    pace = None
+    if policy == "original" or rate is not None:
+        pace = Pace(
+            speed=(opt.value_of("--speed", _positive, speed) or 1.0) if policy == "original" else None,
+            max_gap=opt.value_of("--max-gap", parse_duration, max_gap),
+            rate=opt.value_of("--rate", _positive, rate),
+        )
+    patterns = opt.option("--filter-subject", _pattern, filters)
+    kept_headers = opt.option("--keep-header", keepable, keep_headers)
+    archive = opt.chosen_archive(words, options, stream, config=config)
+    query = ArchiveQuery(
+        archive=archive,
+        selection=opt.selection_of(start, end, keys, event_start, event_end),
+        complete_only=complete_only,
+        dedupe=dedupe,
+        parquet_only=parquet_only,
+        engine=engine,
+    )
+    target = opt.login(nats, context, servers, default=archive.login)
+    publish = partial(replay, servers=target, pace=pace, window=window, survey=not no_survey, keep_headers=kept_headers)
+    with logging_to_stderr("replay", logging.INFO):
+        if missing:
+            _publish_missing(query, target, from_seq, to_seq, kept_headers, None if dry_run else publish)
+            return
+        spark = session("jetcapture replay", query.url)
+        files = ArchiveLocation.open(archive.url, archive.options).files
+        rows = query.run(spark, sql or ("SELECT * FROM quarantine" if quarantine else "SELECT * FROM archive"))
+        frame = without_erased(selected(rows, patterns, from_seq, to_seq), files.erased(archive.stream))
+        origin = origin_of(archive.url, archive.stream, archive.options, quarantine=quarantine)
+        if dry_run:
+            found, streams = preview(
+                frame,
+                target,
+                subject,
+                payload=payload,
+                origin=origin,
+                allow_loop=allow_loop,
+                keep_headers=kept_headers,
+            )
+            sys.stdout.writelines(f"{line}\n" for line in describe(found, streams))
+            return
+        done = publish(
+            frame,
+            subject=subject,
+            payload=payload,
+            replay_id=resume or replay_id,
+            resume=resume is not None,
+            tasks=tasks,
+            origin=origin,
+            allow_loop=allow_loop,
+        )
+        sys.stdout.write(f"{_report(done)}\n")
 
 
-def _publish_missing(chosen: ReplayCommand) -> None:
-    """Publish the archived messages that the stream has lost."""
-    servers, stream = chosen.target_login, chosen.stream
-    tail = read_tail(servers, stream, chosen.url, chosen.options, chosen.from_seq)
-    spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
-    frames = []
-    for sql in ("SELECT * FROM archive", "SELECT * FROM quarantine"):
-        asked = copy(chosen)
-        asked.sql = sql
-        frames.append(query(spark, asked))
-    files = ArchiveLocation.open(chosen.url, chosen.options).files
+def _publish_missing(
+    query: ArchiveQuery,
+    target: NatsConfig,
+    from_seq: int | None,
+    to_seq: int | None,
+    keep_headers: Collection[str],
+    publish: Callable[..., Replayed] | None,
+) -> None:
+    """Publish the archived messages that the stream has lost; without `publish`, only tell which."""
+    archive = query.archive
+    stream = archive.stream
+    tail = read_tail(target, stream, archive.url, archive.options, from_seq)
+    spark = session("jetcapture replay", query.url)
+    frames = [query.run(spark, sql) for sql in ("SELECT * FROM archive", "SELECT * FROM quarantine")]
+    files = ArchiveLocation.open(archive.url, archive.options).files
     messages = without_erased(whole_messages(frames, tail), files.erased(stream))
-    lost = find_missing(messages, tail, chosen.to_seq)
-    check_overwritten(tail, lost, chosen.keep_headers)
+    lost = find_missing(messages, tail, to_seq)
+    check_overwritten(tail, lost, keep_headers)
     sys.stdout.write(f"{describe_missing(tail, lost)}\n")
     if (expired := files.expired(stream)) is not None:
         count = plural(expired.messages, "message", grouped=True)
@@ -308,23 +438,40 @@ def _publish_missing(chosen: ReplayCommand) -> None:
     if not lost.num_rows:
         return
     frame = select_missing(messages, lost)
-    if chosen.dry_run:
-        removed = describe_removed(rows_of(frame, chosen.subject, None).removed(chosen.keep_headers))
+    if publish is None:
+        removed = describe_removed(rows_of(frame, "{subject}", None).removed(keep_headers))
         sys.stdout.write("" if removed is None else f"they would be published {removed}\n")
         return
-    done = replay(
-        frame,
-        servers,
-        replay_id=REPLAY_ID,
-        pace=pace_of(chosen),
-        window=chosen.window,
-        tasks=1,
-        survey=chosen.survey,
-        into=stream,
-        keep_headers=chosen.keep_headers,
-    )
-    (now,) = (each for each in Target(servers).streams(">") if each.name == stream)
+    done = publish(frame, replay_id=REPLAY_ID, tasks=1, into=stream)
+    (now,) = (each for each in Target(target).streams(">") if each.name == stream)
     sys.stdout.write(f"{_report(done)}\n{describe_published(tail, lost, now.last)}\n")
+
+
+def selected(
+    frame: DataFrame, filters: Sequence[str] = (), from_seq: int | None = None, to_seq: int | None = None
+) -> DataFrame:
+    """Filter rows by --filter-subject, --from-seq and --to-seq."""
+    if filters:
+        frame = frame.where(matching(sf.col(layout.SUBJECT), filters))
+    if from_seq is not None:
+        frame = frame.where(sf.col(layout.SEQ) >= from_seq)
+    if to_seq is not None:
+        frame = frame.where(sf.col(layout.SEQ) <= to_seq)
+    return frame
+
+
+def _pattern(text: str) -> str:
+    try:
+        return check_pattern(text)
+    except JetcaptureError as error:
+        raise ValueError(str(error)) from error
+
+
+def _positive(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise ValueError(f"expected a number above 0, got {quoted(text)}")
 
 
 def _report(done: Replayed) -> str:
@@ -337,5 +484,13 @@ def _report(done: Replayed) -> str:
     return f"{text}; replay id {done.replay_id}"
 
 
+COMMAND = command("replay", _replay)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 when all messages are acknowledged, 1 after printing a one-line error."""
+    return job.main(COMMAND, arguments)
+
+
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

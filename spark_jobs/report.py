@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,11 +20,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typer import Option
 
+from jetcapture_py import options as opt
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.reading.output import whole_file
 from jetcapture_py.reading.selection import Keys, Moment, Selection
-from spark_jobs.arguments import ArchiveArguments, parse
-from spark_jobs.job import guarded, leave, session
+from spark_jobs import job
+from spark_jobs.job import JobArchive, command, session
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect
 from spark_jobs.reporting.page import page, verdict
 
@@ -55,26 +55,28 @@ def report(
     return page(_collected(spark, url, stream, choice, dedupe, options or {}))
 
 
-@dataclass(kw_only=True)
-class ReportCommand(ArchiveArguments):
+def _report(
+    words: JobArchive = None,
+    config: opt.ConfigOption = None,
+    stream: opt.OneStream = None,
+    options: opt.StoreOptions = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+    keys: opt.Keys = None,
+    complete_only: opt.CompleteOnly = False,
+    dedupe: opt.DedupeOption = "auto",
+    output: Annotated[str, Option(metavar="FILE", help="Output file.")] = "report.html",
+) -> None:
     """Write one HTML page about an archive."""
-
-    output: Annotated[str, Option(metavar="FILE", help="Output file.")] = "report.html"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 on success, 1 after printing a one-line error."""
-    return guarded("report", lambda: _run(parse("report", ReportCommand, arguments)))
-
-
-def _run(chosen: ReportCommand) -> None:
-    choice = Choice(start=chosen.start, end=chosen.end, keys=chosen.keys, complete=chosen.complete_only)
+    part = opt.selection_of(start, end, keys)
+    archive = opt.chosen_archive(words, options, stream, config=config)
+    choice = Choice(start=part.start, end=part.end, keys=part.keys, complete=complete_only)
     spark = session("jetcapture report")  # without Hadoop packages for the store: Arrow reads it
-    facts = _collected(spark, chosen.url, chosen.stream, choice, chosen.dedupe, chosen.options)
+    facts = _collected(spark, archive.url, archive.stream, choice, dedupe, archive.options)
     text = page(facts)
-    with whole_file(Path(chosen.output)) as file:
+    with whole_file(Path(output)) as file:
         file.write(text)
-    sys.stdout.write(f"{chosen.output}: {verdict(facts).sentence}\n")
+    sys.stdout.write(f"{output}: {verdict(facts).sentence}\n")
 
 
 def _collected(
@@ -92,5 +94,13 @@ def _collected(
     return collect(spark, url, stream, choice, dedupe, options)
 
 
+COMMAND = command("report", _report)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 on success, 1 after printing a one-line error."""
+    return job.main(COMMAND, arguments)
+
+
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

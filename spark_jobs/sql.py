@@ -4,39 +4,58 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from jetcapture_py.reading.selection import complete_end
+from jetcapture_py.options import ChosenArchive
+from jetcapture_py.reading.plan import Dedupe
+from jetcapture_py.reading.selection import Selection, complete_end
 from jetcapture_py.store.archive import open_archive
-from spark_jobs.archive import archive_view
-from spark_jobs.arguments import QueryArguments
+from spark_jobs.archive import Engine, archive_view
 
 _VIEWS = ("archive", "quarantine")
 _UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|show|explain)\b")
 
 
-def query(spark: SparkSession, chosen: QueryArguments) -> DataFrame:
-    """Run `chosen.sql` over the archive; open only the views that it names."""
-    end = chosen.end
-    if chosen.complete_only:
-        end = complete_end(open_archive(chosen.url, chosen.options), chosen.stream, end)
-    common = {
-        "start": chosen.start,
-        "end": end,
-        "event_start": chosen.event_start,
-        "event_end": chosen.event_end,
-        "dedupe": chosen.dedupe,
-        "parquet_only": chosen.parquet_only,
-        "options": chosen.options,
-        "engine": chosen.engine,
-        "columns": columns_in(chosen.sql) if chosen.engine == "arrow" else None,
-    }
-    for view in _VIEWS:
-        if re.search(rf"\b{view}\b", chosen.sql, re.IGNORECASE):
-            part = {"quarantine": True} if view == "quarantine" else {"keys": chosen.keys}
-            archive_view(spark, chosen.url, chosen.stream, view, **common, **part)
-    return spark.sql(chosen.sql)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveQuery:
+    """An archive, and how to read it with Spark SQL."""
+
+    archive: ChosenArchive
+    selection: Selection
+    complete_only: bool
+    dedupe: Dedupe
+    parquet_only: bool
+    engine: Engine
+
+    @property
+    def url(self) -> str | None:
+        """The URL that Spark itself reads."""
+        return self.archive.url if self.engine == "spark" else None
+
+    def run(self, spark: SparkSession, sql: str) -> DataFrame:
+        """Run the statement; open only the views that it names."""
+        archive, selection = self.archive, self.selection
+        end = selection.end
+        if self.complete_only:
+            end = complete_end(open_archive(archive.url, archive.options), archive.stream, end)
+        common = {
+            "start": selection.start,
+            "end": end,
+            "event_start": selection.event_start,
+            "event_end": selection.event_end,
+            "dedupe": self.dedupe,
+            "parquet_only": self.parquet_only,
+            "options": archive.options,
+            "engine": self.engine,
+            "columns": columns_in(sql) if self.engine == "arrow" else None,
+        }
+        for view in _VIEWS:
+            if re.search(rf"\b{view}\b", sql, re.IGNORECASE):
+                part = {"quarantine": True} if view == "quarantine" else {"keys": selection.keys}
+                archive_view(spark, archive.url, archive.stream, view, **common, **part)
+        return spark.sql(sql)
 
 
 def columns_in(sql: str) -> Callable[[str], bool] | None:

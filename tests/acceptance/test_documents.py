@@ -344,7 +344,7 @@ def lines_of(block: Block) -> list[str]:
     return lines
 
 
-def test_every_command_has_arguments_that_it_understands(configuration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_has_arguments_that_it_understands(configuration: Path) -> None:
     asked = [*every("sh"), *every("console"), *every("crontab")]
     assert len(asked) > 30
     for line in {line: None for block in asked for line in lines_of(block)}:
@@ -352,7 +352,7 @@ def test_every_command_has_arguments_that_it_understands(configuration: Path, mo
         words = words[: words.index("|")] if "|" in words else words
         program = words[0].rpartition("/")[2]
         if program == "jetcapture":
-            check_jetcapture(words[1:], monkeypatch)
+            check_jetcapture(words[1:])
         elif program == "make":
             assert re.search(rf"^{words[1]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
         elif program == "pip":

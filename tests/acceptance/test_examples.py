@@ -38,7 +38,7 @@ from jetcapture_py.config.units import parse_size
 from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import TIMEOUT
 from jetcapture_py.monitoring.metrics import MaintenanceMetrics, Metrics
-from tests.support.commands import check_jetcapture, check_job
+from tests.support.commands import check_jetcapture
 from tests.support.documents import blocks
 from tests.support.nats_server import NatsServer
 from tests.support.running import connection, consumer, publish, rows, settings, until
@@ -378,14 +378,12 @@ def test_a_scheduled_pod_runs_a_job_with_arguments_that_it_understands(
     for each in container["env"]:
         monkeypatch.setenv(each["name"], each["value"])
     (mounted,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
-    check_job([word.replace(mounted, str(tmp_path)) for word in container["args"]], monkeypatch)
+    check_jetcapture([word.replace(mounted, str(tmp_path)) for word in container["args"]])
     # the image has no packages for Spark's own reader
     assert container["args"][1] in ("compact", "report") or "--engine=arrow" in container["args"]
 
 
-def test_the_crontab_runs_jobs_with_arguments_that_they_understand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_crontab_runs_jobs_with_arguments_that_they_understand(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text((EXAMPLES / "minimal.yaml").read_text())
     lines = [line for line in (EXAMPLES / "crontab").read_text().splitlines() if line and not line.startswith("#")]
@@ -398,7 +396,7 @@ def test_the_crontab_runs_jobs_with_arguments_that_they_understand(
         assert "%" not in command  # cron would take it for the end of the line
         words = shlex.split(command.replace("$CONFIG", str(path)))
         assert words[0] == "$JETCAPTURE"
-        check_jetcapture(words[1:], monkeypatch)
+        check_jetcapture(words[1:])
 
 
 def test_an_image_has_the_extras_that_there_are_and_every_pod_uses_one() -> None:

@@ -12,13 +12,12 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from jetcapture_py.cli import GROUPS, JOBS, app
+from jetcapture_py.cli import GROUPS, app
 
 
 def commands(command: object, *words: str) -> Iterator[tuple[str, ...]]:
-    """The words of every command and group, but for jobs, which read their own arguments."""
-    if words[:1] != ("spark",) or words[-1] not in JOBS:
-        yield words
+    """The words of every command and group."""
+    yield words
     for name, each in getattr(command, "commands", {}).items():
         yield from commands(each, *words, name)
 
@@ -61,3 +60,4 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert completed("jetcapture ver") == ["verify"]
     assert "--strict" in completed("jetcapture verify --")
     assert completed("jetcapture spark re") == ["replay", "report"]
+    assert completed("jetcapture spark replay --filt") == ["--filter-subject"]

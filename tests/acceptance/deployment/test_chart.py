@@ -19,7 +19,7 @@ from jetcapture_py.config import model
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import parse_duration, parse_size
 from jetcapture_py.monitoring.http import TIMEOUT
-from tests.support.commands import check_jetcapture, check_job
+from tests.support.commands import check_jetcapture
 from tests.support.documents import REPOSITORY, blocks, generator
 from tests.support.kubernetes import (
     CHART,
@@ -342,7 +342,7 @@ def test_a_password_in_the_environment_is_accepted() -> None:
     assert model.loads(text["jetcapture.yaml"], {"PASSWORD": "hunter2"}).nats.password is not None
 
 
-def test_jobs_have_arguments_that_they_understand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_have_arguments_that_they_understand(tmp_path: Path) -> None:
     objects = render(MANIFESTS / "values" / "jobs.yaml")
     jobs = [each for each in objects if each["kind"] == "CronJob"]
     assert [each["metadata"]["name"].rpartition("-")[2] for each in jobs] == ["compact", "report", "totals"]
@@ -352,12 +352,12 @@ def test_jobs_have_arguments_that_they_understand(tmp_path: Path, monkeypatch: p
         (container,) = pod(job)["containers"]
         assert container["image"].startswith("jetcapture-spark:")
         mounted = "/etc/jetcapture/jetcapture.yaml"
-        check_job([word.replace(mounted, str(path)) for word in container["args"]], monkeypatch)
+        check_jetcapture([word.replace(mounted, str(path)) for word in container["args"]])
     report = pod(jobs[1])
     assert {"name": "output", "mountPath": "/output"} in report["containers"][0]["volumeMounts"]
 
 
-def test_maintenance_is_one_pod_with_the_configuration_of_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_is_one_pod_with_the_configuration_of_the_captures() -> None:
     values = {"config": {"maintain": {"compact": {}}, "limits": {"memory": "512MiB"}}, "maintain": {"enabled": True}}
     objects = render(CAPTURE, values)
     check_schemas(objects)
@@ -369,7 +369,7 @@ def test_maintenance_is_one_pod_with_the_configuration_of_the_captures(monkeypat
     assert service["spec"]["selector"].items() <= labels.items()
     (container,) = pod(workload)["containers"]
     assert container["args"] == ["maintain", "/etc/jetcapture/jetcapture.yaml", "--every=5m"]
-    check_jetcapture(container["args"], monkeypatch)
+    check_jetcapture(container["args"])
     assert parse_size(f"{container['resources']['limits']['memory']}B") == (200 + 512) << 20
     capture = next(each for each in objects if each["kind"] == "Deployment" and each is not workload)
     assert not capture["spec"]["selector"]["matchLabels"].items() <= labels.items()
@@ -377,17 +377,17 @@ def test_maintenance_is_one_pod_with_the_configuration_of_the_captures(monkeypat
         render(CAPTURE, {"maintain": {"enabled": True}})
 
 
-def test_several_captures_share_a_process_and_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_captures_share_a_process_and_its_limits() -> None:
     objects = of_case(SEVERAL)
     spec = pod(capture_of(objects))
     (container,) = spec["containers"]
-    check_jetcapture(container["args"], monkeypatch)
+    check_jetcapture(container["args"])
     assert container["args"][-1] == "--keep-going"
     assert parse_size(f"{container['resources']['limits']['memory']}B") == (400 + 2 * (512 + 128 + 128)) << 20
     assert spec["terminationGracePeriodSeconds"] == 120 + 30
     names = {each["metadata"]["name"]: each for each in objects}
     (maintained,) = pod(names["orders-jetcapture-maintain"])["containers"]
-    check_jetcapture(maintained["args"], monkeypatch)
+    check_jetcapture(maintained["args"])
     assert maintained["args"][1:-1] == container["args"][1:-1]
     (job,) = pod(names["orders-jetcapture-compact"])["containers"]
     assert "--config=/etc/jetcapture/orders.yaml" in job["args"]

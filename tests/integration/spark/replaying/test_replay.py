@@ -12,12 +12,10 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from spark_jobs.archive import read_archive
 from spark_jobs.publishing.login import login_at
-from spark_jobs.replay import main, replay
-from spark_jobs.replaying.arguments import parse, selected
+from spark_jobs.replay import main, replay, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import is_recreated
 from spark_jobs.replaying.rows import rows_of
-from spark_jobs.sql import query
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import Kept, add_stream, stored
@@ -277,48 +275,56 @@ def test_the_command_replays_an_archive_and_says_so(
     assert error.count("\n") == 1
 
 
-def test_arguments_choose_the_messages(spark: SparkSession, archive: Archive) -> None:
+def test_sequences_and_original_subjects_choose_the_messages(spark: SparkSession, archive: Archive) -> None:
     archive.write([1, 2, 3], "eu")
     archive.write([4, 5], "us", subject="orders.us.new")
-    for arguments, expected in (
-        ([], [1, 2, 3, 4, 5]),
-        (["--key", "us"], [4, 5]),
-        (["--from", "2026-05-01T12:00:00.000002", "--to", "2026-05-01T12:00:00.000004"], [2, 3]),
-        (["--from-seq", "2", "--to-seq", "4"], [2, 3, 4]),
-        (["--filter-subject", "orders.new"], [1, 2, 3]),
-        (["--filter-subject", "orders.*"], [1, 2, 3]),
-        (["--filter-subject", "orders.*.>"], [4, 5]),
-        (["--filter-subject", "*.eu", "--filter-subject", "*.us.new"], [4, 5]),
-        (["--filter-subject", "orders.us.>", "--from-seq", "5"], [5]),
-        (["--filter-subject", "orders"], []),
-        (["--sql", "SELECT * FROM archive WHERE _nats_seq % 2 = 0"], [2, 4]),
+    frame = read_archive(spark, archive.url, "ORDERS").cache()
+    for filters, first, last, expected in (
+        ([], None, None, [1, 2, 3, 4, 5]),
+        ([], 2, 4, [2, 3, 4]),
+        (["orders.new"], None, None, [1, 2, 3]),
+        (["orders.*"], None, None, [1, 2, 3]),
+        (["orders.*.>"], None, None, [4, 5]),
+        (["*.eu", "*.us.new"], None, None, [4, 5]),
+        (["orders.us.>"], 5, None, [5]),
+        (["orders"], None, None, []),
     ):
-        chosen = parse([archive.url, "ORDERS", *arguments])
-        rows = selected(query(spark, chosen), chosen).select(layout.SEQ).collect()
-        assert sorted(row[0] for row in rows) == expected, arguments
+        rows = selected(frame, filters, first, last).select(layout.SEQ).collect()
+        assert sorted(row[0] for row in rows) == expected, (filters, first, last)
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "problem"),
     [
-        ["--sql", "SELECT 1", "--quarantine"],
-        ["--sql", "SELECT 1", "--from-seq", "1"],
-        ["--quarantine", "--key", "a"],
-        ["--speed", "10"],
-        ["--max-gap", "1s"],
-        ["--policy", "original", "--speed", "0"],
-        ["--policy", "original", "--max-gap", "soon"],
-        ["--rate", "-1"],
-        ["--window", "0"],
-        ["--filter-subject", "a..b"],
-        ["--filter-subject", "a.>.b"],
-        ["--resume", "r", "--replay-id", "r"],
+        (["--sql", "SELECT 1", "--quarantine"], "--sql cannot be combined with --filter-subject, --from-seq,"),
+        (["--sql", "SELECT 1", "--from-seq", "1"], "--sql cannot be combined with --filter-subject, --from-seq,"),
+        (["--quarantine", "--key", "a"], "--quarantine cannot be combined with --key"),
+        (["--speed", "10"], "--speed and --max-gap need --policy original"),
+        (["--max-gap", "1s"], "--speed and --max-gap need --policy original"),
+        (["--policy", "original", "--speed", "0"], '--speed: expected a number above 0, got "0"'),
+        (["--policy", "original", "--max-gap", "soon"], "--max-gap: expected"),
+        (["--rate", "fast"], '--rate: expected a number above 0, got "fast"'),
+        (["--window", "0"], "Invalid value for '--window'"),
+        (["--tasks", "two"], "Invalid value for '--tasks'"),
+        (["--filter-subject", "a..b"], "--filter-subject: "),
+        (["--filter-subject", "a.>.b"], "--filter-subject: "),
+        (["--resume", "r", "--replay-id", "r"], "--resume cannot be combined with --replay-id"),
+        (["--missing", "--sql", "SELECT 1"], "--missing cannot be combined with --sql"),
+        (["--missing", "--quarantine"], "--missing cannot be combined with --quarantine"),
+        (["--missing", "--subject", "a"], "--missing cannot be combined with --subject"),
+        (["--missing", "--tasks", "2"], "--missing cannot be combined with --tasks"),
+        (["--missing", "--resume", "x"], "--missing cannot be combined with --resume"),
+        (["--from", "-1x"], "--from: expected a time such as"),
+        (["--sql", "-- a comment\nSELECT 1", "--fitler-subject", "a"], "No such option: --fitler-subject"),
+        (["SELECT 1"], "unexpected argument SELECT 1: expected URL STREAM"),
     ],
+    ids=str,
 )
-def test_arguments_that_make_no_sense_are_a_usage_error(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(["/archive", "ORDERS", "--servers", "nats://127.0.0.1:1", *arguments])
-    assert raised.value.code == 2
+def test_arguments_that_make_no_sense_are_a_usage_error(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["file:///archive", "ORDERS", "--servers", "nats://127.0.0.1:1", *arguments]) == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_the_quarantine_is_replayed_with_its_raw_bytes(

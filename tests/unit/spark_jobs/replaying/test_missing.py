@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer import BadParameter
 
-from spark_jobs.replaying.arguments import ReplayCommand
 from spark_jobs.replaying.missing import lost_messages
 
 NOTHING = np.zeros(0, np.int64)
@@ -69,11 +66,3 @@ def test_everything_that_rewinds_have_taken_is_found_and_nothing_else(data: st.D
     assert taken <= found
     assert not found & set(stream.items())
     assert found <= beyond  # deletions that were forgotten with a rewind cannot be told from losses
-
-
-@pytest.mark.parametrize(
-    "options", [{"sql": "SELECT 1"}, {"quarantine": True}, {"subject": "a"}, {"tasks": 2}, {"resume": "x"}]
-)
-def test_options_that_choose_other_messages_or_another_order_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(BadParameter, match=f"--missing cannot be combined with --{next(iter(options))}"):
-        ReplayCommand(url="file:///a", stream="ORDERS", missing=True, **options)
