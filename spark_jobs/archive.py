@@ -41,8 +41,7 @@ from jetcapture_py.reading.bucket import (
     start_of,
 )
 from jetcapture_py.reading.columns import Columns
-from jetcapture_py.reading.plan import Dedupe, ReadPlan, list_objects, outputs
-from jetcapture_py.reading.plan import plan as make_plan
+from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objects, outputs
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
@@ -106,15 +105,16 @@ def read_archive(
     """
     selection = Selection.of(start, end, keys, event_start, event_end)
     location = _open(spark, url, options, engine)
-    plan = make_plan(
-        location.files,
-        stream,
-        selection,
+    request = ReadRequest(
+        files=location.files,
+        stream=stream,
+        selection=selection,
         columns=columns,
         dedupe=dedupe,
         quarantine=quarantine,
         parquet_only=parquet_only,
     )
+    plan = request.plan()
     frame = _rows(spark, location, plan, engine)
     return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
 
@@ -188,14 +188,10 @@ def read_stream(
         finder = BoundaryFinder(files, stream, capture.source.filter_subjects)
         boundary = finder.find(session)
     first = boundary.first_live(1, watched=fail_on_data_loss)
-    plan = make_plan(
-        files,
-        stream,
-        selection._replace(seqs=(1, boundary.archived)),
-        columns=columns,
-        listed_before=list_objects(files, stream, selection),  # after the boundary, which it has to reach
-        before=_first_columns(capture),
-    )
+    archived_selection = selection._replace(seqs=(1, boundary.archived))
+    request = ReadRequest(files=files, stream=stream, selection=archived_selection, columns=columns)
+    objects = list_objects(files, stream, selection)  # after the boundary, which it has to reach
+    plan = request.plan(objects, before=_first_columns(capture))
     archived = _rows(spark, location, plan, engine)
     if boundary.own.oldest is not None:
         archived = archived.where(_is_own(boundary.own))
@@ -295,15 +291,15 @@ def read_bucket(
     known = incarnations(location.files, stream, max_age, max_msgs_per_subject)
     # the quarantine first: what is decoded meanwhile is stored in the archive before it leaves the quarantine
     bad_plan, good_plan = (
-        make_plan(
-            location.files,
-            stream,
-            Selection(end=None if until is None else until + timedelta(microseconds=1)),
+        ReadRequest(
+            files=location.files,
+            stream=stream,
+            selection=Selection(end=None if until is None else until + timedelta(microseconds=1)),
             columns=None if columns is None else {*NEEDED, *columns}.__contains__,
             dedupe=dedupe,
             quarantine=quarantine,
             parquet_only=parquet_only,
-        )
+        ).plan()
         for quarantine in (True, False)
     )
     good, bad = (_rows(spark, location, plan, engine) for plan in (good_plan, bad_plan))

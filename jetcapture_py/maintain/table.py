@@ -299,7 +299,7 @@ def _differences(name: str, plan: TablePlan) -> Iterator[Finding]:
     """Yield what differs between a table and what it should have."""
     archive = plan.archive
     listing = list_objects(archive, plan.directory)
-    present = {file.path: file.size for file in listing.files.values()}
+    present = {file.path: file.size for file in listing.values()}
     gone, changed, twice, later, waiting, stuck = (FileList() for _ in range(6))
     current = _relative(archive, {file.place: file.size for file in plan.table.files()})
     for path, size in sorted(current.items()):
@@ -307,9 +307,9 @@ def _differences(name: str, plan: TablePlan) -> Iterator[Finding]:
             gone.add(path)
         elif present[path] != size:
             changed.add(path, f"{present[path]:,} bytes, {size:,} in the table")
-    for cluster in clusters(each for each in listing.objects if each.path in current):
+    for cluster in clusters(each for each in listing if each.parquet and each.path in current):
         if len(cluster) > 1:
-            whole, _ = disjoint_objects(archive, [Source(each, listing.files[each].size) for each in cluster])
+            whole, _ = disjoint_objects(archive, [Source(each, listing[each].size) for each in cluster])
             for each in cluster if len(whole or ()) < len(cluster) else ():
                 twice.add(each.path)
     for path in sorted(path for path in plan.added() if path not in current):

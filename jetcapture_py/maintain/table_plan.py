@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.footer import SchemaReader
+from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName, clusters
 from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.files import Files
@@ -25,7 +25,6 @@ from jetcapture_py.compaction.plan import Source, Unit
 from jetcapture_py.compaction.unit import Outcome
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.maintain.inventory import Inventory, PathSet, bucket_in, names_of, root_url
-from jetcapture_py.reading.plan import Listing, ObjectFacts, read_facts
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural, without_credentials
 
@@ -104,7 +103,7 @@ class TablePlan:
     """How files are divided, and the length of their buckets."""
     _replaced: dict[str, Outcome] = field(init=False)
     """Verified facts, by the paths of the replaced objects."""
-    _reader: SchemaReader = field(init=False, default_factory=SchemaReader)
+    _reader: InfoReader = field(init=False, default_factory=InfoReader)
     _fitting: dict[int, bool] = field(init=False, default_factory=dict)
     """Whether the table can have objects of a schema of the reader."""
     _rest: list[CurrentFile] = field(init=False, default_factory=list)
@@ -269,17 +268,15 @@ class TablePlan:
         """Read the columns of the objects in these buckets, and decide which of them the table has."""
         names = [name for bucket in buckets for name in bucket.names]
         numbers = {path: each for bucket in buckets for path, each in bucket.files.items()}
-        files = {name: self.archive.at(name.path, numbers[name.path][0]) for name in names}
-        listing = Listing(objects=names, others=[], files=files)
-        broken: dict[ObjectName, str] = {}
-        untimed: set[ObjectName] = set()
+        files = [self.archive.at(name.path, numbers[name.path][0]) for name in names]
         if len(self._reader.schemas) > _MAX_SCHEMAS:
-            self._reader = SchemaReader()
+            self._reader = InfoReader()
             self._fitting.clear()
-        facts = read_facts(self.archive, names, listing, broken=broken, untimed=untimed, reader=self._reader)
-        self.opened += len(names)
+        infos = self.archive.infos(files, detailed=lambda name: name.event_time, reader=self._reader)
+        read = {info.name: info for info in infos}
+        self.opened += len(read)
         for bucket in buckets:
-            _Settlement(self, bucket, listing, facts, broken, untimed).run()
+            _Settlement(self, bucket, read).run()
 
     def fits(self, schema: int) -> bool:
         """Whether the table can have objects of a schema of the reader, whose columns it then has."""
@@ -318,27 +315,22 @@ class _Settlement:
 
     plan: TablePlan
     bucket: _Bucket
-    listing: Listing
-    facts: ObjectFacts
-    broken: Mapping[ObjectName, str]
-    """Objects that cannot be read, and why."""
-    untimed: AbstractSet[ObjectName]
-    """Objects in which some messages have no event time."""
+    infos: Mapping[ObjectName, ObjectInfo | BadObject]
     _kept: set[str] = field(init=False, default_factory=set)
 
     def run(self) -> None:
         """Add objects to the plan, and keep files or have them leave."""
         names, plan = self.bucket.names, self.plan
-        intervals = [self.facts.intervals.get(name, MAX_INTERVAL) for name in names if name not in self.broken]
-        if names and names[0].bucket + max(intervals, default=MAX_INTERVAL) > plan.closed:
+        known = [info for name in names if isinstance(info := self.infos[name], ObjectInfo)]
+        if names and max((info.end for info in known), default=names[0].bucket + MAX_INTERVAL) > plan.closed:
             self._hold(names)
         else:
             present = {name.path for name in names}
-            for cluster in clusters(names, self.facts.bundles):
+            for cluster in clusters(names, self._bundles(names)):
                 chosen, reason = self._settled(cluster, present)
                 stuck = not reason.endswith(_MERGES)
                 if not all(map(self._fits, chosen)):
-                    reason = next((self.broken[name] for name in chosen if name in self.broken), _NO_IDS)
+                    reason = next(filter(None, map(self._bad, chosen)), _NO_IDS)
                 if reason:
                     missing = [name.path for name in cluster if name.path not in self.bucket.current]
                     plan.wait(cluster[0].bucket, missing, reason, stuck=stuck)
@@ -359,14 +351,24 @@ class _Settlement:
         for name in names:
             if name.path in self.bucket.current:
                 if name.path in self.bucket.stale and not self._fits(name):
-                    reason = self.broken.get(name, _NO_IDS)  # the table would name bytes that are no longer there
+                    reason = self._bad(name) or _NO_IDS  # the table would name bytes that are no longer there
                     self.plan.wait(name.bucket, [name.path], reason)
                 else:
                     self._keep_or_add(name)
 
     def _fits(self, name: ObjectName) -> bool:
         """Whether the table can have an object, by its columns, which it then has."""
-        return name not in self.broken and self.plan.fits(self.facts.schema_of[name])
+        info = self.infos[name]
+        return isinstance(info, ObjectInfo) and self.plan.fits(info.schema_number)
+
+    def _bad(self, name: ObjectName) -> str:
+        """Return why an object cannot be read; "" if it can."""
+        info = self.infos[name]
+        return str(self.plan.archive.refusal(info)) if isinstance(info, BadObject) else ""
+
+    def _bundles(self, names: Iterable[ObjectName]) -> Mapping[ObjectName, int]:
+        infos = (self.infos[name] for name in names)
+        return {info.name: info.bundles for info in infos if isinstance(info, ObjectInfo) and info.bundles}
 
     def _settled(self, cluster: list[ObjectName], present: AbstractSet[str]) -> tuple[list[ObjectName], str]:
         """Return objects of a cluster that have all its messages, each once; or why that is not certain."""
@@ -377,15 +379,15 @@ class _Settlement:
             outcome = self.plan.outcome(path)
             if outcome is not None and outcome.holders and present >= set(outcome.holders):  # they have its messages
                 del left[path]
-        names = list(left.values())
-        if all(len(each) == 1 for each in clusters(names, self.facts.bundles)):
+        names, bundles = list(left.values()), self._bundles(cluster)
+        if all(len(each) == 1 for each in clusters(names, bundles)):
             return names, ""
-        if unreadable := next((self.broken[name] for name in names if name in self.broken), ""):
+        if unreadable := next(filter(None, map(self._bad, names)), ""):
             return [], unreadable
         try:
-            chosen, mergeable = disjoint_objects(
-                self.plan.archive, [Source(name, self.listing.files[name].size) for name in names]
-            )
+            infos = [info for name in names if isinstance(info := self.infos[name], ObjectInfo)]
+            sources = [Source(info.name, info.size) for info in infos]
+            chosen, mergeable = disjoint_objects(self.plan.archive, sources)
         except VanishedError:
             raise
         except (JetcaptureError, pa.ArrowException) as error:
@@ -393,24 +395,25 @@ class _Settlement:
         if chosen is not None:
             return chosen, ""
         others = f"it may share messages with {plural(len(names) - 1, 'other object')}"
-        if len({layout.layout_of(name, self.facts.bundles) for name in names}) > 1:
+        if len({layout.layout_of(name, bundles) for name in names}) > 1:
             return [], f"{others}, not all in the same number of bundles, which compaction does not merge"
         return [], f"{others}{_MERGES if mergeable else _DRIFTED}"
 
     def _add(self, name: ObjectName) -> None:
         from jetcapture_py.maintain.manifests import Partitions
 
-        facts = self.facts
-        names = facts.schemas[facts.schema_of[name]].names
-        interval = facts.intervals.get(name, 0)
+        info = self.infos[name]
+        if isinstance(info, BadObject):
+            raise self.plan.archive.refusal(info)
+        names, interval = info.schema.names, info.interval
         time_ = layout.TIME if name.event_time else layout.TIMESTAMP
         several = name.event_time and layout.ROW in names  # a bucket has the time of the first row of a message
-        exact = interval > 0 and time_ in names and not several and name not in self.untimed
+        exact = interval > 0 and time_ in names and not several and not (name.event_time and info.details.untimed)
         partitions = Partitions(
             key=not (name.quarantine or name.bundle),
             # messages without a key are in bundle 0, but in no bucket of Iceberg's
-            bundles=facts.bundles.get(name, 0) if name.bundle and int(name.bundle) else 0,
+            bundles=info.bundles if name.bundle and int(name.bundle) else 0,
             time=time_ if exact else "",
             day=exact and _HOUR % interval > 0,
         )
-        self.plan.add(name, self.listing.files[name].size, partitions, interval)
+        self.plan.add(name, info.size, partitions, interval)

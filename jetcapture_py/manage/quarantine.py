@@ -20,7 +20,7 @@ from jetcapture_py.manage.cases import MessageOutcome, outcomes
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.tap import fields, shown
 from jetcapture_py.reading.arrow import PlanReader, read_archive
-from jetcapture_py.reading.plan import plan
+from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
 from jetcapture_py.rewriting.redecode import BeforeRemoval, QuarantineSelection, Redecoded, redecode
 from jetcapture_py.store.archive import open_archive, retried
@@ -120,12 +120,12 @@ def _summary(done: Redecoded) -> Iterator[str]:
 def _stored(config: Config, seq: int) -> list[pa.RecordBatch]:
     """Return the messages with this sequence, each as a batch of one row. Raises VanishedError, JetcaptureError."""
     archive = open_archive(config.store.url, config.store.options)
-    planned = plan(archive, config.source.stream, quarantine=True)
+    planned = ReadRequest(files=archive, stream=config.source.stream, quarantine=True).plan()
     reader = PlanReader.of(planned, planned.table.schema.names)
     found: dict[Any, pa.RecordBatch] = {}
     for name in planned.names:
         if name.first_seq <= seq <= name.last_seq:
-            for batch in reader.batches(planned.listing.files[name], name, [(seq, seq)]):
+            for batch in reader.batches(planned.objects[name], name, [(seq, seq)]):
                 for index in range(batch.num_rows):
                     found.setdefault(batch.column(layout.TIMESTAMP)[index].value, batch.slice(index, 1))
     return [found[time] for time in sorted(found)]

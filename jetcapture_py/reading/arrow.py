@@ -24,9 +24,9 @@ from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.reading.columns import INSTANT, Columns, Table, listed
+from jetcapture_py.reading.columns import INSTANT, Columns, Table
 from jetcapture_py.reading.convert import convert
-from jetcapture_py.reading.plan import Bound, Dedupe, Keep, ReadPlan, plan
+from jetcapture_py.reading.plan import Bound, Dedupe, Keep, ReadPlan, ReadRequest
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.store.object_file import belongs
@@ -72,21 +72,16 @@ def read_archive(
     and perhaps some that are stored while it is read. Raises JetcaptureError, also while it is read.
     """
     selection = Selection.of(start, end, keys, event_start, event_end)
-    files = open_archive(url, options or {})
-    columns = columns if columns is None or callable(columns) else listed(columns)
-
-    def planned() -> ReadPlan:
-        return plan(
-            files,
-            stream,
-            selection,
-            columns=columns,
-            dedupe=dedupe,
-            quarantine=quarantine,
-            parquet_only=parquet_only,
-        )
-
-    reading = _Reading(planned)
+    request = ReadRequest(
+        files=open_archive(url, options or {}),
+        stream=stream,
+        selection=selection,
+        columns=columns,
+        dedupe=dedupe,
+        quarantine=quarantine,
+        parquet_only=parquet_only,
+    )
+    reading = _Reading(request.plan)
     return pa.RecordBatchReader.from_batches(reading.schema, reading.batches())
 
 
@@ -361,7 +356,7 @@ class _Reading:
             _Object(
                 name=name,
                 batches=(self._comparing if name in shared else self._reader).batches(
-                    plan.listing.files[name], name, plan.parts.get(name)
+                    plan.objects[name], name, plan.parts.get(name)
                 ),
                 compared=name in shared,
             )

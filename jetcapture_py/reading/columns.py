@@ -47,13 +47,16 @@ class Table:
         schemas: Iterable[pa.Schema],
         quarantine: bool,
         columns: Columns | None,
-        unread: dict[str, str] | None = None,
         inexact: Collection[str] = (),
+        *,
+        lenient: bool = False,
     ) -> None:
         """`inexact` columns, in lower case, have integers that are not exact as a double.
 
         Raises JetcaptureError for types that cannot be read, and names that are the same but for their case, unless
-        `unread` takes these columns, with the reason."""
+        it is `lenient` and leaves these columns out."""
+        self.unread: dict[str, str] = {}
+        """The columns that are left out, in lower case, and why."""
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         """Columns of text that follow from an object's path, after the others."""
         choose = columns if callable(columns) else None
@@ -61,9 +64,9 @@ class Table:
         if columns is not None:
             named = () if callable(columns) else columns
             chosen = {name.lower() for name in (*named, *layout.IDENTITY, layout.ROW)}
-        self._stored = [self._columns(schema, chosen, choose, unread) for schema in schemas]
+        self._stored = [self._columns(schema, chosen, choose, lenient=lenient) for schema in schemas]
         for stored in self._stored:
-            for folded in unread or ():
+            for folded in self.unread:
                 stored.pop(folded, None)
         names: dict[str, str] = {}
         types: dict[str, dict[pa.DataType, None]] = defaultdict(dict)
@@ -84,7 +87,8 @@ class Table:
         schema: pa.Schema,
         chosen: set[str] | None,
         choose: Callable[[str], bool] | None,
-        unread: dict[str, str] | None,
+        *,
+        lenient: bool,
     ) -> dict[str, tuple[str, pa.DataType]]:
         stored: dict[str, tuple[str, pa.DataType]] = {}
         for field in schema:
@@ -99,9 +103,9 @@ class Table:
                 type_ = as_read(field.name, field.type)
                 _check_fields(field.name, type_)
             except JetcaptureError as error:
-                if unread is None:
+                if not lenient:
                     raise
-                unread[folded] = str(error).rpartition(": ")[0]  # without what to do about it
+                self.unread[folded] = str(error).rpartition(": ")[0]  # without what to do about it
                 continue
             stored[folded] = field.name, type_
         return stored

@@ -27,7 +27,7 @@ from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import INSTANT, Table, inner_types
 from jetcapture_py.reading.convert import convert
-from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, list_objects, no_archive, plan, within_buckets
+from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, ReadRequest, list_objects, no_archive
 from jetcapture_py.reading.selection import Selection, check_stream
 from jetcapture_py.store.archive import ArchiveFiles, File
 
@@ -180,17 +180,16 @@ class ArchiveViews:
                 self._connection.execute("CREATE OR REPLACE TEMP VIEW objects AS FROM _nats_objects")
                 continue
             quarantine = name == "quarantine"
-            unread: dict[str, str] = {}
-            planned = plan(
-                self.files,
-                self.stream,
-                self._selection._replace(keys=None) if quarantine else self._selection,
+            request = ReadRequest(
+                files=self.files,
+                stream=self.stream,
+                selection=self._selection._replace(keys=None) if quarantine else self._selection,
                 dedupe=self._dedupe,
                 quarantine=quarantine,
                 parquet_only=self._parquet_only,
-                unread=unread,
             )
-            unread |= _without_unnameable(planned.table)
+            planned = request.plan(lenient=True)
+            unread = planned.table.unread | _without_unnameable(planned.table)
             self.unread.update((f"{reason}: left out of {name}", None) for reason in unread.values())
             self._plans[name] = planned
             self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._select(planned)}")
@@ -198,10 +197,10 @@ class ArchiveViews:
     def outdated(self) -> bool:
         """Whether an object that the views read was removed or rewritten. Raises StoreError."""
         for planned in self._plans.values():
-            now = list_objects(self.files, planned.directory, planned.selection).files
+            now = list_objects(self.files, planned.directory, planned.selection)
             for name in planned.names:
                 file = now.get(name)
-                if file is None or file.size != planned.listing.files[name].size:
+                if file is None or file.size != planned.objects[name].size:
                     return True
         return False
 
@@ -224,7 +223,7 @@ class ArchiveViews:
             raise no_archive(self.files, self.stream)
         for file in files:
             name = file.name
-            if name is not None and _selected(name, self._selection):
+            if name is not None and self._selection.may_hold_name(name):
                 rows.append(
                     {
                         "key": name.key,
@@ -282,7 +281,7 @@ class ArchiveViews:
             columns += [
                 f"{name} AS {name}" for name in map(_quoted, table.partitions)
             ]  # its case may differ in objects
-            paths = ", ".join(_text(self._paths.path(planned.listing.files[name])) for name in members)
+            paths = ", ".join(_text(self._paths.path(planned.objects[name])) for name in members)
             options = "hive_partitioning = true, hive_types_autocast = false"
             if number:  # by path: DuckDB's own numbers of files are those that a filter on the partitions leaves
                 file = f"{first} + CAST(enum_code(CAST({_FILE} AS ENUM({paths}))) AS BIGINT)"
@@ -389,14 +388,6 @@ def _bounded(bound: Bound) -> Iterator[str]:
     for operator, time in ((">=", bound.start), ("<", bound.end)):
         if time is not None:
             yield f"{value} {operator} TIMESTAMPTZ {_text(time.astimezone(UTC).isoformat())}"
-
-
-def _selected(name: ObjectName, selection: Selection) -> bool:
-    """Whether an object may hold messages of a selection, by its name."""
-    keys = selection.keys
-    if keys is not None and not name.bundle and (name.quarantine or name.key not in keys):
-        return False
-    return bool(within_buckets([name], selection))
 
 
 # ---------------------------------------------------------------------- files

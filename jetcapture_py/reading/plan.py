@@ -7,38 +7,30 @@ table (see `columns`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from math import floor
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from jetcapture_py.archive import footer, layout
-from jetcapture_py.archive.bundles import bundle_of
-from jetcapture_py.archive.layout import MAX_INTERVAL, Bundles, ObjectName
+from jetcapture_py.archive.info import BadObject, ObjectInfo
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Identities, Range, resolve
 from jetcapture_py.archive.schema import EXACT
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, Table, listed
 from jetcapture_py.reading.selection import Selection, check_stream
-from jetcapture_py.store.archive import IF_DAMAGED, ArchiveFiles, File, retried
-from jetcapture_py.text import one_line, plural
+from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.text import plural
 
 Dedupe = Literal["auto", "full", "none"]
 Keep = Callable[[Any, Any], Any]
 """Returns a mask of messages: sequences, and timestamps in microseconds, as int64 arrays. It can be pickled."""
-Times = tuple[datetime, datetime] | None
-"""The first and last `_nats_timestamp` of an object; None without statistics."""
 
-_BUCKET_DIGITS = len("20260501T120000")
-_YEAR_1000, _YEAR_9999 = -30_610_224_000, 253_370_764_800
 _EVERYTHING = Selection()
-_AFTER_ALL = "~"
-"""Sorts after every object's name."""
-_TAIL = 1 << 14
-"""Bytes that are read first from the end of an object; almost every footer is shorter."""
 _QUARANTINE = pa.schema(
     [
         (layout.STREAM, pa.string()),
@@ -56,29 +48,8 @@ _QUARANTINE = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The objects of a stream or its quarantine."""
-
-    objects: list[ObjectName]
-    others: list[ObjectName]
-    """Objects in other formats than Parquet."""
-    files: Mapping[ObjectName, File]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectFacts:
-    """What footers say."""
-
-    schemas: Sequence[pa.Schema]
-    """The distinct schemas."""
-    schema_of: Mapping[ObjectName, int]
-    """The index of each object's schema."""
-    bundles: Bundles
-    intervals: Mapping[ObjectName, int]
-    """The lengths of the buckets, in seconds."""
-    times: Mapping[ObjectName, Times]
-    """The times of objects in buckets of another time, if they were asked for."""
+Objects = Mapping[ObjectName, File]
+"""Objects of a stream or its quarantine."""
 
 
 class Bound(NamedTuple):
@@ -101,13 +72,12 @@ class ReadPlan:
     files: ArchiveFiles
     directory: str
     """The objects' directory, relative to the archive's root."""
-    quarantine: bool
     selection: Selection
-    listing: Listing
+    objects: Objects
+    """The objects to read or to compare, and some without further messages."""
     table: Table
     schema_of: Mapping[ObjectName, int]
     """The index of each object's schema in `table`."""
-    bundles: Bundles
     whole: Sequence[ObjectName]
     """Objects to read completely."""
     parts: Mapping[ObjectName, Sequence[Range]]
@@ -138,114 +108,134 @@ class ReadPlan:
         return bounds
 
 
-def plan(
-    files: ArchiveFiles,
-    stream: str,
-    selection: Selection | None = None,
-    *,
-    columns: Columns | None = None,
-    dedupe: Dedupe = "auto",
-    quarantine: bool = False,
-    parquet_only: bool = False,
-    unread: dict[str, str] | None = None,
-    table: Table | None = None,
-    listed_before: Listing | None = None,
-    before: pa.Schema | None = None,
-) -> ReadPlan:
-    """Plan how to read the archive of `stream`, or its quarantine, as of now: list it, and read footers.
-
-    The other arguments are those of `read_archive`. Objects are read as a given `table`, or as that of their own
-    columns. An earlier list is used at first; objects that are gone from it are looked for in a new one. `before` are
-    the columns of an archive without objects, which is an error otherwise. Raises JetcaptureError, unless `unread`
-    takes the columns that cannot be read, with the reason.
-    """
-    if dedupe not in ("auto", "full", "none"):
-        raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
-    check_stream(stream)
-    columns = columns if columns is None or callable(columns) else listed(columns)
-    archive = _Archive(
-        files=files,
-        stream=stream,
-        quarantine=quarantine,
-        selection=selection or Selection(),
-        columns=columns,
-        dedupe=dedupe,
-    )
-    listings = [] if listed_before is None else [listed_before]
-
-    def planned() -> ReadPlan:
-        listing = listings.pop() if listings else list_objects(files, archive.directory, archive.selection)
-        if not parquet_only:
-            archive.refuse_others(listing, archive.selection)
-        if table is not None:
-            return archive.plan_as(table, listing)
-        return archive.plan(listing, unread, before)
-
-    return retried(planned)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Archive:
-    """What is to be read of a stream's archive or quarantine."""
+class ReadRequest:
+    """What to read of the archive of `stream`, or of its quarantine; the fields are arguments of `read_archive`."""
 
     files: ArchiveFiles
     stream: str
-    quarantine: bool
-    selection: Selection
-    columns: Columns | None
-    dedupe: Dedupe
+    selection: Selection = _EVERYTHING
+    columns: Columns | None = None
+    dedupe: Dedupe = "auto"
+    quarantine: bool = False
+    parquet_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises JetcaptureError."""
+        if self.dedupe not in ("auto", "full", "none"):
+            raise JetcaptureError(f"dedupe={self.dedupe!r}: expected auto, full or none")
+        check_stream(self.stream)
+        if self.columns is not None and not callable(self.columns):
+            object.__setattr__(self, "columns", listed(self.columns))
 
     @property
     def directory(self) -> str:
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
 
-    def plan(self, listing: Listing, unread: dict[str, str] | None, before: pa.Schema | None) -> ReadPlan:
-        """Plan as of a listing. Raises VanishedError when objects have just changed."""
-        names, facts = self._chosen(listing)
-        last: list[ObjectName] = []
-        if not names:  # no rows, with the columns that the last object has
-            if not listing.objects or self.selection != _EVERYTHING:
-                listing = list_objects(self.files, self.directory)
-            last = sorted(listing.objects, key=lambda name: name.bucket)[-1:]
-            if not last:
-                self.refuse_others(listing, Selection())
-                if before is None:
-                    self._refuse_nothing()
-            facts = read_facts(self.files, last, listing)
-        used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names or last))}
-        schemas = [facts.schemas[schema] for schema in used] or [before or _QUARANTINE]
-        stored = [name for schema in schemas for name in schema.names if name != layout.KEY]
+    def plan(
+        self, objects: Objects | None = None, *, before: pa.Schema | None = None, lenient: bool = False
+    ) -> ReadPlan:
+        """Plan how to read the archive as of now: list it, and read footers.
+
+        Earlier listed `objects` are used at first; those that are gone are looked for in a new list. `before` are the
+        columns of an archive without objects, which is an error otherwise. Raises JetcaptureError, unless `lenient`
+        leaves out columns that cannot be read.
+        """
+        return self._planned(objects, lambda listed: self._with_own_columns(listed, before, lenient=lenient))
+
+    def plan_as(self, table: Table, objects: Objects | None = None) -> ReadPlan:
+        """Plan as `plan` does, but to read objects as a table that was planned before. Raises JetcaptureError."""
+
+        def plan(listed: Objects) -> ReadPlan:
+            infos = self._chosen(listed)
+            schema_of = {info.name: 0 for info in infos}
+            return self._divided(listed, infos, table, schema_of, outputs(table.schema.names, self.columns))
+
+        return self._planned(objects, plan)
+
+    def _planned(self, objects: Objects | None, plan: Callable[[Objects], ReadPlan]) -> ReadPlan:
+        lists = [] if objects is None else [objects]
+
+        def planned() -> ReadPlan:
+            listed = lists.pop() if lists else list_objects(self.files, self.directory, self.selection)
+            if not self.parquet_only:
+                self._refuse_others(listed, self.selection)
+            return plan(listed)
+
+        return retried(planned)
+
+    def _with_own_columns(self, objects: Objects, before: pa.Schema | None, *, lenient: bool) -> ReadPlan:
+        """Plan to read listed objects as a table of their own columns. Raises VanishedError when some are gone."""
+        infos = self._chosen(objects)
+        schemas = {info.schema_number: info.schema for info in infos} or {0: self._schema_of_none(objects, before)}
         needed = _with_time(self.columns) if self.selection.by_event else self.columns
-        inexact = inexact_columns(self.files, names, listing, facts)
-        table = Table(schemas, self.quarantine, needed, unread, inexact)
-        schema_of = {name: used[facts.schema_of[name]] for name in names}
-        known = dict.fromkeys([*stored, *table.partitions])
-        return self._planned(listing, facts, table, schema_of, outputs(table.schema.names, self.columns, known))
+        inexact = inexact_columns(self.files, infos, objects)
+        table = Table(schemas.values(), self.quarantine, needed, inexact, lenient=lenient)
+        stored = (name for schema in schemas.values() for name in schema.names if name != layout.KEY)
+        columns = outputs(table.schema.names, self.columns, dict.fromkeys([*stored, *table.partitions]))
+        index = {number: at for at, number in enumerate(schemas)}
+        schema_of = {info.name: index[info.schema_number] for info in infos}
+        return self._divided(objects, infos, table, schema_of, columns)
 
-    def plan_as(self, table: Table, listing: Listing) -> ReadPlan:
-        """Plan to read objects as a table that was planned before. Raises VanishedError."""
-        names, facts = self._chosen(listing)
-        narrow = Listing(objects=names, others=[], files={name: listing.files[name] for name in names})
-        return self._planned(narrow, facts, table, dict.fromkeys(names, 0), outputs(table.schema.names, self.columns))
+    def _chosen(self, objects: Objects) -> list[ObjectInfo]:
+        """Return the objects that may hold messages of the selection. Raises VanishedError, JetcaptureError."""
+        selection = self.selection
+        files = [file for name, file in objects.items() if name.parquet and selection.may_hold_name(name)]
+        infos = self.files.infos(files, detailed=lambda name: name.event_time and selection.by_stream_time)
+        chosen = []
+        for info in infos:
+            if isinstance(info, BadObject):
+                raise self.files.refusal(info)
+            if selection.may_hold(info):
+                chosen.append(info if info.known is None else replace(info, known=None))  # there may be many
+        return chosen
 
-    def _planned(
+    def _schema_of_none(self, objects: Objects, before: pa.Schema | None) -> pa.Schema:
+        """Return the columns of a result without rows: those of the last object."""
+        if self.selection != _EVERYTHING or not any(name.parquet for name in objects):
+            objects = list_objects(self.files, self.directory)
+        last = sorted((name for name in objects if name.parquet), key=lambda name: name.bucket)[-1:]
+        for info in self.files.infos([objects[name] for name in last]):
+            if isinstance(info, BadObject):
+                raise self.files.refusal(info)
+            return info.schema
+        self._refuse_others(objects, _EVERYTHING)
+        if before is None:
+            self._refuse_nothing()
+        return before or _QUARANTINE
+
+    def _divided(
         self,
-        listing: Listing,
-        facts: ObjectFacts,
+        objects: Objects,
+        infos: Sequence[ObjectInfo],
         table: Table,
         schema_of: Mapping[ObjectName, int],
         columns: Sequence[tuple[str, str]],
     ) -> ReadPlan:
-        whole, parts, shared = self._divided(list(schema_of), listing, facts, table)
+        """Divide objects into those to read completely, in parts, and those to compare row by row."""
+        names = [info.name for info in infos]
+        bundles = {info.name: info.bundles for info in infos if info.bundles}
+        whole: list[ObjectName] = []
+        parts: Mapping[ObjectName, Sequence[Range]] = {}
+        shared: list[ObjectName] = []
+        if self.dedupe == "none":
+            whole = names
+        elif self.dedupe == "full":
+            shared = names
+        else:
+            whole, shared = layout.split_overlapping(names, bundles)
+        if self.dedupe == "auto" and shared and not table.several_rows:
+            resolved = resolve(shared, partial(read_identities, self.files, objects), bundles)
+            # Spark knows the parts by their objects' file names
+            if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
+                whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
         return ReadPlan(
             files=self.files,
             directory=self.directory,
-            quarantine=self.quarantine,
             selection=self.selection,
-            listing=listing,
+            objects={name: objects[name] for name in names},
             table=table,
             schema_of=schema_of,
-            bundles=facts.bundles,
             whole=whole,
             parts=parts,
             shared=shared,
@@ -254,29 +244,14 @@ class _Archive:
             outputs=columns,
         )
 
-    def _divided(
-        self, names: list[ObjectName], listing: Listing, facts: ObjectFacts, table: Table
-    ) -> tuple[list[ObjectName], Mapping[ObjectName, Sequence[Range]], list[ObjectName]]:
-        """Divide objects into those to read completely, in parts, and those to compare row by row."""
-        if self.dedupe == "none":
-            return names, {}, []
-        if self.dedupe == "full":
-            return [], {}, names
-        whole, shared = layout.split_overlapping(names, facts.bundles)
-        if not shared or table.several_rows:
-            return whole, {}, shared
-        resolved = resolve(shared, lambda names: read_identities(self.files, names, listing), facts.bundles)
-        if len({name.path.rpartition("/")[2] for name in resolved.parts}) < len(resolved.parts):
-            return whole, {}, shared  # Spark knows the parts by their objects' file names
-        return whole + resolved.whole, resolved.parts, resolved.unresolved
-
-    def refuse_others(self, listing: Listing, selection: Selection) -> None:
+    def _refuse_others(self, objects: Objects, selection: Selection) -> None:
         """Raise JetcaptureError if objects in other formats may hold messages of the selection."""
-        others = within_buckets(listing.others, selection)
+        others = [name for name in objects if not name.parquet and selection.may_hold_name(name)]
         if others:
             formats = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
             many = f"{plural(len(others), 'object')} of stream {self.stream} in {formats}"
-            hint = "; --parquet-only or parquet_only=True leaves them out" if listing.objects else ""
+            mixed = any(name.parquet for name in objects)
+            hint = "; --parquet-only or parquet_only=True leaves them out" if mixed else ""
             raise JetcaptureError(f"{self.files.shown} has {many}, and only Parquet can be read{hint}")
 
     def _refuse_nothing(self) -> None:
@@ -293,20 +268,6 @@ class _Archive:
         if self.stream in entries:
             raise JetcaptureError(f"the archive of stream {self.stream} under {url} has no objects")
         raise no_archive(self.files, self.stream)
-
-    def _chosen(self, listing: Listing) -> tuple[list[ObjectName], ObjectFacts]:
-        """Return the objects that may hold messages of the selection, and what their footers say: by their names, and
-        by their footers where the names do not say it: the time of event-time buckets, and the number of bundles."""
-        start, end, keys = self.selection[:3]
-        names = within_buckets(listing.objects, self.selection)
-        timed = start is not None or end is not None
-        facts = read_facts(self.files, names, listing, timed=timed)
-        if timed:
-            names = [name for name in names if _overlaps(facts.times.get(name), start, end)]
-        if keys is not None:
-            bundles = {number: {bundle_of(key, number) for key in keys} for number in set(facts.bundles.values())}
-            names = [name for name in names if name not in facts.bundles or name.bundle in bundles[facts.bundles[name]]]
-        return names, facts
 
 
 def no_archive(files: ArchiveFiles, stream: str) -> JetcaptureError:
@@ -337,138 +298,34 @@ def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] 
     return [(name, folded.get(name) or folded[name.lower()]) for name in columns]
 
 
-def within_buckets(names: Iterable[ObjectName], selection: Selection) -> list[ObjectName]:
-    """Return the objects whose buckets may reach into the selection's times, and their sequences into its own."""
-    names = [name for name in names if _reaches(name, selection.event_start, selection.event_end)]
-    if selection.seqs is not None:
-        first, last = selection.seqs
-        names = [name for name in names if name.first_seq <= last and name.last_seq >= first]
-    return [name for name in names if name.event_time or _reaches(name, selection.start, selection.end)]
+def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EVERYTHING) -> Objects:
+    """List a stream's objects that may hold messages of a selection, by keys and buckets, in the order of their paths.
 
-
-def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
-    if start is not None and name.bucket + MAX_INTERVAL <= start.timestamp():
-        return False
-    return end is None or name.bucket < end.timestamp()
-
-
-def _overlaps(times: Times, start: datetime | None, end: datetime | None) -> bool:
-    """Whether an object with messages of these times, None if unknown, may hold some from `start` to `end`."""
-    return times is None or ((start is None or times[1] >= start) and (end is None or times[0] < end))
-
-
-def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EVERYTHING) -> Listing:
-    """List a stream's objects that may hold messages of a selection, by keys and buckets. Raises JetcaptureError."""
+    Raises JetcaptureError.
+    """
     tops = [directory]
     if selection.keys is not None:
         if directory.startswith(f"{layout.QUARANTINE}/"):
             raise JetcaptureError("the quarantine is not divided by key")
         tops = files.directories(directory, selection.keys)
-    first, last = _bucket_texts(selection.start, selection.end)
-    first_event, last_event = _bucket_texts(selection.event_start, selection.event_end)
-
-    def wanted(path: str) -> bool:
-        """As `within_buckets`, but without parsing the path: most objects of a large archive are of other days."""
-        name = path.rpartition("/")[2]
-        if name[0] in "._":
-            return False
-        bucket = name[:_BUCKET_DIGITS]
-        if not first_event <= bucket < last_event:
-            return False
-        return first <= bucket < last or name[_BUCKET_DIGITS : _BUCKET_DIGITS + 1] == "E"
-
-    visible = sorted(files.below(*tops, wanted=wanted), key=lambda file: file.path)
-    named = {file.name: file for file in visible if file.name is not None}
-    return Listing(
-        objects=[name for name in named if name.parquet],
-        others=[name for name in named if not name.parquet],
-        files=named,
-    )
+    listed = sorted(files.below(*tops, wanted=selection.may_hold_path), key=lambda file: file.path)
+    return {file.name: file for file in listed if file.name is not None}
 
 
-def _bucket_texts(start: datetime | None, end: datetime | None) -> tuple[str, str]:
-    """Return the first text with which names of objects from `start` to `end` can begin, and one after the last."""
-
-    def text(seconds: float, otherwise: str) -> str:
-        four_digits = _YEAR_1000 <= seconds < _YEAR_9999
-        return layout.bucket_text(floor(seconds))[:_BUCKET_DIGITS] if four_digits else otherwise
-
-    first = "" if start is None else text(start.timestamp() - MAX_INTERVAL, "")
-    last = _AFTER_ALL if end is None else text(end.timestamp() + 1, _AFTER_ALL)
-    return first, last
-
-
-def read_facts(
-    files: ArchiveFiles,
-    names: Sequence[ObjectName],
-    listing: Listing,
-    *,
-    timed: bool = False,
-    broken: dict[ObjectName, str] | None = None,
-    untimed: set[ObjectName] | None = None,
-    reader: footer.SchemaReader | None = None,
-) -> ObjectFacts:
-    """Read objects' footers, once; with `timed`, also the timestamps of objects with event time.
-
-    `untimed` takes the objects with event time in which it may be null: some were stored without it, and merged later.
-    `reader` has the schemas of objects that were read before.
-
-    Raises JetcaptureError, unless `broken` takes the objects that cannot be read, with the reason; and VanishedError if
-    an object was removed or rewritten.
-    """
-    reader = reader or footer.SchemaReader()
-    schema_of: dict[ObjectName, int] = {}
-    bundles: dict[ObjectName, int] = {}
-    intervals: dict[ObjectName, int] = {}
-    times: dict[ObjectName, Times] = {}
-    for name, data in zip(names, _footers(files, names, listing), strict=True):
-        try:
-            if not data:
-                raise _unreadable(files, name, "not a Parquet file: no footer at its end")
-            try:
-                schema_of[name] = index = reader.number(data)
-                schema = reader.schemas[index]
-                if lacking := [column for column in _required(name) if schema.get_field_index(column) < 0]:
-                    raise _unreadable(files, name, f"no column {lacking[0]}: it was not written by jetcapture")
-                if timed and name.event_time:
-                    times[name] = footer.bounds(footer.decoded(data), layout.TIMESTAMP)
-                if untimed is not None and name.event_time and footer.may_have_nulls(footer.decoded(data), layout.TIME):
-                    untimed.add(name)
-            except (pa.ArrowException, OSError) as error:
-                raise _unreadable(files, name, one_line(error)) from error
-        except JetcaptureError as error:
-            if broken is None:
-                raise
-            broken[name] = str(error)
-            continue
-        if name.bundle and (number := footer.number_in(data, layout.BUNDLES)) is not None:
-            bundles[name] = number
-        if (interval := footer.number_in(data, layout.INTERVAL)) is not None:
-            intervals[name] = interval
-    return ObjectFacts(schemas=reader.schemas, schema_of=schema_of, bundles=bundles, intervals=intervals, times=times)
-
-
-def _required(name: ObjectName) -> tuple[str, ...]:
-    """Return the columns without which an object is none."""
-    return (layout.SEQ, layout.TIMESTAMP, layout.KEY) if name.bundle else (layout.SEQ, layout.TIMESTAMP)
-
-
-def inexact_columns(
-    files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing, facts: ObjectFacts
-) -> Collection[str]:
+def inexact_columns(files: ArchiveFiles, infos: Sequence[ObjectInfo], objects: Objects) -> Collection[str]:
     """Return columns, in lower case, that are floats in some objects and in others integers that no double holds."""
     types = pa.types
-    used = {number: facts.schemas[number] for number in dict.fromkeys(facts.schema_of[name] for name in names)}
-    floats = {field.name.lower() for schema in used.values() for field in schema if types.is_floating(field.type)}
+    schemas = {info.schema_number: info.schema for info in infos}
+    floats = {field.name.lower() for schema in schemas.values() for field in schema if types.is_floating(field.type)}
     mixed = {
         number: [field.name for field in schema if types.is_integer(field.type) and field.name.lower() in floats]
-        for number, schema in used.items()
+        for number, schema in schemas.items()
     }
-    names = [name for name in names if mixed[facts.schema_of[name]]]
+    infos = [info for info in infos if mixed[info.schema_number]]
     inexact: set[str] = set()
-    for name, data in zip(names, _footers(files, names, listing), strict=True):
+    for info, data in zip(infos, files.footers([objects[info.name] for info in infos]), strict=True):
         metadata = footer.decoded(data)
-        for column in mixed[facts.schema_of[name]]:
+        for column in mixed[info.schema_number]:
             groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
             limits = (abs(limit) for group in groups for limit in footer.group_bounds(group, column) or ())
             if max(limits, default=0) > EXACT:
@@ -476,28 +333,11 @@ def inexact_columns(
     return inexact
 
 
-def _footers(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:
-    """Yield the footer of each object; b"" for one that has none. Raises VanishedError, StoreError."""
-
-    def read(name: ObjectName) -> bytes:
-        file = listing.files[name]
-        data = footer.find(lambda size: files.read(file, max(0, file.size - size)), _TAIL)
-        if not data:
-            files.refuse_changed(file)  # with the old size, its footer would not be found
-        return data
-
-    return files.map(read, names)
-
-
-def _unreadable(files: ArchiveFiles, name: ObjectName, reason: str) -> JetcaptureError:
-    return JetcaptureError(f"cannot read {files.shown}/{name.path}: {reason}; {IF_DAMAGED}")
-
-
-def read_identities(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing) -> list[Identities]:
-    """Read each object's sequences and timestamps. Raises StoreError."""
+def read_identities(files: ArchiveFiles, objects: Objects, names: Iterable[ObjectName]) -> list[Identities]:
+    """Read the sequences and timestamps of these objects. Raises StoreError."""
 
     def read(name: ObjectName) -> Identities:
-        with files.parquet(listing.files[name]) as parquet:
+        with files.parquet(objects[name]) as parquet:
             table = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
         return table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
 

@@ -1,13 +1,19 @@
-"""Which messages of an archive to read: the arguments `start`, `end`, `event_start`, `event_end` and `keys`."""
+"""Which messages of an archive to read, and which of its objects may hold some: by path, by name, and by footer."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
+from functools import lru_cache
+from math import floor
 from typing import Any, NamedTuple, cast
 
-from jetcapture_py.config.units import format_time, parse_time, quoted
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.info import ObjectInfo
+from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
+from jetcapture_py.config.units import format_time, microseconds_of, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
 
@@ -15,6 +21,11 @@ Moment = datetime | date | str
 """A datetime with a time zone, a date, or text; see `jetcapture_py.config.units.parse_time`."""
 Keys = Iterable[str | None] | str
 """One key or several; None is for messages without a key."""
+
+_BUCKET_DIGITS = len("20260501T120000")
+_YEAR_1000, _YEAR_9999 = -30_610_224_000, 253_370_764_800
+_AFTER_ALL = "~"
+"""Sorts after every object's name."""
 
 
 class Selection(NamedTuple):
@@ -52,6 +63,76 @@ class Selection(NamedTuple):
             _moment("event_start", event_start),
             _moment("event_end", event_end),
         )
+
+    @property
+    def by_stream_time(self) -> bool:
+        """Whether there is a bound of the stream's timestamps."""
+        return self.start is not None or self.end is not None
+
+    def may_hold_path(self, path: str) -> bool:
+        """Whether a file may be an object with messages of the selection, by its path.
+
+        As `may_hold_name` by buckets, but without parsing: most objects of a large archive are of other days.
+        """
+        name = path.rpartition("/")[2]
+        if name[0] in "._":
+            return False
+        bucket = name[:_BUCKET_DIGITS]
+        first, last = _bucket_texts(self.event_start, self.event_end)
+        if not first <= bucket < last:
+            return False
+        first, last = _bucket_texts(self.start, self.end)
+        return first <= bucket < last or name[_BUCKET_DIGITS : _BUCKET_DIGITS + 1] == "E"
+
+    def may_hold_name(self, name: ObjectName, interval: float = MAX_INTERVAL) -> bool:
+        """Whether an object may have messages of the selection, by its name and the length of its bucket in seconds."""
+        if self.keys is not None and not name.bundle and (name.quarantine or name.key not in self.keys):
+            return False
+        if self.seqs is not None and (name.first_seq > self.seqs[1] or name.last_seq < self.seqs[0]):
+            return False
+        if not _reaches(name.bucket, interval, self.event_start, self.event_end):
+            return False
+        return name.event_time or _reaches(name.bucket, interval, self.start, self.end)
+
+    def may_hold(self, info: ObjectInfo) -> bool:
+        """Whether an object may have messages of the selection, by its name and its footer.
+
+        Details are needed of objects with event time, if the selection is `by_stream_time`.
+        """
+        name = info.name
+        if not self.may_hold_name(name, info.interval or MAX_INTERVAL):
+            return False
+        if name.event_time and self.by_stream_time and (times := info.details.times) is not None:
+            if self.start is not None and times[1] < microseconds_of(self.start):
+                return False
+            if self.end is not None and times[0] >= microseconds_of(self.end):
+                return False
+        return self.keys is None or not info.bundles or name.bundle in _bundles_of(tuple(self.keys), info.bundles)
+
+
+def _reaches(bucket: int, interval: float, start: datetime | None, end: datetime | None) -> bool:
+    """Whether a bucket may have times from `start` to `end`."""
+    if start is not None and bucket + interval <= start.timestamp():
+        return False
+    return end is None or bucket < end.timestamp()
+
+
+@lru_cache(maxsize=8)
+def _bucket_texts(start: datetime | None, end: datetime | None) -> tuple[str, str]:
+    """Return the first text with which names of objects from `start` to `end` can begin, and one after the last."""
+
+    def text(seconds: float, otherwise: str) -> str:
+        four_digits = _YEAR_1000 <= seconds < _YEAR_9999
+        return layout.bucket_text(floor(seconds))[:_BUCKET_DIGITS] if four_digits else otherwise
+
+    first = "" if start is None else text(start.timestamp() - MAX_INTERVAL, "")
+    last = _AFTER_ALL if end is None else text(end.timestamp() + 1, _AFTER_ALL)
+    return first, last
+
+
+@lru_cache(maxsize=8)
+def _bundles_of(keys: tuple[str | None, ...], bundles: int) -> frozenset[str]:
+    return frozenset(bundle_of(key, bundles) for key in keys)
 
 
 def _moment(name: str, value: Moment | None) -> datetime | None:

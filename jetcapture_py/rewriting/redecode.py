@@ -29,7 +29,7 @@ from jetcapture_py.compaction.plan import Source, batches
 from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
-from jetcapture_py.reading.plan import plan
+from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary, matching
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive, retried
 from jetcapture_py.store.object_file import open_parquet
@@ -154,7 +154,8 @@ class _Redecoder(Recapture):
         stream, done = self.config.source.stream, self._done
         sources = Files(self._archive).find([f"{layout.QUARANTINE}/{stream}"])
         if not sources:
-            plan(self._archive, stream, quarantine=True)  # raises an error if there is no such archive either
+            # raises an error if there is no such archive either
+            ReadRequest(files=self._archive, stream=stream, quarantine=True).plan()
         if sources and not done.dry_run:
             await self.check_store()
         rows, total = 0, sum(source.name.rows for source in sources)

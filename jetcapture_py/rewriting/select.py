@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.info import BadObject, InfoReader
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
@@ -29,7 +30,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader, partition_of
 from jetcapture_py.reading.columns import Table, as_read
 from jetcapture_py.reading.duckdb import connect, sql_type
-from jetcapture_py.reading.plan import Listing, inexact_columns, read_facts
+from jetcapture_py.reading.plan import inexact_columns
 from jetcapture_py.rewriting.text_values import TextError, column_names, typed_rows
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.batch import MessageBatch
@@ -111,7 +112,7 @@ class Search:
         self._archive, self._config, self._condition = archive, config, condition
         self._sql = None if condition.where is None else _Sql(condition.where)
         self._tables = {quarantine: Table([pa.schema(_TYPES)], quarantine, None) for quarantine in (False, True)}
-        self._schema_of: Mapping[ObjectName, int] = {}
+        self._schema_of: dict[ObjectName, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -127,21 +128,25 @@ class Search:
         """
         if (sql := self._sql) is None:
             return {}
-        broken: dict[ObjectName, str] = {}
+        broken: dict[str, str] = {}
         by_name = {file.name: file for file in files if file.name is not None and file.name.parquet}
-        listing = Listing(objects=list(by_name), others=[], files=by_name)
         self._schema_of = {}
         for quarantine in (False, True):
-            names = [name for name in by_name if name.quarantine is quarantine]
-            facts = read_facts(self._archive, names, listing, broken=broken)
+            reader, infos = InfoReader(), []
+            own = [file for name, file in by_name.items() if name.quarantine is quarantine]
+            for info in self._archive.infos(own, reader=reader):
+                if isinstance(info, BadObject):
+                    broken[by_name[info.name].path] = str(self._archive.refusal(info))
+                else:
+                    infos.append(info)
+                    self._schema_of[info.name] = info.schema_number
             self._tables[quarantine] = Table(
-                facts.schemas,
+                reader.schemas,
                 quarantine,
                 lambda name: name.casefold() in sql.names,
-                inexact=inexact_columns(self._archive, list(facts.schema_of), listing, facts),
+                inexact_columns(self._archive, infos, by_name),
             )
-            self._schema_of = {**self._schema_of, **facts.schema_of}
-        return {by_name[name].path: reason for name, reason in broken.items()}
+        return broken
 
     def selected(self, file: File) -> MessageSet:
         """Return the selected messages of an object. Raises UndecidedError, VanishedError, StoreError."""

@@ -20,7 +20,7 @@ from jetcapture_py.archive.weights import reached
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.reading.arrow import PlanReader, read_planned
 from jetcapture_py.reading.columns import Table
-from jetcapture_py.reading.plan import Keep, Listing, ReadPlan, list_objects, plan
+from jetcapture_py.reading.plan import Keep, Objects, ReadPlan, ReadRequest, list_objects
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles, retried
 
@@ -43,7 +43,7 @@ class ArchivedMessages:
     table: Table
     columns: Sequence[str]
     selection: Selection
-    listing: Listing | None = None
+    listing: Objects | None = None
     """The last list, which has everything up to `listed_to`."""
     listed_to: int = 0
 
@@ -51,15 +51,15 @@ class ArchivedMessages:
         """Divide the messages from `first` to `last` among up to about `parts` tasks. Raises JetcaptureError."""
         listing = self._listed(last)
         whole = self.planned(first, last, keep, listing)
-        if any(name not in listing.files for name in whole.names):  # of a new list: objects have been compacted
+        if any(name not in listing for name in whole.names):  # of a new list: objects have been compacted
             self.listing = None
         return [ArchivedPartition(plan=_within(whole, *span)) for span in _spans(whole.names, first, last, parts)]
 
-    def planned(self, first: int, last: int, keep: Keep | None, listing: Listing | None = None) -> ReadPlan:
+    def planned(self, first: int, last: int, keep: Keep | None, listing: Objects | None = None) -> ReadPlan:
         """Plan to read messages from `first` to `last`. Raises JetcaptureError."""
         selection = self.selection._replace(seqs=(first, last))
-        made = plan(self.files, self.stream, selection, columns=self.columns, table=self.table, listed_before=listing)
-        return replace(made, keep=keep)
+        request = ReadRequest(files=self.files, stream=self.stream, selection=selection, columns=self.columns)
+        return replace(request.plan_as(self.table, listing), keep=keep)
 
     def read(self, first: int, last: int, keep: Keep | None, made: ReadPlan | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the messages from `first` to `last`; `made` is a plan of them. Raises JetcaptureError."""
@@ -79,14 +79,14 @@ class ArchivedMessages:
         if self.listing is not None and first <= self.listed_to:
             last = min(last, self.listed_to)
         listing = self._listed(last)
-        names = [name for name in listing.objects if name.last_seq >= first and name.first_seq <= last]
+        names = _reaching(listing, first, last)
         if not names:
             return last + 1
         firsts = np.array([max(first, name.first_seq) for name in names], np.int64)
         lasts = np.array([min(last, name.last_seq) for name in names], np.int64)
         end, inside = last + 1, (lasts + 1 - firsts) / [name.last_seq + 1 - name.first_seq for name in names]
         if size is not None:
-            end = min(end, reached(firsts, lasts, inside * [listing.files[name].size for name in names], size))
+            end = min(end, reached(firsts, lasts, inside * [listing[name].size for name in names], size))
         if messages is not None:
             sparse = reached(firsts, lasts, inside * [name.rows for name in names], messages)
             end = min(end, max(sparse, int(firsts.min()) + messages))
@@ -103,23 +103,27 @@ class ArchivedMessages:
             files=self.files, table=self.table, columns=[layout.SEQ], bounds=(), keys=None, seqs=(first, last)
         )
         listing = self._listed(last)
-        names = [name for name in listing.objects if name.last_seq >= first and name.first_seq <= last]
+        names = _reaching(listing, first, last)
         try:
-            found = [
-                batch.column(0).to_numpy() for name in names for batch in reader.batches(listing.files[name], name)
-            ]
+            found = [batch.column(0).to_numpy() for name in names for batch in reader.batches(listing[name], name)]
         except VanishedError:
             self.listing = None
             raise
         seqs = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
         return last + 1 if len(seqs) <= messages else int(seqs[messages])
 
-    def _listed(self, last: int) -> Listing:
+    def _listed(self, last: int) -> Objects:
         """Return the objects; an earlier list as long as it has everything up to `last`."""
         if self.listing is None or self.listed_to < last:
             self.listing = list_objects(self.files, self.stream, self.selection)
             self.listed_to = last
         return self.listing
+
+
+def _reaching(listing: Objects, first: int, last: int) -> list[ObjectName]:
+    """Return the Parquet objects that may have messages from `first` to `last`."""
+    selection = Selection(seqs=(first, last))
+    return [name for name in listing if name.parquet and selection.may_hold_name(name)]
 
 
 def _spans(names: Sequence[ObjectName], first: int, last: int, parts: int) -> list[tuple[int, int]]:
@@ -136,19 +140,16 @@ def _spans(names: Sequence[ObjectName], first: int, last: int, parts: int) -> li
     return [*spans, (begin, last)] if names else []
 
 
-def _within(made: ReadPlan, first: int, last: int) -> ReadPlan:
+def _within(plan: ReadPlan, first: int, last: int) -> ReadPlan:
     """Return the part of a plan that reads these sequences."""
-
-    def inside(name: ObjectName) -> bool:
-        return name.first_seq <= last and name.last_seq >= first
-
-    files = {name: made.listing.files[name] for name in made.names if inside(name)}
+    selection = plan.selection._replace(seqs=(first, last))
+    objects = {name: file for name, file in plan.objects.items() if selection.may_hold_name(name)}
     return replace(
-        made,
-        selection=made.selection._replace(seqs=(first, last)),
-        listing=replace(made.listing, objects=list(files), files=files),
-        schema_of=dict.fromkeys(files, 0),
-        whole=[name for name in made.whole if name in files],
-        parts={name: ranges for name, ranges in made.parts.items() if name in files},
-        shared=[name for name in made.shared if name in files],
+        plan,
+        selection=selection,
+        objects=objects,
+        schema_of=dict.fromkeys(objects, 0),
+        whole=[name for name in plan.whole if name in objects],
+        parts={name: ranges for name, ranges in plan.parts.items() if name in objects},
+        shared=[name for name in plan.shared if name in objects],
     )

@@ -28,7 +28,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.columns import Table
-from jetcapture_py.reading.plan import Bound, Listing, list_objects, within_buckets
+from jetcapture_py.reading.plan import Bound, Objects, list_objects
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles, retried
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
@@ -211,12 +211,13 @@ def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: O
     return any(sample.time in batch.column(1).cast(pa.int64()).to_pylist() for batch in rows)
 
 
-def first_archived(files: ArchiveFiles, listing: Listing, moment: datetime, until: int = _EVERYTHING) -> int | None:
+def first_archived(files: ArchiveFiles, listing: Objects, moment: datetime, until: int = _EVERYTHING) -> int | None:
     """Return the first archived sequence up to `until` with a message from `moment` on; None without one.
 
     Raises JetcaptureError.
     """
     selection = Selection(start=moment)
+    names = [name for name in listing if name.parquet and selection.may_hold_name(name)]
     table = Table([pa.schema([(layout.SEQ, pa.int64())])], False, None)  # noqa: FBT003
     reader = PlanReader(
         files=files, table=table, columns=[layout.SEQ], bounds=[Bound((layout.TIMESTAMP,), moment, None)], keys=None
@@ -224,10 +225,10 @@ def first_archived(files: ArchiveFiles, listing: Listing, moment: datetime, unti
 
     def first() -> int:
         best = until + 1
-        for name in sorted(within_buckets(listing.objects, selection), key=lambda name: name.first_seq):
+        for name in sorted(names, key=lambda name: name.first_seq):
             if name.first_seq >= best:
                 break
-            for batch in reader.batches(listing.files[name], name):
+            for batch in reader.batches(listing[name], name):
                 best = min(best, int(batch.column(layout.SEQ).to_numpy().min()))
         return best
 

@@ -44,7 +44,7 @@ from jetcapture_py.config.units import quoted
 from jetcapture_py.errors import ConfigError, MissingStreamError, SourceError
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.columns import Table
-from jetcapture_py.reading.plan import list_objects, plan
+from jetcapture_py.reading.plan import ReadRequest, list_objects
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
@@ -112,8 +112,8 @@ class CombinedSource:
 
     def schema(self) -> st.StructType:
         """Return the columns that the archive has now."""
-        made = plan(self.files, self.stream, self.selection)
-        return spark_schema(made.table.schema)
+        request = ReadRequest(files=self.files, stream=self.stream, selection=self.selection)
+        return spark_schema(request.plan().table.schema)
 
     def opened(self, schema: st.StructType) -> None:
         stored = {

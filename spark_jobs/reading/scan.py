@@ -120,7 +120,7 @@ class Scans:
         entries = {}
         for name in self.plan.names:
             directory, _, base = name.path.rpartition("/")
-            file = self.plan.listing.files[name]
+            file = self.plan.objects[name]
             entries[name] = (
                 f'{{"path":"{as_uri(self._in_spark(directory))}/{base}","size":{file.size},'
                 f'"isDir":false,"modificationTime":{int(1000 * (file.modified or 0))},"blockReplication":1,'

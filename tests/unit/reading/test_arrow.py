@@ -20,7 +20,6 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.reading import plan as planning
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Bound
@@ -244,17 +243,17 @@ def test_objects_that_come_or_are_replaced_while_they_are_planned_are_read_as_a_
 ) -> None:
     archive = Archive(tmp_path)
     sources = [archive.write([1, 2]), archive.write([3])]
-    facts = planning.read_facts
+    infos = ArchiveFiles.infos
 
-    def compacted(files: ArchiveFiles, names: Any, listing: Any, **more: bool) -> Any:
+    def compacted(files: ArchiveFiles, objects: list[File], **more: Any) -> Any:
         archive.write([2, 3, 4], "b")  # too late for the first plan
-        if [*names] == sources:
+        if [file.name for file in objects] == sources:
             archive.write([1, 2, 3])
             for source in sources:
                 (tmp_path / source.path).unlink()
-        return facts(files, names, listing, **more)
+        return infos(files, objects, **more)
 
-    monkeypatch.setattr(planning, "read_facts", compacted)
+    monkeypatch.setattr(ArchiveFiles, "infos", compacted)
     found = read_archive(tmp_path, "ORDERS", columns=[layout.SEQ, "key"]).read_all().to_pylist()
     assert sorted((row["key"], row[layout.SEQ]) for row in found) == [
         *(("a", seq) for seq in (1, 2, 3)),

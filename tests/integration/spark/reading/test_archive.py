@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pandas as pd
@@ -13,10 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading import plan as planning
-from jetcapture_py.store.archive import IF_DAMAGED
+from jetcapture_py.store.archive import IF_DAMAGED, ArchiveFiles, File
 from spark_jobs.archive import read_archive
 from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
-
-    from jetcapture_py.reading.plan import Listing, ObjectFacts
-    from jetcapture_py.store.archive import ArchiveFiles
 
 
 pytestmark = pytest.mark.spark
@@ -254,13 +249,13 @@ class TestArchive:
         self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         archive.write([1, 2])
-        facts = planning.read_facts
+        infos = ArchiveFiles.infos
 
-        def late(files: ArchiveFiles, names: Sequence[ObjectName], listing: Listing, **more: bool) -> ObjectFacts:
+        def late(files: ArchiveFiles, objects: Sequence[File], **more: Any) -> Any:
             archive.write([2, 3])
-            return facts(files, names, listing, **more)
+            return infos(files, objects, **more)
 
-        monkeypatch.setattr(planning, "read_facts", late)
+        monkeypatch.setattr(ArchiveFiles, "infos", late)
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
         monkeypatch.undo()
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
