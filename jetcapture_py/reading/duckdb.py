@@ -24,8 +24,9 @@ from fsspec.spec import AbstractFileSystem
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
+from jetcapture_py.archive.schema import fields_in
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT, Table, inner_types
+from jetcapture_py.reading.columns import INSTANT, Table, inner_types, read_as
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, ReadRequest, list_objects, no_archive
 from jetcapture_py.reading.selection import Selection, check_stream
@@ -346,29 +347,11 @@ def _has_nameless(type_: pa.DataType) -> bool:
 
 def _casts(stored: pa.DataType, target: pa.DataType) -> bool:
     """Whether DuckDB's own cast gives the values that `convert` gives."""
-    types = pa.types
-    if stored in (target, pa.null()):
+    if stored == pa.null():
         return True
-    if types.is_struct(stored) and types.is_struct(target):
-        known = {field.name.lower(): field for field in stored}
-        pairs = [(known[field.name.lower()], field) for field in target if field.name.lower() in known]
-        # DuckDB finds a field by its name, in which only ASCII letters may differ in case
-        return all(_ascii(old.name) == _ascii(new.name) and _casts(old.type, new.type) for old, new in pairs)
-    if types.is_map(stored) and types.is_map(target):
-        return _casts(stored.key_type, target.key_type) and _casts(stored.item_type, target.item_type)
-    if types.is_list(stored) and types.is_list(target):
-        return _casts(stored.value_type, target.value_type)
-    if types.is_integer(stored):
-        return not bool(types.is_nested(target))
-    if types.is_boolean(stored):
-        return bool(target == pa.string())
-    if types.is_decimal(stored):
-        return bool(types.is_decimal(target))
-    return bool(types.is_float32(stored) and types.is_float64(target))
-
-
-def _ascii(name: str) -> bytes:
-    return name.encode().lower()
+    # DuckDB finds a field by its name, in which only ASCII letters may differ in case
+    known, names = ({path for path, _ in fields_in(pa.schema([("", type_)]))} for type_ in (target, stored))
+    return read_as(stored, target) == target and names <= known
 
 
 def _within(ranges: Iterable[Range]) -> str:
