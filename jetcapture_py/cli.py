@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Set up": ("demo", "schema", "check", "tap", "test", "apply", "export"),
     "Run": ("run", "status"),
-    "Read": ("query", "objects", "files", "get", "spark"),
+    "Read": ("query", "report", "objects", "files", "get", "spark"),
     "Keep": ("verify", "maintain", "compact", "quarantine", "erase", "restore"),
 }
 """The commands in the order of use, as --help lists them."""
@@ -461,6 +461,33 @@ def query(
 
 
 @app.command()
+def report(
+    archive: opt.Archive,
+    stream: opt.OneStream = None,
+    start: opt.Start = None,
+    end: opt.End = None,
+    keys: opt.Keys = None,
+    complete_only: Annotated[
+        bool, typer.Option("--complete-only", help="Only buckets that ended before the watermark's time.")
+    ] = False,
+    options: opt.StoreOptions = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Output file.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page about an archive: volume, holes, quarantine, lateness, objects. Asks no server."""
+    from jetcapture_py.reading.selection import Selection
+    from jetcapture_py.report.command import run
+    from jetcapture_py.report.facts import Scope
+
+    selection = Selection(
+        start=opt.time_option("--from", start),
+        end=opt.time_option("--to", end),
+        keys=[key or None for key in keys] if keys else None,
+    )
+    chosen = opt.chosen_archive(archive, options, stream)
+    raise typer.Exit(run(chosen, Scope(selection=selection, complete=complete_only), output))
+
+
+@app.command()
 def demo(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Directory for the archive; by default a new one.")
@@ -507,7 +534,6 @@ JOBS = {
     "query": "Run SQL over an archive; print, write or publish the rows.",
     "compact": "Merge the small and overlapping objects of closed buckets.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
-    "report": "Write one HTML page about an archive.",
 }
 for _name, _help in JOBS.items():
     spark.command(_name, help=_help)(lambda: None)

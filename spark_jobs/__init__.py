@@ -4,7 +4,6 @@ archive     `read_archive` and `archive_view`; implemented in `reading`
 query       SQL over an archive (`sql`), printed, written or published
 compact     merges small and overlapping objects; implemented in `compaction`
 replay      publishes archived messages or rows; implemented in `replaying` and `publishing`
-report      one HTML page about an archive; implemented in `reporting`
 datasource  the `nats` format
 arguments   command line arguments shared by the jobs
 job         session and error handling shared by the jobs

@@ -142,7 +142,7 @@ class InfoReader:
                 schema_number=number,
                 interval=footer.number_in(data, layout.INTERVAL) or 0,
                 bundles=(footer.number_in(data, layout.BUNDLES) or 0) if name.bundle else 0,
-                known=_details(name, footer.decoded(data)) if detailed else None,
+                known=details_of(name, footer.decoded(data)) if detailed else None,
             )
         except (pa.ArrowException, OSError, ValueError) as error:
             return BadObject(name, one_line(error))
@@ -152,7 +152,7 @@ _REQUIRED = (layout.SEQ, layout.TIMESTAMP)
 _BUNDLED = (*_REQUIRED, layout.KEY)
 
 
-def _details(name: ObjectName, metadata: pq.FileMetaData) -> Details:
+def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
     """Return what a decoded footer says."""
     entries = footer.entries(metadata.metadata)
     groups, columns = [], []

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ import pyarrow.json as pc_json
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import NULL
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
+from jetcapture_py.archive.info import Details, details_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
-from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.object_file import open_parquet
 from jetcapture_py.text import one_line
@@ -76,6 +77,10 @@ class ObjectContents:
     """Whether nothing can read it, so that only its name is known."""
     bundles: int | None = None
     """The number of bundles in its footer, if it is in one."""
+    interval: int = 0
+    """Length of its bucket in seconds; 0 if unknown."""
+    details: Details | None = None
+    """What its footer says of all its messages; None without one."""
     erased: int = 0
     """Number of its messages that were erased, and should not be in it."""
 
@@ -123,7 +128,10 @@ class ObjectExaminer:
             newest = int(times.max(initial=0))
         else:
             seqs, newest, erased = None if present else _NONE, high, 0
-        return _contents(file, name, seqs, newest, messages, bundles=bundles, erased=erased)
+        interval, details = int(item.own.get(layout.INTERVAL, 0)), item.details
+        return _contents(
+            file, name, seqs, newest, messages, bundles=bundles, erased=erased, interval=interval, details=details
+        )
 
     def positions(self, file: File, name: ObjectName) -> tuple[Any, Any]:
         """Return sequences and timestamps in microseconds of the current incarnation's messages, in order."""
@@ -305,10 +313,15 @@ class _ParquetObject:
 
     def times(self) -> tuple[int, int]:
         """Return the earliest and latest timestamp in microseconds. Raises DamagedError."""
-        bounds = footer.bounds(self._metadata, layout.TIMESTAMP)
-        if bounds is None:
+        if self.details.times is None:
             raise DamagedError("its footer lacks the times of its messages")
-        return microseconds_of(bounds[0]), microseconds_of(bounds[1])
+        return self.details.times
+
+    @cached_property
+    def details(self) -> Details:
+        """Return what the footer says. Raises DamagedError."""
+        with _readable("its footer"):
+            return details_of(self._name, self._metadata)
 
     def check_bytes(self) -> None:
         """Check the object's checksum, and read every page, which checks the page checksums."""

@@ -134,7 +134,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         up_to=scope.floor if server is not None else scan.sequences.last,
         up_to_time=moment_of(scan.newest) if scan.newest else None,
         stored=stored,
-        quarantined=len(scan.quarantined) - scan.in_both,
+        quarantined=len(scan.quarantined) - len(scan.in_both),
         older=scan.older,
         objects=scan.objects,
         bytes=scan.size,

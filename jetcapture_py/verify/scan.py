@@ -67,9 +67,13 @@ class CopyFinder:
         self._groups = np.cumsum([0, *(after != before for before, after in pairwise(groups))])
         self._unread: set[str] = set()
         self._listed: list[SequenceRange] = []
-        self._twice = self._quarantined = 0
+        self._twice = 0
         self.forked = Sequences()
         """After `find`, sequences with several timestamps: different messages of one stream."""
+        self.in_both = Sequences()
+        """After `find`, those of messages in quarantine that are also in the archive."""
+        self.copies: Counter[ObjectName] = Counter()
+        """After `find`, how many messages of an object others have as well; the archive comes before the quarantine."""
 
     def find(self) -> Iterator[Finding]:
         """Yield messages with several copies that are read. Blocks; call it in a thread."""
@@ -87,14 +91,14 @@ class CopyFinder:
                 ranges=tuple(self._listed),
                 range_count=self._twice,
             )
-        if self._quarantined:
+        if both := len(self.in_both):
+            count = plural(both, "message", grouped=True)
             yield Finding(
                 kind=Kind.QUARANTINE,
                 severity=Severity.NOTE,
-                summary=f"{plural(self._quarantined, 'message', grouped=True)} {are(self._quarantined)} also in the "
-                "archive, and count as archived",
+                summary=f"{count} {are(both)} also in the archive, and count as archived",
                 action="jetcapture quarantine redecode removes them from the quarantine",
-                count=self._quarantined,
+                count=both,
             )
         if self._unread:
             objects = plural(len(self._unread), "object", grouped=True)
@@ -141,11 +145,14 @@ class CopyFinder:
         aside = np.array([item.name.quarantine for item in self._objects])
         new = np.concatenate([[True], ~again | other])
         once = new | np.concatenate([[True], np.diff(self._groups[owners]) != 0])
+        for number, count in enumerate(np.bincount(owners[~new]).tolist()):
+            if count:
+                self.copies[self._objects[number].name] += count
         starts = np.flatnonzero(new)
         archived, quarantined = (np.add.reduceat(once & (aside[owners] == side), starts) for side in (False, True))
         twice = (archived > 1) | (quarantined > 1)
         self._twice += int(twice.sum())
-        self._quarantined += int(((archived > 0) & (quarantined > 0)).sum())
+        self.in_both.add(seqs[starts[(archived > 0) & (quarantined > 0)]])
         ends = np.concatenate([starts[1:], [len(seqs)]])
         room = MAX_COPIES - len(self._listed)
         for start, end in zip(starts[twice][:room].tolist(), ends[twice][:room].tolist(), strict=True):
@@ -176,6 +183,8 @@ class ArchiveScan:
     """Those with several timestamps, if the incarnation is known."""
     examined: list[ExaminedObject] = field(default_factory=list)
     """Objects with messages of the current incarnation."""
+    in_both: Sequences = field(default_factory=Sequences)
+    """Those in quarantine that are also in the archive."""
     copies: tuple[Finding, ...] = ()
     """Findings about copies."""
     objects: int = 0
@@ -225,10 +234,15 @@ class ArchiveScan:
             if name.last_seq <= bound:
                 self.newest = max(self.newest, contents.newest)
 
-    @property
-    def in_both(self) -> int:
-        """Messages in quarantine that are also in the archive."""
-        return sum(finding.count for finding in self.copies if finding.kind is Kind.QUARANTINE)
+    def find_copies(self, reader: ObjectExaminer, progress: Progress = ignore) -> Counter[ObjectName]:
+        """Compare the messages that several objects have; call it when all are added. Returns the copies by object."""
+        finder = CopyFinder(reader, self.examined, self.repeated, progress)
+        self.copies, self.in_both = tuple(finder.find()), finder.in_both
+        if reader.incarnation is None:
+            self.forked = Sequences()
+        else:
+            self.forked.update(finder.forked)
+        return finder.copies
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the objects, and what could not be checked."""
@@ -249,7 +263,7 @@ class ArchiveScan:
             )
         yield from file_findings(Kind.FOREIGN, warning, self.foreign, "files that are not objects of this archive")
         yield from self.copies
-        if duplicates := self.messages - len(self.sequences) - len(self.forked) - self.in_both:
+        if duplicates := self.messages - len(self.sequences) - len(self.forked) - len(self.in_both):
             twice = any(finding.kind is Kind.READ_TWICE for finding in self.copies)
             dropped = "readers drop those under one key and bucket" if twice else "readers drop them"
             summary = f"{plural(duplicates, 'further copy', 'further copies', grouped=True)}; {dropped}"
@@ -285,7 +299,27 @@ def survey(
 
     Blocks; call it in a thread. Raises StoreError if listing fails.
     """
-    scan, known, storage = ArchiveScan(), set[str](), reader.storage
+    scan = ArchiveScan()
+    for file, contents in examine_all(reader, stream, scan, own_suffix=own_suffix, deep=deep, progress=progress):
+        scan.add(file, contents, bound)
+    scan.find_copies(reader, progress)
+    return scan
+
+
+def examine_all(
+    reader: ObjectExaminer,
+    stream: str,
+    scan: ArchiveScan,
+    *,
+    own_suffix: str = "",
+    deep: bool = False,
+    progress: Progress = ignore,
+) -> Iterator[tuple[File, ObjectContents]]:
+    """Yield the contents of every object, the quarantine last; `scan` gets the files that have none.
+
+    Raises StoreError if listing fails.
+    """
+    known, storage = set[str](), reader.storage
     threads = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
     for _ in range(ROUNDS):
         files = [file for file in storage.files(stream) if file.place not in known]
@@ -296,7 +330,8 @@ def survey(
             # anything can be named like an object of a user's format
             if file.name is not None and (file.name.parquet or file.name.text or file.name.suffix == own_suffix)
         ]
-        objects.sort(key=lambda pair: pair[1].first_seq)  # to keep the set of sequences dense
+        # by sequence to keep the set of sequences dense
+        objects.sort(key=lambda pair: (pair[1].quarantine, pair[1].first_seq))
         others = {file.path for file in files} - {file.path for file, _ in objects}
         for path in sorted(others):
             name = path.rpartition("/")[2]
@@ -307,7 +342,7 @@ def survey(
         results = storage.map(lambda pair: examined(reader, *pair, deep=deep), objects, threads=threads)
         for done, ((file, _), result) in enumerate(zip(objects, results, strict=True), 1):
             if isinstance(result, ObjectContents):
-                scan.add(file, result, bound)
+                yield file, result
             elif result is None:
                 gone = True
             elif isinstance(result, StoreError):
@@ -316,16 +351,8 @@ def survey(
                 scan.damaged.add(file.path, result)
             progress("objects", done, len(objects))
         if not gone:
-            break
-    else:
-        scan.unstable = True
-    finder = CopyFinder(reader, scan.examined, scan.repeated, progress)
-    scan.copies = tuple(finder.find())
-    if reader.incarnation is None:
-        scan.forked = Sequences()
-    else:
-        scan.forked.update(finder.forked)
-    return scan
+            return
+    scan.unstable = True
 
 
 def examined(

@@ -32,11 +32,12 @@ MARGIN = timedelta(seconds=5)
 """Time after a consumer's creation in which only the server knows its first message."""
 _MICROSECOND = timedelta(microseconds=1)
 _LATER = timedelta(days=1)
+_FOREVER = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incarnation:
-    """The stream's current incarnation.
+    """An incarnation of the stream, the current one unless it has an end.
 
     A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream.
     """
@@ -51,6 +52,8 @@ class Incarnation:
     """The last sequence stored before the stream was created, because it was restored from a backup; 0 without any."""
     oldest: int = 0
     """Timestamp of the stream's first message in microseconds."""
+    until: int = _FOREVER
+    """Messages from this time on, in microseconds, are of a later incarnation."""
 
     @classmethod
     def of(cls, created: str, *, mirror: bool, restored: int = 0, oldest: int = 0) -> Incarnation:
@@ -60,7 +63,7 @@ class Incarnation:
 
     def includes(self, seqs: Any, times: Any) -> Any:
         """Return a mask of the messages of this incarnation; times in microseconds, as int64 arrays."""
-        mask = (times >= self.since) | self.mirror
+        mask = ((times >= self.since) & (times < self.until)) | self.mirror
         if self.restored:
             mask |= (times >= self.oldest) & (seqs <= self.restored)
         return mask
@@ -76,11 +79,11 @@ class Incarnation:
             return True
         if self.mirror:
             return created == "" or self.created in created.split(",")
-        if low is None or high is None or low < self.since <= high:
+        if low is None or high is None or low < self.since <= high or low < self.until <= high:
             return None
         if self.restored and self.oldest <= high < self.since:
             return None
-        return low >= self.since
+        return self.since <= low < self.until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +266,8 @@ def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[A
     """Yield first and last sequences of ranges that have expired, of an incarnation and of those that it continues."""
     for part in note.incarnations:
         firsts, lasts = part.spans
-        known = part.created or (incarnation is not None and microseconds_of(part.oldest) >= incarnation.since)
+        oldest = microseconds_of(part.oldest)
+        known = part.created or (incarnation is not None and incarnation.since <= oldest < incarnation.until)
         if incarnation is None or incarnation.mirror or known in (True, incarnation.created):
             yield firsts, lasts
         else:

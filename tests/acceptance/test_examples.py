@@ -380,7 +380,7 @@ def test_a_scheduled_pod_runs_a_job_with_arguments_that_it_understands(
     (mounted,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
     check_jetcapture([word.replace(mounted, str(tmp_path)) for word in container["args"]])
     # the image has no packages for Spark's own reader
-    assert container["args"][1] in ("compact", "report") or "--engine=arrow" in container["args"]
+    assert container["args"][1] == "compact" or "--engine=arrow" in container["args"]
 
 
 def test_the_crontab_runs_jobs_with_arguments_that_they_understand(tmp_path: Path) -> None:

@@ -275,7 +275,6 @@ def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still
     from spark_jobs.archive import read_archive
     from spark_jobs.compact import compact
     from spark_jobs.replaying.origin import origin_of
-    from spark_jobs.report import report
 
     server, root = nats_server(), tmp_path / "archive"
     url = f"file://{root}"
@@ -293,8 +292,6 @@ def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still
                 read_archive(spark, url, STREAM)
             with pytest.raises(JetcaptureError, match="no Parquet objects of stream ORDERS"):
                 compact(spark, url, STREAM)
-            with pytest.raises(JetcaptureError, match="is not in Parquet, and reports are about Parquet"):
-                report(spark, url, STREAM)
         proof = asyncio.run(verify(found))
         assert proof.complete
         assert proof.stored == (index + 1) * 100
@@ -307,6 +304,5 @@ def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still
     compact(spark, url, STREAM, older_than=0, grace=0, incomplete=True, tell=told.append)
     assert told[0] == "left alone, because only Parquet is compacted: 2 other objects"
     assert before <= set(objects(root))
-    assert "2 objects in other formats than Parquet are not in this report." in report(spark, url, STREAM)
     assert origin_of(url, STREAM, {}).stream == STREAM
     assert asyncio.run(verify(found)).complete

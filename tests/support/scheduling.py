@@ -12,7 +12,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 REPOSITORY = Path(__file__).parents[2]
-_ARCHIVES = re.compile("/(reading|compaction|reporting)/")
+_ARCHIVES = re.compile("/(reading|compaction)/")
 _USES_SPARK = "pytest.mark.usefixtures('spark')"
 _LONGEST_FIRST = ("spark: ", "acceptance/chaos", "integration/spark", "acceptance", "integration", "")
 """What a group's name contains, in the order in which workers take the groups: no long one begins at the end."""

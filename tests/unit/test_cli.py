@@ -59,5 +59,5 @@ def test_a_shell_completes_commands_and_options() -> None:
 
     assert completed("jetcapture ver") == ["verify"]
     assert "--strict" in completed("jetcapture verify --")
-    assert completed("jetcapture spark re") == ["replay", "report"]
+    assert completed("jetcapture spark re") == ["replay"]
     assert completed("jetcapture spark replay --filt") == ["--filter-subject"]

@@ -350,11 +350,12 @@ def test_jobs_have_arguments_that_they_understand(tmp_path: Path) -> None:
     path.write_text(by_kind(objects)["ConfigMap"]["data"]["jetcapture.yaml"])
     for job in jobs:
         (container,) = pod(job)["containers"]
-        assert container["image"].startswith("jetcapture-spark:")
+        assert container["image"].startswith("jetcapture-spark:" if container["args"][0] == "spark" else "jetcapture:")
         mounted = "/etc/jetcapture/jetcapture.yaml"
         check_jetcapture([word.replace(mounted, str(path)) for word in container["args"]])
-    report = pod(jobs[1])
-    assert {"name": "output", "mountPath": "/output"} in report["containers"][0]["volumeMounts"]
+    report = pod(jobs[1])["containers"][0]
+    assert report["args"][0] == "report"
+    assert {"name": "output", "mountPath": "/output"} in report["volumeMounts"]
 
 
 def test_maintenance_is_one_pod_with_the_configuration_of_the_captures() -> None:

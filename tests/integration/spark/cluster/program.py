@@ -24,7 +24,6 @@ from spark_jobs.compact import compact
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
 from spark_jobs.replay import replay
-from spark_jobs.report import report
 from tests.support.running import STREAM
 
 
@@ -72,7 +71,6 @@ JOBS: dict[str, Callable[..., Any]] = {
     "query": _query,
     "compact": _compact,
     "replay": _replay,
-    "report": lambda spark, url: report(spark, url, STREAM),
     "nats, batch": lambda spark, servers: seen(
         spark.read.format("nats").options(servers=servers, stream=STREAM).load()
     ),

@@ -1,4 +1,4 @@
-"""The report says of an archive what is in it: figures, holes, reasons; and it is a page that needs nothing else."""
+"""The report says what is in an archive: figures, holes, reasons; and it is a page that needs nothing else."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
@@ -25,19 +23,19 @@ from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.archive.watermark import ConsumerWatermark, path
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.cli import app
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.report.facts import MAX_HOLES, Coverage, Facts, Scope, collect
+from jetcapture_py.report.figures import cells, delivery
+from jetcapture_py.report.page import page
 from jetcapture_py.store import LocalStore
-from spark_jobs.compact import compact
-from spark_jobs.report import main, report
-from spark_jobs.reporting.coverage import MAX_HOLES, IncarnationCoverage
-from spark_jobs.reporting.facts import Choice, Facts, collect
-from spark_jobs.reporting.source import ReportSource
-from tests.integration.spark.conftest import HOUR, Archive
+from jetcapture_py.store.archive import ArchiveFiles
 from tests.support import s3
+from tests.support.archives import HOUR, lay_out
 from tests.support.erasing import bury
 from tests.support.examples import examples
 from tests.support.report_page import Page
-
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 STREAM = "ORDERS"
 CREATED = "2026-04-01T08:00:00.123456789Z"
@@ -98,11 +96,11 @@ class Store:
         known = ConsumerWatermark(stream=STREAM, consumer="archive", created=created, seq=seq, time=time)
         target.write_bytes(known.encode())
 
-    def facts(self, spark: SparkSession, *, dedupe: Any = "auto", **chosen: Any) -> Facts:
-        return collect(spark, str(self.root), STREAM, Choice(**chosen), dedupe, {})
+    def facts(self, scope: Scope = Scope()) -> Facts:  # noqa: B008  it is frozen
+        return collect(ArchiveFiles(str(self.root), {}), STREAM, scope)
 
-    def page(self, spark: SparkSession, **chosen: Any) -> Page:
-        return Page.of(report(spark, str(self.root), STREAM, **chosen))
+    def page(self, scope: Scope = Scope()) -> Page:  # noqa: B008
+        return Page.of(page(self.facts(scope)))
 
 
 @pytest.fixture
@@ -110,16 +108,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "archive")
 
 
-def missing(life: IncarnationCoverage) -> list[tuple[int, int]]:
+def missing(life: Coverage) -> list[tuple[int, int]]:
     return [(hole.first, hole.last) for hole in life.largest]
-
-
-def unreadable_rows(file: Path) -> None:
-    """Overwrite everything but the footer."""
-    data = bytearray(file.read_bytes())
-    footer = int.from_bytes(data[-8:-4], "little") + 8
-    data[4:-footer] = b"\0" * (len(data) - footer - 4)
-    file.write_bytes(data)
 
 
 def three_quarters(store: Store) -> Store:
@@ -142,76 +132,64 @@ def orders(store: Store) -> Store:
     return three_quarters(store)
 
 
-@pytest.fixture(scope="module")
-def described(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
-    """The same, which no test changes, and its report."""
-    store = three_quarters(Store(tmp_path_factory.mktemp("described")))
-    return store, report(spark, str(store.root), STREAM)
-
-
 class TestFigures:
-    def test_they_are_those_that_another_engine_counts(self, described: tuple[Store, str]) -> None:
-        orders, page = described[0], Page.of(described[1])
+    def test_they_are_those_that_another_engine_counts(self, orders: Store) -> None:
+        report = orders.page()
         files = [*orders.root.glob("ORDERS/**/*.parquet")]
         query = f"""SELECT key, count(DISTINCT (_nats_seq, _nats_timestamp)), count(*)
                     FROM read_parquet('{orders.root}/ORDERS/**/*.parquet', hive_partitioning=true) GROUP BY key"""
         counted = {key: (distinct, rows) for key, distinct, rows in duckdb.connect().execute(query).fetchall()}
-        keys = {row["key"]: row for row in page.table("volume", "Every key")}
+        keys = {row["key"]: row for row in report.table("volume", "Every key")}
         assert {name: int(row["messages"]) for name, row in keys.items()} == {
             "eu": counted["eu"][0],
             "us": counted["us"][0],
             "no key": counted[None][0],
         }
         distinct, rows = (sum(each[place] for each in counted.values()) for place in (0, 1))
-        stored = sum(file.stat().st_size for file in files)
-        assert page.tiles["Messages"] == str(distinct) == "86"
-        assert page.tiles["Stored twice"] == str(rows - distinct) == "5"
-        assert page.tiles["Objects"] == str(len(files)) == "6"
-        assert page.tiles["Stored"] == f"{stored / 1024:.1f} KiB"
-        assert page.tiles["Keys"] == "3"
-        assert page.tiles["In quarantine"] == "3"
-        assert page.tiles["Sequences"] == "1 to 89"
+        assert report.tiles["Messages"] == str(distinct) == "86"
+        assert report.tiles["Stored twice"] == str(rows - distinct) == "5"
+        assert report.tiles["Objects"] == str(len(files)) == "6"
+        assert report.tiles["Stored"] == f"{sum(file.stat().st_size for file in files) / 1024:.1f} KiB"
+        assert (report.tiles["Keys"], report.tiles["In quarantine"], report.tiles["Sequences"]) == ("3", "3", "1 to 89")
         assert {row["objects"] for row in keys.values()} == {"3", "2", "1"}
-
-    def test_bars_add_up_to_the_messages(self, described: tuple[Store, str]) -> None:
-        bars = [each.one("title").text for each in Page.of(described[1]).section("volume").all("g")]
+        bars = [each.one("title").text for each in report.section("volume").all("g")]
         assert [line for line in bars if "message" in line] == [
             "1 May 2026 12:00, 15 min: 44 messages eu: 42 messages (95.5 %) us: 2 messages (4.5 %)",
             "1 May 2026 12:15, 15 min: 25 messages eu: 20 messages (80.0 %) (no key): 5 messages (20.0 %)",
             "1 May 2026 12:30, 15 min: 17 messages us: 17 messages (100 %)",
         ]
-
-    def test_the_verdict_comes_first_and_says_what_is_wrong(self, described: tuple[Store, str]) -> None:
-        page = Page.of(described[1])
-        assert page.verdict == "No sequence is missing, but 3 messages could not be decoded and are in quarantine."
-        assert [line.split(".")[0] for line in page.findings] == [
+        assert report.verdict == "No sequence is missing, but 3 messages could not be decoded and are in quarantine."
+        assert [line.split(".")[0] for line in report.findings] == [
             "Action needed 3 messages in quarantine (3",
             "Note 5 messages stored twice",
         ]
 
-    def test_several_rows_of_a_message_are_one_message(self, spark: SparkSession, store: Store) -> None:
-        name = layout.ObjectName(stream=STREAM, key="a", bucket=HOUR, first_seq=1, last_seq=2, rows=5, digest="0" * 16)
-        target = store.root / name.path
-        target.parent.mkdir(parents=True)
-        table = pa.table(
-            {
-                layout.SEQ: pa.array([1, 1, 1, 2, 2]),
-                layout.TIMESTAMP: pa.array([HOUR * 1_000_000] * 5, pa.timestamp("us", "UTC")),
-                layout.DELIVERED: pa.array([1] * 5, pa.int32()),
-                layout.ROW: pa.array([0, 1, 2, 0, 1], pa.int32()),
-            }
-        ).replace_schema_metadata({"jetcapture.messages": "2", "jetcapture.interval": "900"})
-        pq.write_table(table, target)
-        page = store.page(spark)
-        assert page.tiles["Messages"] == "2"
-        assert "5 rows" in page.root.one("div", "tiles").text
-        assert page.verdict.startswith("Complete")
+    def test_a_part_is_described_and_coverage_is_of_the_whole(self, orders: Store) -> None:
+        noon = datetime(2026, 5, 1, 12, tzinfo=UTC)
+        for selection, messages, bad in (
+            (Selection(keys=["us"]), "19", "3"),
+            (Selection(keys=[None]), "5", "3"),
+            (Selection(start=noon + timedelta(minutes=15)), "42", "3"),
+            (Selection(start=noon + timedelta(minutes=20), end=noon + timedelta(minutes=30)), "25", "0"),
+            (Selection(end=noon + timedelta(minutes=15), keys=["eu", "us"]), "44", "0"),
+        ):
+            report = orders.page(Scope(selection=selection))
+            assert (report.tiles["Messages"], report.tiles["In quarantine"]) == (messages, bad)
+            assert report.tiles["Sequences"] == "1 to 89"
+            assert "the whole stream, not just the part selected" in report.section("coverage").text
+
+    def test_copies_that_readers_return_separately_are_told(self, store: Store) -> None:
+        store.put([1, 2], "a")
+        store.put([1, 2], "b")
+        report = store.page()
+        assert (report.tiles["Messages"], report.tiles["Stored twice"]) == ("2", "2")
+        assert "2 messages with copies under different keys or buckets, which readers return separately" in str(
+            report.findings
+        )
 
 
 class TestCoverage:
-    def test_holes_lives_delays_and_reasons_of_an_archive_with_every_trouble(
-        self, spark: SparkSession, store: Store
-    ) -> None:
+    def test_holes_lives_delays_and_reasons_of_an_archive_with_every_trouble(self, store: Store) -> None:
         again = "2026-05-01T13:30:00Z"
         store.put(range(1, 11), delivered=[1] * 8 + [2, 5], waited=10)
         store.put([9, 10, 11], times=[(HOUR + 60) * 1_000_000 + n for n in range(3)], waited=10)  # the server lost two
@@ -230,18 +208,18 @@ class TestCoverage:
         LocalStore(str(store.root)).write_note(expired_path(STREAM), expired.encode())
         bury(store.root, [{"_nats_seq": 17, "_nats_timestamp": datetime.fromtimestamp(HOUR, UTC)}])
 
-        facts = store.facts(spark)
+        facts = store.facts()
         newer, older = facts.incarnations
         assert (newer.created, missing(newer), newer.open_missing) == (again, [(3, 3), (5, 8)], 4)
         assert (older.created, older.first, older.last, older.forked, older.removed) == (CREATED, 1, 24, 2, 2)
         assert missing(older) == [(13, 13), (16, 16), (18, 18), (22, 23)]
         assert (facts.messages(facts.objects), facts.messages(facts.quarantine)) == (21, 2)
-        late = facts.delivery
-        assert (late.early, late.late, late.median, late.worst, late.redelivered) == (1, 2, 10.0, 60.0, 2)
+        late = delivery(facts)
+        assert (late.early, late.late, late.latest, late.redelivered, late.deliveries) == (1, 1, 60.0, 1, 5)
 
-        page = store.page(spark)
-        assert page.verdict.startswith("6 of 33 sequences, in 5 holes, are not stored, and 2 messages")
-        coverage = page.section("coverage")
+        report = store.page()
+        assert report.verdict.startswith("6 of 33 sequences, in 5 holes, are not stored, and 2 messages")
+        coverage = report.section("coverage")
         assert [each.text for each in coverage.all("h3")] == [
             "Stream created 2026-05-01 13:30:00",
             "Stream created 2026-04-01 08:00:00",
@@ -251,16 +229,17 @@ class TestCoverage:
             "2 messages expired, in buckets up to 2026-05-01T00:00:00Z: they were removed on purpose.",
             "1 message was erased.",
             "1 object written by compaction",
-            "2 messages (9.5 %) were delivered more than once",
+            "1 object has messages that were delivered more than once before being stored, up to 5 times.",
+            "1 object with 4 messages (19.0 %) has some that reached the stream after the bucket's end, up to 1 min",
         ):
-            assert text in page.root.text
-        assert [(row["stage"], row["reason"], row["messages"]) for row in page.table("quarantine", "Numbers")] == [
+            assert text in report.root.text
+        assert [(row["stage"], row["reason"], row["messages"]) for row in report.table("quarantine", "Numbers")] == [
             ("decode", '"…" at byte N', "1"),
             ("key", "no part N", "1"),
         ]
-        assert page.table("quarantine", "For each reason")[0]["error"] == '"x3" at byte 3'
+        assert report.table("quarantine", "For each reason")[0]["error"] == '"x3" at byte 3'
 
-    @settings(examples(cost=8), suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(examples(cost=2), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         blocks=some.lists(
             some.tuples(
@@ -270,34 +249,23 @@ class TestCoverage:
             max_size=8,
         ),
         settled=some.none() | some.integers(0, 40),
-        dedupe=some.sampled_from(("auto", "auto", "full", "none")),
     )
-    @pytest.mark.exhaustive
     def test_any_archive_has_the_holes_that_its_sequences_leave(
         self,
-        spark: SparkSession,
         tmp_path_factory: pytest.TempPathFactory,
         blocks: list[tuple[str, int, set[int]]],
         settled: int | None,
-        dedupe: str,
     ) -> None:
         store = Store(tmp_path_factory.mktemp("holes"))
-        if dedupe != "full":  # then no message is under two keys, but it may be in two buckets: the stream was rewound
-            under_a = {(step, seq) for kind, step, numbers in blocks if kind == "a" for seq in numbers}
-            blocks = [
-                (kind, step, {seq for seq in numbers if kind != "b" or (step, seq) not in under_a})
-                for kind, step, numbers in blocks
-            ]
-        blocks = [block for block in blocks if block[2]]
         for kind, step, numbers in blocks:
-            seqs = sorted(numbers)
-            errors = [("decode", "x")] * len(seqs) if kind == "q" else None
-            bucket = HOUR + step * 900
+            seqs, bucket = sorted(numbers), HOUR + step * 900
             times = [bucket * 1_000_000 + seq for seq in seqs]
+            errors = [("decode", "x")] * len(seqs) if kind == "q" else None
             store.put(seqs, kind, bucket=bucket, times=times, errors=errors)
         if settled is not None:
             store.mark(settled, datetime(2026, 5, 1, tzinfo=UTC))
-        life = store.facts(spark, dedupe=dedupe).incarnations[0]
+        facts = store.facts()
+        (life,) = facts.incarnations
         stored = set().union(*(numbers for _, _, numbers in blocks))
         absent = [seq for seq in range(min(stored), max(stored) + 1) if seq not in stored]
         beyond = [seq for seq in absent if settled is not None and seq > settled]
@@ -305,53 +273,36 @@ class TestCoverage:
         assert found == [(seq, seq in beyond) for seq in absent]
         assert (life.first, life.last) == (min(stored), max(stored))
         assert (life.present, life.missing, life.open_missing) == (len(stored), len(absent), len(beyond))
-        assert life.forked == sum(len({step for _, step, some in blocks if seq in some}) - 1 for seq in stored)
         assert (life.holes, life.open_holes) == (len(life.largest), sum(hole.open for hole in life.largest))
-        shares = [
-            (sum(n in stored for n in range(a, a + life.cell)), a) for a in range(life.first, life.last + 1, life.cell)
-        ]
-        widths = [min(life.cell, life.last - a + 1) for _, a in shares]
-        assert life.cells == pytest.approx([count / width for (count, _), width in zip(shares, widths, strict=True)])
+        assert cells(life) == (1, [float(seq in stored) for seq in range(life.first, life.last + 1)])
+        # the stream was rewound: a sequence has a message in each bucket
+        messages = {(step, seq) for _, step, numbers in blocks for seq in numbers}
+        assert facts.messages([*facts.objects, *facts.quarantine]) == len(messages)
+        assert life.forked == sum(len({step for step, other in messages if other == seq}) > 1 for seq in stored)
 
-    def test_rows_are_not_read_where_names_and_footers_tell(self, spark: SparkSession, store: Store) -> None:
-        unreadable_rows(store.put([1, 3, 5], "a"))
-        unreadable_rows(store.put([2, 4, 6], "b"))
-        unreadable_rows(store.put([10, 11], "b", bucket=HOUR + 900))
-        assert missing(store.facts(spark).incarnations[0]) == [(7, 9)]
-        unreadable_rows(store.put([13, 15], "b", bucket=HOUR + 1800))
-        with pytest.raises(Exception, match="cannot read"):  # it was a real test: now they have to be
-            store.facts(spark)
-
-    def test_only_the_largest_holes_are_listed_and_the_others_counted(self, spark: SparkSession, store: Store) -> None:
-        seqs = [seq for seq in range(1, 500) if seq % 3 and not 100 <= seq <= 120]
-        store.put(seqs)
-        page = store.page(spark)
-        table = page.table("coverage", f"The {MAX_HOLES} largest")
+    def test_only_the_largest_holes_are_listed_and_the_others_counted(self, store: Store) -> None:
+        store.put([seq for seq in range(1, 500) if seq % 3 and not 100 <= seq <= 120])
+        report, (life,) = store.page(), store.facts().incarnations
+        table = report.table("coverage", f"The {MAX_HOLES} largest")
         assert len(table) == MAX_HOLES
         assert ("99", "120", "22") in [(row["first missing"], row["last missing"], row["sequences"]) for row in table]
-        life = store.facts(spark).incarnations[0]
-        text = page.section("coverage").text
         listed = sum(int(row["sequences"]) for row in table)
+        text = report.section("coverage").text
         assert f"{life.holes - MAX_HOLES} more holes with {life.missing - listed} sequences together" in text
 
+    def test_a_hole_lies_between_messages_whose_times_footers_tell(self, store: Store) -> None:
+        store.put([1, 2, 5], "a", times=[HOUR * 1_000_000 + n for n in (10, 20, 50)])
+        store.put([3], "b", times=[HOUR * 1_000_000 + 30])
+        (hole,) = store.facts().incarnations[0].largest
+        assert (hole.first, hole.after, hole.before) == (4, HOUR * 1_000_000 + 30, HOUR * 1_000_000 + 50)
 
-class TestChoice:
-    def test_a_part_is_described_and_coverage_is_of_the_whole(self, spark: SparkSession, orders: Store) -> None:
-        for file in orders.root.glob("_quarantine/**/*.parquet"):
-            file.unlink()
-        orders.put(range(70, 73), "us", bucket=HOUR + 1800)
-        noon = datetime(2026, 5, 1, 12, tzinfo=UTC)
-        for chosen, messages in (
-            ({"keys": ["us"]}, "22"),
-            ({"keys": [None]}, "5"),
-            ({"start": noon + timedelta(minutes=15)}, "45"),
-            ({"start": noon + timedelta(minutes=20), "end": noon + timedelta(minutes=30)}, "25"),
-            ({"end": noon + timedelta(minutes=15), "keys": ["eu", "us"]}, "44"),
-        ):
-            page = orders.page(spark, **chosen)
-            assert page.tiles["Messages"] == messages
-            assert page.tiles["Sequences"] == "1 to 89"
-            assert "the whole stream, not just the part selected" in page.section("coverage").text
+    def test_what_cannot_be_read_is_told_and_not_counted(self, store: Store) -> None:
+        store.put([1, 2])
+        store.put([3], "b").write_bytes(b"half an object")
+        store.put([4], "b")
+        report = store.page()
+        assert (report.tiles["Messages"], missing(store.facts().incarnations[0])) == ("3", [(3, 3)])
+        assert report.findings[0].startswith("Action needed 1 object could not be read, and its messages count as not")
 
 
 HOSTILE = (
@@ -366,109 +317,87 @@ HOSTILE = (
 
 
 class TestPage:
-    def test_what_is_stored_cannot_break_out_of_the_text(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_what_is_stored_cannot_break_out_of_the_text(self, tmp_path: Path) -> None:
         stream = "ORDERS <b onclick=x> $(rm -r)"
         store = Store(tmp_path / "archive")
         for number, text in enumerate(HOSTILE):
             store.put([2 * number + 1], text[:200], stream=stream, sealed_by=text, created=text)
             store.put([2 * number + 2], errors=[(text, text)], subject=text, stream=stream)
-        page = Page.of(report(spark, str(store.root), stream, keys=[*HOSTILE]))
+        facts = collect(ArchiveFiles(str(store.root), {}), stream, Scope(selection=Selection(keys=[*HOSTILE])))
+        report = Page.of(page(facts))
         allowed = "html head meta title style body header p h1 dl dt dd code nav a main section div h2 ul li b span i"
         allowed += " svg desc g rect line table caption thead tbody tr th td h3 pre strong footer"
-        assert {each.name for each in page.elements} <= {"", *allowed.split()}
-        names = {name for each in page.elements for name in each.attributes}
+        assert {each.name for each in report.elements} <= {"", *allowed.split()}
+        names = {name for each in report.elements for name in each.attributes}
         assert not [name for name in names if name.startswith("on") or name in ("src", "action", "data", "xlink:href")]
-        text = page.root.text
-        assert page.root.one("h1").text == stream
+        text = report.root.text
+        assert report.root.one("h1").text == stream
         for shown in HOSTILE[:3]:
             assert shown in text
         assert "\ufffdgnp.exe\ufffd[31m\ufffd" in text
         assert not set("\u202e\x1b\x00") & set(text)
         assert "x" * 241 not in text
-        commands = [each.text for each in page.root.all("pre")]
+        commands = [each.text for each in report.root.all("pre")]
         assert all("'ORDERS <b onclick=x> $(rm -r)'" in command for command in commands)
         assert commands
 
-    def test_it_needs_nothing_else(self, described: tuple[Store, str]) -> None:
-        html = described[1]
-        page = Page.of(html)
+    def test_it_needs_nothing_else(self, orders: Store) -> None:
+        html = page(orders.facts())
+        report = Page.of(html)
         assert not re.search(r"https?://|@import|url\(|<script|<link|<img|<iframe", html)
-        assert all((each.attributes["href"] or "").startswith("#") for each in page.root.all("a"))
-        targets = {each.attributes.get("id") for each in page.elements}
-        assert all((each.attributes["href"] or "")[1:] in targets for each in page.root.all("a"))
-        policy = [each.attributes.get("content") for each in page.root.all("meta")]
+        assert all((each.attributes["href"] or "").startswith("#") for each in report.root.all("a"))
+        targets = {each.attributes.get("id") for each in report.elements}
+        assert all((each.attributes["href"] or "")[1:] in targets for each in report.root.all("a"))
+        policy = [each.attributes.get("content") for each in report.root.all("meta")]
         assert "default-src 'none'; style-src 'unsafe-inline'" in policy
-        for picture in page.root.all("svg"):
+        for picture in report.root.all("svg"):
             assert picture.attributes["role"] == "img"
             assert [child.name for child in picture.children if not isinstance(child, str)][:2] == ["title", "desc"]
-        for table in page.root.all("table"):
+        for table in report.root.all("table"):
             assert table.one("caption").text
 
-    def test_many_keys_and_objects_make_a_page_of_bounded_size(self, spark: SparkSession, store: Store) -> None:
+    def test_many_keys_and_objects_make_a_page_of_bounded_size(self, store: Store) -> None:
         for number in range(300):
             store.put([number * 2 + 1], f"customer-{number:03}", bucket=HOUR + 900 * number)
-        html = report(spark, str(store.root), STREAM)
-        page = Page.of(html)
+        html = page(store.facts())
+        report = Page.of(html)
         assert len(html) < 300_000
-        assert len(page.table("volume", "The 20 keys")) == 20
-        assert "280 more keys with 280 messages" in page.section("volume").text
-        assert len(page.section("volume").all("g")) <= 2 * 73
+        assert len(report.table("volume", "The 20 keys")) == 20
+        assert "280 more keys with 280 messages" in report.section("volume").text
+        assert len(report.section("volume").all("g")) <= 2 * 73
 
 
 class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["NOTHING"], "no archive of stream NOTHING"),
-            (["ORDERS", "--complete-only"], "no watermark for stream ORDERS, which --complete-only needs"),
-            (["BUNDLES", "--key", "us"], "has bundles, whose objects hold many keys"),
-            (["BAD"], "does not hold|cannot read"),
-            (["ORDERS", "--output", "/none/report.html"], "/none"),
+            (["archive", "NOTHING"], "no archive of stream NOTHING"),
+            (["archive", "ORDERS", "--complete-only"], "no watermark for stream ORDERS, which --complete-only needs"),
+            (["bundles", "ORDERS", "--key", "us"], "has bundles, whose objects hold many keys"),
+            (["archive", "ORDERS", "--output", "/none/report.html"], "/none/report.html"),
         ],
     )
     def test_a_failure_is_one_line_and_leaves_the_page_of_before(
-        self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+        self, orders: Store, tmp_path: Path, arguments: list[str], message: str
     ) -> None:
-        Archive(orders.root, bundles=4).write([1], "us", stream="BUNDLES")
-        orders.put([1], stream="BAD").write_bytes(b"half an object")
+        lay_out(tmp_path / "bundles", {(1, HOUR * 1_000_000): "us"}, 4)
         output = tmp_path / "report.html"
         output.write_text("before")
-        assert main([str(orders.root), arguments[0], "--output", str(output), *arguments[1:]]) == 1
-        error = capsys.readouterr().err
-        assert error.startswith("report: ")
-        assert re.search(message, error)
-        assert error.count("\n") == 1
-        assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == ["report.html"]
+        name, *others = arguments
+        done = CliRunner().invoke(app, ["report", str(tmp_path / name), "-o", str(output), *others])
+        assert isinstance(done.exception, JetcaptureError)
+        assert re.search(message, str(done.exception))
         assert output.read_text() == "before"
 
     def test_object_storage_is_read_with_the_captures_options_and_keeps_its_secrets(
-        self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, orders: Store, tmp_path: Path
     ) -> None:
         output = tmp_path / "report.html"
         with s3.serve() as endpoint:
             url = s3.upload(endpoint, orders.root)
-            assert main([url, STREAM, *s3.arguments(endpoint), "--output", str(output)]) == 0
-        page, said = Page.of(output.read_text()), capsys.readouterr().out
-        assert said == f"{output}: {page.verdict}\n"
-        assert (page.tiles["Messages"], page.tiles["In quarantine"], page.tiles["Stored twice"]) == ("86", "3", "5")
-        assert url in page.root.one("header").text
-        assert s3.CREDENTIALS["secret"] not in output.read_text() + said
-
-    @pytest.mark.parametrize("moment", ["objects", "rows"])
-    def test_an_archive_that_changes_meanwhile_is_listed_again(
-        self, spark: SparkSession, orders: Store, monkeypatch: pytest.MonkeyPatch, moment: str
-    ) -> None:
-        listed: list[int] = []
-        original = getattr(ReportSource, moment)
-
-        def compacted_the_first_time(source: ReportSource, *arguments: Any) -> Any:
-            if not listed:
-                compact(spark, str(orders.root), STREAM, grace=0)
-            listed.append(len(source.listed))
-            return original(source, *arguments)
-
-        monkeypatch.setattr(ReportSource, moment, compacted_the_first_time)
-        page = orders.page(spark)
-        assert (listed[0], listed[-1]) == (7, 6)
-        assert page.tiles["Messages"] == "86"
-        assert page.tiles["Stored twice"] == "0"
+            done = CliRunner().invoke(app, ["report", url, STREAM, *s3.arguments(endpoint), "-o", str(output)])
+        report = Page.of(output.read_text())
+        assert (done.exit_code, done.stdout) == (0, f"{output}: {report.verdict}\n")
+        assert [report.tiles[name] for name in ("Messages", "In quarantine", "Stored twice")] == ["86", "3", "5"]
+        assert url in report.root.one("header").text
+        assert s3.CREDENTIALS["secret"] not in output.read_text() + done.output

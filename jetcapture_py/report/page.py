@@ -15,8 +15,8 @@ from jetcapture_py.config.units import format_time
 from jetcapture_py.pages.charts import Axis
 from jetcapture_py.pages.environment import environment
 from jetcapture_py.pages.words import clipped, duration, moment, plural, share, size
-from spark_jobs.reporting import figures
-from spark_jobs.reporting.facts import Choice, Facts
+from jetcapture_py.report import figures
+from jetcapture_py.report.facts import Facts, Scope
 
 CHAPTERS = {
     "volume": "Volume",
@@ -64,39 +64,41 @@ def page(facts: Facts) -> str:
             charts |= {"objects": figures.sizes(facts, axis)}
             chapters |= CHAPTERS.keys()
     return (
-        environment("spark_jobs.reporting")
+        environment("jetcapture_py.report")
         .get_template("page.html")
         .render(
             facts=facts,
             oldest=oldest,
             newest=newest,
-            part="" if facts.choice == Choice() else " ".join(_part(facts.choice)),
+            part="" if facts.scope == Scope() else " ".join(_part(facts.scope)),
             chapters={name: title for name, title in CHAPTERS.items() if name in chapters},
             verdict=verdict(facts),
             findings=list(findings(facts)),
             tiles=list(_tiles(facts, newest)),
             keys=figures.by_key(facts),
             incarnations=[(incarnation, figures.strip(incarnation)) for incarnation in facts.incarnations],
+            delivery=figures.delivery(facts),
             copies=_copies(facts),
             compacted=SEALED_BY,
             small_size=figures.SMALL,
-            command=lambda job, *words: shlex.join(["jetcapture", "spark", job, facts.url, facts.stream, *words]),
+            query=lambda sql: shlex.join(["jetcapture", "query", facts.url, facts.stream, sql, "--format", "json"]),
             **charts,
         )
     )
 
 
-def _part(choice: Choice) -> Iterator[str]:
-    if choice.start or choice.end or choice.complete:
-        yield "complete buckets" if choice.complete else "buckets"
-    if choice.start:
-        yield f"from {moment(choice.start)}"
-    if choice.end:
-        yield f"to {moment(choice.end)}"
-    if choice.keys is not None:
-        keys = [figures.key_text(key) for key in choice.keys]
-        more = f" and {len(keys) - 10:,} more" if len(keys) > 10 else ""
-        yield f"{'key' if len(keys) == 1 else 'keys'} {', '.join(keys[:10])}{more}"
+def _part(scope: Scope) -> Iterator[str]:
+    start, end, keys = scope.selection.start, scope.selection.end, scope.selection.keys
+    if start or end or scope.complete:
+        yield "complete buckets" if scope.complete else "buckets"
+    if start:
+        yield f"from {moment(start)}"
+    if end:
+        yield f"to {moment(end)}"
+    if keys is not None:
+        names = [figures.key_text(key) for key in keys]
+        more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+        yield f"{'key' if len(names) == 1 else 'keys'} {', '.join(names[:10])}{more}"
 
 
 def verdict(facts: Facts) -> PageVerdict:
@@ -136,13 +138,13 @@ def verdict(facts: Facts) -> PageVerdict:
 def findings(facts: Facts) -> Iterator[PageFinding]:
     """Yield remarks, the most important first."""
     bad, total = facts.messages(facts.quarantine), facts.messages(facts.objects)
-    if facts.others:
-        said = f"{plural(facts.others, 'object')} in other formats than Parquet {'is' if facts.others == 1 else 'are'} "
-        said += "not in this report. Sequences that they hold count as not stored."
-        yield PageFinding(action=False, text=said, chapter="coverage")
-    if facts.expired is not None:
-        said = f"{plural(facts.expired.messages, 'message')} expired, in buckets up to "
-        said += f"{format_time(facts.expired.until)}: they were removed on purpose."
+    if facts.unread:
+        said = f"{plural(facts.unread, 'object')} could not be read, and {'its' if facts.unread == 1 else 'their'} "
+        said += "messages count as not stored: jetcapture verify says why."
+        yield PageFinding(action=True, text=said, chapter="coverage")
+    if facts.expired_until is not None:
+        said = f"{plural(facts.expired, 'message')} expired, in buckets up to "
+        said += f"{format_time(facts.expired_until)}: they were removed on purpose."
         yield PageFinding(action=False, text=said, chapter="coverage")
     if facts.erased:
         said = f"{plural(facts.erased, 'message')} {'was' if facts.erased == 1 else 'were'} erased."
@@ -165,14 +167,13 @@ def findings(facts: Facts) -> Iterator[PageFinding]:
         said = f"Most of {many} are small, and compaction would not help much."
         yield PageFinding(action=False, text=said, chapter="objects")
     if copies := _copies(facts):
-        said = f"{plural(copies, 'message')} stored twice. Readers return each once."
-        yield PageFinding(action=False, text=said, chapter="objects")
-    if (again := facts.delivery.redelivered) * 20 > total:
-        said = f"{plural(again, 'message')} ({share(again, total)}) {'was' if again == 1 else 'were'} delivered more "
-        yield PageFinding(action=False, text=f"{said}than once before being stored.", chapter="lateness")
-    if late := facts.delivery.late:
-        said = f"{plural(late, 'message')} ({share(late, total)}) arrived after the end of their bucket."
-        yield PageFinding(action=False, text=said, chapter="lateness")
+        said = f"{plural(copies, 'message')} stored twice."
+        said += "".join(f" {found.summary}." for found in facts.read_twice) or " Readers return each once."
+        yield PageFinding(action=bool(facts.read_twice), text=said, chapter="objects")
+    delivery = figures.delivery(facts)
+    if delivery.late:
+        said = f"{plural(delivery.late, 'object')} with messages that arrived after the end of their bucket, up to "
+        yield PageFinding(action=False, text=f"{said}{duration(delivery.latest)}.", chapter="lateness")
 
 
 def _copies(facts: Facts) -> int:
@@ -192,8 +193,7 @@ def _tiles(facts: Facts, newest: int | None) -> Iterator[tuple[str, ...]]:
     yield "Keys and bundles" if bundles else "Keys", f"{len(keys):,}", most
     remark = f"{share(bad, bad + total)} of all; {size(kept)}" if bad else "all were decoded"
     yield "In quarantine", f"{bad:,}", remark
-    counted = "not counted" if facts.dedupe == "none" else f"{copies:,}"
-    yield "Stored twice", counted, "copies, which readers skip" if copies else ""
+    yield "Stored twice", f"{copies:,}", "copies, which readers skip" if copies and not facts.read_twice else ""
     for incarnation in facts.incarnations[:1]:
         which = "of the newest incarnation" if len(facts.incarnations) > 1 else "first and last stored"
         yield "Sequences", f"{incarnation.first:,} to {incarnation.last:,}", which

@@ -15,9 +15,7 @@ from jetcapture_py.compaction.unit import SEALED_BY
 from jetcapture_py.pages import charts
 from jetcapture_py.pages.charts import Axis, Bar, Chart, Label, Rectangle
 from jetcapture_py.pages.words import clipped, plural, share, short, size
-from spark_jobs.reporting.coverage import IncarnationCoverage
-from spark_jobs.reporting.facts import Facts
-from spark_jobs.reporting.source import Stored
+from jetcapture_py.report.facts import Coverage, Facts, StoredObject
 
 SMALL = TARGET_SIZE // 8
 """Bytes below which an object is small."""
@@ -25,6 +23,8 @@ FEW, MANY = 10, 100
 """Number of objects below which compaction is not suggested, and from which on mostly small objects are reported."""
 MAX_LAYERS = 8
 """Maximum number of keys with their own color in charts."""
+CELLS = 240
+"""Maximum number of parts of equal width that show an incarnation's sequences."""
 
 _CLASSES = tuple(4**power for power in range(5, 16))
 """Upper bounds of the size classes in bytes."""
@@ -61,7 +61,7 @@ class Wait:
 
 def by_key(facts: Facts) -> list[Key]:
     """Return the totals of every key and bundle, most messages first."""
-    objects: dict[tuple[str | None, str], list[Stored]] = defaultdict(list)
+    objects: dict[tuple[str | None, str], list[StoredObject]] = defaultdict(list)
     for stored in facts.objects:
         objects[stored.name.key, stored.name.bundle].append(stored)
     keys = [
@@ -86,8 +86,12 @@ def key_text(key: str | None, bundle: str = "") -> str:
     return "(no key)" if key is None else clipped(key, 60)
 
 
+Value = Callable[[StoredObject], float]
+Layer = Callable[[StoredObject], int]
+
+
 def over_time(
-    axis: Axis, objects: Iterable[Stored], value: Callable[[Stored], float], layer: Callable[[Stored], int], layers: int
+    axis: Axis, objects: Iterable[StoredObject], value: Value, layer: Layer, layers: int
 ) -> list[list[float]]:
     """Return the sum of `value` for each layer and bar."""
     sums = [[0.0] * axis.bars for _ in range(layers)]
@@ -98,13 +102,13 @@ def over_time(
     return sums
 
 
-def waits(objects: Iterable[Stored], by: Callable[[Stored], K | None]) -> dict[K, Wait]:
+def waits(objects: Iterable[StoredObject], by: Callable[[StoredObject], K | None]) -> dict[K, Wait]:
     """Return how long messages waited until they were stored, grouped by `by`; objects with None are left out.
 
     All messages of an object count with the wait of its oldest message. Left out are objects with unknown times, and
     those written by compaction, long after their messages were first stored.
     """
-    known: dict[K, list[Stored]] = defaultdict(list)
+    known: dict[K, list[StoredObject]] = defaultdict(list)
     for stored in objects:
         group = by(stored)
         timed = stored.oldest is not None and stored.modified is not None and stored.sealed_by != SEALED_BY
@@ -120,7 +124,34 @@ def waits(objects: Iterable[Stored], by: Callable[[Stored], K | None]) -> dict[K
     return found
 
 
-def size_classes(objects: Iterable[Stored]) -> list[tuple[int, int, int]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Late, early and redelivered messages: how many objects have some, and how many messages these hold."""
+
+    late: int
+    late_messages: int
+    latest: float
+    """Seconds after the end of its bucket, of the latest message."""
+    early: int
+    redelivered: int
+    deliveries: int
+    """The most deliveries of a message."""
+
+
+def delivery(facts: Facts) -> Delivery:
+    """Return what footers say: an object's first and last time, and the most deliveries of one of its messages."""
+    late = [stored for stored in facts.objects if stored.late >= 0]
+    return Delivery(
+        late=len(late),
+        late_messages=facts.messages(late),
+        latest=max((stored.late for stored in late), default=0),
+        early=sum(stored.early > 0 for stored in facts.objects),
+        redelivered=sum(stored.deliveries > 1 for stored in facts.objects),
+        deliveries=max((stored.deliveries for stored in facts.objects), default=1),
+    )
+
+
+def size_classes(objects: Iterable[StoredObject]) -> list[tuple[int, int, int]]:
     """Return upper bound, objects and bytes of each size class, from the smallest to the largest in use."""
     counts, sizes = [0] * (len(_CLASSES) + 1), [0] * (len(_CLASSES) + 1)
     for stored in objects:
@@ -132,9 +163,9 @@ def size_classes(objects: Iterable[Stored]) -> list[tuple[int, int, int]]:
     return [(bounds[index], counts[index], sizes[index]) for index in range(used[0], used[-1] + 1)] if used else []
 
 
-def sealed(objects: Iterable[Stored]) -> list[tuple[str, int, int, float]]:
+def sealed(objects: Iterable[StoredObject]) -> list[tuple[str, int, int, float]]:
     """Return objects, messages and median size per seal reason, most frequent first."""
-    found: dict[str, list[Stored]] = defaultdict(list)
+    found: dict[str, list[StoredObject]] = defaultdict(list)
     for stored in objects:
         found[stored.sealed_by].append(stored)
     rows = [
@@ -144,7 +175,7 @@ def sealed(objects: Iterable[Stored]) -> list[tuple[str, int, int, float]]:
     return sorted(rows, key=lambda row: (-row[1], row[0]))
 
 
-def after_compaction(objects: Iterable[Stored]) -> int:
+def after_compaction(objects: Iterable[StoredObject]) -> int:
     """Estimate the number of objects after compaction, which merges those of one key and bucket."""
     sizes: dict[tuple[object, ...], int] = defaultdict(int)
     for stored in objects:
@@ -223,31 +254,39 @@ def sizes(facts: Facts, axis: Axis) -> dict[str, Any]:
     }
 
 
-def strip(incarnation: IncarnationCoverage) -> Chart:
+def cells(coverage: Coverage) -> tuple[int, list[float]]:
+    """Return how many sequences a cell has, and the share of each cell that is not missing; the last may be shorter."""
+    first, last = coverage.first, coverage.last
+    width = -(-(last - first + 1) // CELLS)
+    ranges = [(start, min(start + width - 1, last)) for start in range(first, last + 1, width)]
+    return width, [coverage.accounted.count(start, end) / (end - start + 1) for start, end in ranges]
+
+
+def strip(coverage: Coverage) -> Chart:
     """Return the range of sequences as a band, filled by the share stored, with a mark below every part with a hole."""
     bars, at = [], 0
-    for stored, run in groupby(incarnation.cells):
+    cell, shares = cells(coverage)
+    for stored, run in groupby(shares):
         width = len(list(run))
-        first = incarnation.first + at * incarnation.cell
-        last = min(first + width * incarnation.cell - 1, incarnation.last)
+        first = coverage.first + at * cell
+        last = min(first + width * cell - 1, coverage.last)
         height = 700 * (stored if stored in (0, 1) else min(max(stored, 0.08), 0.92))
         shapes = [Rectangle(at, 700 - height, width, height, "stored")] if height else []
         if height < 700:
             shapes += [Rectangle(at, 0, width, 700 - height, "gap"), Rectangle(at, 780, width, 220, "gap")]
         bars.append(Bar(f"Sequences {first:,} to {last:,}: {share(stored, 1)} stored", shapes))
         at += width
-    broken = sum(stored < 1 for stored in incarnation.cells)
-    below = [Label(0, f"{incarnation.first:,}"), Label(1, f"{incarnation.last:,}", "end")]
-    if incarnation.settled is not None and incarnation.first <= incarnation.settled < incarnation.last:
-        position = (incarnation.settled - incarnation.first) / (incarnation.last - incarnation.first + 1)
+    broken = sum(stored < 1 for stored in shares)
+    below = [Label(0, f"{coverage.first:,}"), Label(1, f"{coverage.last:,}", "end")]
+    if coverage.settled is not None and coverage.first <= coverage.settled < coverage.last:
+        position = (coverage.settled - coverage.first) / (coverage.last - coverage.first + 1)
         kind = "watermark flip" if position > 0.5 else "watermark"
-        below.append(Label(position, f"watermark {incarnation.settled:,}", kind))
-    parts, sequences = plural(len(incarnation.cells), "part"), plural(incarnation.cell, "sequence")
-    about = f"{parts} of {sequences} each; {broken:,} of them with holes."
+        below.append(Label(position, f"watermark {coverage.settled:,}", kind))
+    about = f"{plural(len(shares), 'part')} of {plural(cell, 'sequence')} each; {broken:,} of them with holes."
     return Chart(
         title="Coverage of the sequences",
         text=about,
-        width=len(incarnation.cells),
+        width=len(shares),
         height=1000 if broken else 700,
         bars=bars,
         below=below,

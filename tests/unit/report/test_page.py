@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jetcapture_py.archive.layout import ObjectName
@@ -13,11 +14,10 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.pages.charts import MAX_BARS, Axis, count_ticks, size_ticks, stacked
 from jetcapture_py.pages.environment import environment
 from jetcapture_py.pages.words import clipped, duration, plural, share, short, size
-from spark_jobs.reporting.coverage import Hole, IncarnationCoverage
-from spark_jobs.reporting.facts import Choice, Delivery, Facts
-from spark_jobs.reporting.figures import after_compaction, size_classes, small_for_good, strip, waits, worth_compacting
-from spark_jobs.reporting.page import findings, verdict
-from spark_jobs.reporting.source import Stored
+from jetcapture_py.report.facts import Coverage, Facts, Hole, Scope, StoredObject
+from jetcapture_py.report.figures import after_compaction, size_classes, small_for_good, strip, waits, worth_compacting
+from jetcapture_py.report.page import findings, verdict
+from jetcapture_py.verify.ranges import Sequences
 from tests.support.report_page import Page
 
 DAY = 86_400
@@ -25,7 +25,7 @@ UNDECODED = "could not be decoded and are in quarantine"
 MAY = int(datetime(2026, 5, 1, tzinfo=UTC).timestamp())
 
 
-def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: int = 1, **other: Any) -> Stored:
+def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: int = 1, **other: Any) -> StoredObject:
     name = ObjectName(
         stream="S", key=key, bucket=bucket, first_seq=seq, last_seq=seq, rows=1, digest="0" * 16, quarantine=bad
     )
@@ -38,34 +38,37 @@ def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: 
         "sealed_by": "age",
         "oldest": bucket * 1_000_000,
         "newest": bucket * 1_000_000,
-        "redelivered": False,
     }
-    return Stored(name=name, **{**known, **other})
+    return StoredObject(name=name, **{**known, **other})
 
 
 def test_complete_buckets_end_before_the_watermark_and_are_not_of_event_time() -> None:
     ended, later = stored(), stored(MAY + 900)
     late = replace(ended, name=replace(ended.name, event_time=True))
     mark = Watermark(stream="S", created="", seq=9, time=datetime.fromtimestamp(MAY + 1000, UTC))
-    assert [Choice(complete=True).has(each, mark) for each in (ended, later, late)] == [True, False, False]
-    assert all(Choice().has(each, mark) for each in (ended, later, late))
-    assert not Choice(complete=True).has(ended, None)
+    assert [Scope(complete=True).has(each, mark) for each in (ended, later, late)] == [True, False, False]
+    assert all(Scope().has(each, mark) for each in (ended, later, late))
+    assert not Scope(complete=True).has(ended, None)
 
 
-def life(*holes: Hole, last: int = 10, **other: Any) -> IncarnationCoverage:
-    absent = sum(hole.missing for hole in holes)
-    known: dict[str, Any] = {
-        "settled": None,
-        "holes": len(holes),
-        "open_holes": sum(hole.open for hole in holes),
-        "open_missing": sum(hole.missing for hole in holes if hole.open),
-        "cell": 1,
-        "cells": [1.0] * 10,
-    }
-    known |= other
-    present = last - absent
-    return IncarnationCoverage(
-        created="", first=1, last=last, oldest=None, newest=None, present=present, largest=holes, **known
+def life(*holes: Hole, last: int = 10, settled: int | None = None) -> Coverage:
+    absent, accounted = {seq for hole in holes for seq in range(hole.first, hole.last + 1)}, Sequences()
+    accounted.add(np.array([seq for seq in range(1, last + 1) if seq not in absent]))
+    return Coverage(
+        created="",
+        first=1,
+        last=last,
+        oldest=None,
+        newest=None,
+        settled=settled,
+        present=last - len(absent),
+        removed=0,
+        accounted=accounted,
+        holes=len(holes),
+        open_holes=sum(hole.open for hole in holes),
+        open_missing=sum(hole.missing for hole in holes if hole.open),
+        largest=holes,
+        forked=0,
     )
 
 
@@ -73,19 +76,17 @@ def hole(first: int, last: int, *, beyond: bool = False) -> Hole:
     return Hole(first=first, last=last, after=None, before=None, open=beyond)
 
 
-def facts(*incarnations: IncarnationCoverage, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
+def facts(*incarnations: Coverage, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
     known: dict[str, Any] = {
         "stream": "S",
         "url": "/archive",
         "generated": datetime(2026, 5, 2, tzinfo=UTC),
-        "choice": Choice(),
-        "dedupe": "auto",
+        "scope": Scope(),
         "objects": [stored(seq=number + 1) for number in range(objects)],
         "quarantine": [stored(bad=True, seq=number + 1) for number in range(bad)],
         "copies": {},
         "mark": None,
         "older_incarnations": 0,
-        "delivery": Delivery(),
         "reasons": (),
     }
     return Facts(incarnations=incarnations or (life(),), **{**known, **other})
@@ -93,7 +94,7 @@ def facts(*incarnations: IncarnationCoverage, objects: int = 1, bad: int = 0, **
 
 def rendered(template: str, **values: Any) -> str:
     return (
-        environment("spark_jobs.reporting")
+        environment("jetcapture_py.report")
         .from_string('{% import "parts.html" as parts %}' + template)
         .render(**values)
     )
@@ -198,7 +199,7 @@ class TestAxis:
 
 
 class TestCharts:
-    def strip(self, given: IncarnationCoverage) -> Page:
+    def strip(self, given: Coverage) -> Page:
         return Page(rendered("{{ parts.strip(chart) }}", chart=strip(given)))
 
     def test_a_bar_is_as_high_as_its_layers(self) -> None:
@@ -214,11 +215,11 @@ class TestCharts:
         assert second.one("title").text == "1 May 2026 01:00, 1 h: 200.0 b: 200.0 (100 %)"
 
     def test_a_hole_is_seen_however_small_its_part_is(self) -> None:
-        page = self.strip(life(hole(5, 5), last=100, cell=10, cells=[0.999, *[1.0] * 8, 0.0]))
+        page = self.strip(life(hole(5, 5), hole(2391, 2400), last=2400))
         gaps = [float(each.attributes["height"] or 0) for each in page.root.all("rect", "gap")]
-        assert gaps == [pytest.approx(56), 220, 700, 220]
+        assert gaps == [70, 220, 700, 220]
         assert len(page.root.all("rect", "stored")) == 2
-        assert page.root.one("desc").text == "10 parts of 10 sequences each; 2 of them with holes."
+        assert page.root.one("desc").text == "240 parts of 10 sequences each; 2 of them with holes."
 
     def test_the_watermark_is_marked_where_it_is(self) -> None:
         marks = self.strip(life(last=10, settled=4)).root.all("span", "watermark")
@@ -303,13 +304,13 @@ class TestVerdict:
         assert "typical of a filter" not in verdict(facts(life(hole(1, 4000), last=5000)))[2]
 
     def test_what_needs_a_hand_comes_first(self) -> None:
-        given = facts(life(hole(3, 5)), objects=200, delivery=Delivery(redelivered=11, late=3))
-        given = replace(given, copies={given.objects[0].name: 7})
-        assert [each.chapter for each in findings(replace(given, delivery=Delivery(redelivered=9)))][-1] == "objects"
+        given = facts(life(hole(3, 5)), objects=200)
+        late = replace(given.objects[0], newest=(given.objects[0].end + 60) * 1_000_000)
+        given = replace(given, objects=[late, *given.objects[1:]], copies={late.name: 7}, unread=1)
         assert [(each.action, each.chapter) for each in findings(given)] == [
+            (True, "coverage"),
             (True, "coverage"),
             (True, "objects"),
             (False, "objects"),
-            (False, "lateness"),
             (False, "lateness"),
         ]

@@ -1,0 +1,442 @@
+"""Collect the facts of a report: what footers say of the objects, and verify's own scan of the sequences.
+
+Compared with `jetcapture verify`, nothing is asked of the stream; the archive is examined by the same code. A stream
+that is deleted and recreated starts again at sequence 1, so each of its incarnations has a scan of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from heapq import nlargest
+from sys import intern
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.removed import Erased
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.units import microseconds_of
+from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.reading.arrow import read_archive
+from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
+from jetcapture_py.reading.selection import Selection, no_watermark
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.verify.examine import ObjectContents, ObjectExaminer
+from jetcapture_py.verify.findings import Finding, Kind, Progress, ignore
+from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.scan import ArchiveScan, examine_all, examined
+from jetcapture_py.verify.scope import Incarnation, Removed
+
+MAX_HOLES = 25
+MAX_INCARNATIONS = 6
+
+_ALWAYS = (1 << 63) - 1
+_UNKNOWN_INTERVAL = 3600
+"""Seconds of a bucket if no footer says it: directories are hourly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The part of the archive to describe. Coverage is that of the whole stream."""
+
+    selection: Selection = field(default_factory=Selection)
+    """Buckets that overlap `start` to `end`, and keys, which do not apply to the quarantine."""
+    complete: bool = False
+    """Without buckets that may still grow: those that end after the watermark's time, and those of event time."""
+
+    def has(self, stored: StoredObject, mark: Watermark | None) -> bool:
+        """Whether an object is in it."""
+        start, end, keys = self.selection.start, self.selection.end, self.selection.keys
+        if self.complete and (stored.name.event_time or mark is None or stored.end > mark.time.timestamp()):
+            return False
+        if start is not None and stored.end <= start.timestamp():
+            return False
+        if end is not None and stored.name.bucket >= end.timestamp():
+            return False
+        return keys is None or stored.name.quarantine or stored.name.key in keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """An object, by its name, the listing and its footer, which those in text formats lack."""
+
+    name: ObjectName
+    size: int
+    """Bytes."""
+    modified: float | None
+    """Seconds since the epoch; None if the store does not tell."""
+    messages: int
+    created: str = ""
+    """Creation times of the incarnations that it has messages of, joined by commas; "" if unknown."""
+    interval: int = _UNKNOWN_INTERVAL
+    """Length of its bucket in seconds."""
+    sealed_by: str = ""
+    """Why its block was sealed."""
+    oldest: int | None = None
+    """Earliest `_nats_timestamp` in microseconds."""
+    newest: int | None = None
+    """Latest `_nats_timestamp` in microseconds."""
+    deliveries: int = 1
+    """The most deliveries of a message."""
+
+    @classmethod
+    def of(cls, file: File, contents: ObjectContents) -> StoredObject:
+        """Describe an object that was examined."""
+        name, details = contents.name, contents.details
+        total = contents.messages + contents.older
+        if details is None:
+            return cls(name=name, size=file.size, modified=file.modified, messages=total)
+        oldest, newest = details.times or (None, None)
+        return cls(
+            name=name,
+            size=file.size,
+            modified=file.modified,
+            messages=total,
+            created=intern(",".join(details.created)),
+            interval=contents.interval or _UNKNOWN_INTERVAL,
+            sealed_by=details.sealed_by,
+            oldest=oldest,
+            newest=newest,
+            deliveries=details.delivered or 1,
+        )
+
+    @property
+    def end(self) -> int:
+        """The end of its bucket, in seconds since the epoch."""
+        return self.name.bucket + self.interval
+
+    @property
+    def early(self) -> float:
+        """How long before its bucket's start the stream had its first message, in seconds; at most 0: not at all."""
+        return 0 if self.oldest is None else self.name.bucket - self.oldest / 1e6
+
+    @property
+    def late(self) -> float:
+        """How long after its bucket's end the stream had its last message, in seconds; below 0: not at all."""
+        return -1 if self.newest is None else self.newest / 1e6 - self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Sequences that are neither in the archive nor in the quarantine."""
+
+    first: int
+    last: int
+    """Inclusive."""
+    after: int | None
+    """Time of a message before it, in microseconds: the last one that footers tell. None if unknown."""
+    before: int | None
+    """Time of a message after it, in microseconds: the first one that footers tell. None if unknown."""
+    open: bool
+    """Whether it is beyond the watermark, so that the messages may still arrive."""
+
+    @property
+    def missing(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Which sequences of an incarnation of the stream are stored."""
+
+    created: str
+    """Creation time as sent by the server; "" if unknown."""
+    first: int
+    """First stored sequence."""
+    last: int
+    """Last stored sequence."""
+    oldest: int | None
+    """Time of the oldest message in microseconds; None if unknown."""
+    newest: int | None
+    """Time of the newest message in microseconds; None if unknown."""
+    settled: int | None
+    """Sequence up to which nothing more will be stored; None if unknown."""
+    present: int
+    """Stored sequences."""
+    removed: int
+    """Sequences that are not stored because they have expired or were erased."""
+    accounted: Sequences
+    """Both."""
+    holes: int
+    """All holes."""
+    open_holes: int
+    """Holes beyond `settled`."""
+    open_missing: int
+    """Sequences in holes beyond `settled`."""
+    largest: Sequence[Hole]
+    """The largest holes, by sequence."""
+    forked: int
+    """Sequences with several messages: the server lost the earlier ones."""
+
+    @property
+    def missing(self) -> int:
+        """Other sequences that are not stored."""
+        return self.last - self.first + 1 - self.present - self.removed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts about one archive."""
+
+    stream: str
+    url: str
+    """The archive's URL without credentials."""
+    generated: datetime
+    """When the archive was examined, in UTC."""
+    scope: Scope
+    objects: Sequence[StoredObject]
+    """The objects of decoded messages in `scope`."""
+    quarantine: Sequence[StoredObject]
+    """The objects of the quarantine in `scope`."""
+    copies: Mapping[ObjectName, int]
+    """Number of an object's messages that others have as well: for one of the quarantine, also the archive's."""
+    mark: Watermark | None
+    """The stream's watermark; None without one."""
+    incarnations: Sequence[Coverage]
+    """Coverage of the whole stream, newest incarnation first."""
+    older_incarnations: int
+    """Number of older incarnations, which were not examined."""
+    reasons: Sequence[ReasonSummary]
+    """The reasons of the quarantine, the most frequent first."""
+    read_twice: Sequence[Finding] = ()
+    """Copies under different keys or buckets, which readers return separately."""
+    unread: int = 0
+    """Number of objects that are damaged or could not be read; their messages count as not stored."""
+    expired: int = 0
+    """Number of expired messages."""
+    expired_until: datetime | None = None
+    """The latest end of an expired bucket, UTC."""
+    erased: int = 0
+    """Number of erased messages."""
+
+    def messages(self, objects: Iterable[StoredObject]) -> int:
+        """Return the number of distinct messages in these objects."""
+        return sum(stored.messages - self.copies.get(stored.name, 0) for stored in objects)
+
+
+def collect(
+    archive: ArchiveFiles,
+    stream: str,
+    scope: Scope,
+    *,
+    options: Mapping[str, Any] | None = None,
+    own_suffix: str = "",
+    progress: Progress = ignore,
+) -> Facts:
+    """Examine the archive. Raises JetcaptureError if there is none, VanishedError if objects disappear meanwhile.
+
+    `options` are the store's; `own_suffix` is that of a user's format.
+    """
+    mark = archive.watermark(stream)  # before the listing, which then has all objects that it promises
+    if scope.complete and mark is None:
+        raise no_watermark(archive, stream)
+    erased = archive.erased(stream)
+    guess = _incarnation(mark.created) if mark is not None and mark.created else None
+    whole, objects, copies = ArchiveScan(), list[StoredObject](), Counter[ObjectName]()
+    reader = ObjectExaminer(archive, guess, erased)
+    for file, contents in examine_all(reader, stream, whole, own_suffix=own_suffix, progress=progress):
+        objects.append(StoredObject.of(file, contents))
+        whole.add(file, contents, 0)
+    if not objects:
+        raise JetcaptureError(f"no archive of stream {stream} under {archive.shown}{archive.known_streams()}")
+    if scope.selection.keys is not None and any(stored.name.bundle for stored in objects):
+        raise JetcaptureError(
+            f"{archive.shown} has bundles, whose objects hold many keys: a report cannot select keys; omit --key"
+        )
+    lives = _lives(objects)
+    if [life.created for life in lives] == [guess.created if guess else None]:
+        copies += whole.find_copies(reader, progress)
+        scans = [(lives[0], whole)]
+    else:
+        scans = [(life, _scan(archive, life, objects, erased, copies)) for life in lives[:MAX_INCARNATIONS]]
+    removed = [Removed.read(archive, stream, life) for life, _ in scans]
+    expired = archive.expired(stream)
+    coverage = [
+        _coverage(life, scan, gone, _settled(life, mark), _of_life(life, objects))
+        for (life, scan), gone in zip(scans, removed, strict=True)
+        if len(scan.sequences)
+    ]
+    chosen = [stored for stored in objects if scope.has(stored, mark)]
+    in_both = Sequences.union(*(scan.in_both for _, scan in scans))
+    quarantine = [stored for stored in chosen if stored.name.quarantine]
+    return Facts(
+        stream=stream,
+        url=archive.shown,
+        generated=datetime.now(UTC),
+        scope=scope,
+        objects=[stored for stored in chosen if not stored.name.quarantine],
+        quarantine=quarantine,
+        copies=copies,
+        mark=mark,
+        incarnations=coverage,
+        older_incarnations=len(lives[MAX_INCARNATIONS:]),
+        reasons=_reasons(archive, stream, scope, options or {}, in_both) if quarantine else (),
+        read_twice=[finding for _, scan in scans for finding in scan.copies if finding.kind is Kind.READ_TWICE],
+        unread=whole.damaged.count + whole.unread.count,
+        expired=0 if expired is None else expired.messages,
+        expired_until=None if expired is None else expired.until,
+        erased=len(erased),
+    )
+
+
+def _lives(objects: Iterable[StoredObject]) -> list[Incarnation]:
+    """Return the stream's incarnations, the newest first. The oldest one has all earlier messages, as of a mirror."""
+    created = {each for stored in objects for each in stored.created.split(",")}
+    newest = sorted(created - {""} or created, key=lambda each: (_born(each), each), reverse=True)
+    bounds = [_ALWAYS, *(_born(each) for each in newest[:-1]), 0]
+    return [
+        Incarnation(created=each, since=since, until=until, mirror=False)
+        for each, until, since in zip(newest, bounds, bounds[1:], strict=False)
+    ]
+
+
+def _incarnation(created: str) -> Incarnation:
+    return Incarnation(created=created, since=0, mirror=False)
+
+
+def _born(created: str) -> int:
+    """Return a creation time in microseconds; 0 if it is none."""
+    try:
+        return microseconds_of(datetime.fromisoformat(created).astimezone(UTC))
+    except ValueError:
+        return 0
+
+
+def _of_life(life: Incarnation, objects: Iterable[StoredObject]) -> list[StoredObject]:
+    """Return the objects that may have messages of an incarnation."""
+    return [stored for stored in objects if not stored.created or life.created in stored.created.split(",")]
+
+
+def _scan(
+    archive: ArchiveFiles,
+    life: Incarnation,
+    objects: Iterable[StoredObject],
+    erased: Erased,
+    copies: Counter[ObjectName],
+) -> ArchiveScan:
+    """Examine the objects of one of several incarnations. Raises VanishedError, StoreError."""
+    reader, scan = ObjectExaminer(archive, life, erased), ArchiveScan()
+    files = [(archive.at(stored.name.path, stored.size), stored.name) for stored in _of_life(life, objects)]
+    results = archive.map(lambda pair: examined(reader, *pair, deep=False), files)
+    for (file, _), contents in zip(files, results, strict=True):
+        if contents is None:
+            raise VanishedError(f"{archive.shown}/{file.path} is gone")
+        if isinstance(contents, ObjectContents):
+            scan.add(file, contents, 0)
+    copies += scan.find_copies(reader)
+    return scan
+
+
+def _settled(life: Incarnation, mark: Watermark | None) -> int | None:
+    """Return the sequence up to which nothing more will arrive in this incarnation."""
+    if mark is None:
+        return None
+    if not life.created or not mark.created or life.created == mark.created:
+        return mark.seq
+    return _ALWAYS if _born(life.created) < _born(mark.created) else None
+
+
+def _coverage(
+    life: Incarnation, scan: ArchiveScan, gone: Removed, settled: int | None, objects: Iterable[StoredObject]
+) -> Coverage:
+    first, last = scan.sequences.first or 0, scan.sequences.last or 0
+    accounted = Sequences.union(scan.sequences, gone.expired, gone.erased)
+    present, limit = len(scan.sequences), _ALWAYS if settled is None else settled
+    times = _Times.of(stored for stored in objects if "," not in stored.created)
+    holes = open_holes = open_missing = 0
+    largest: list[tuple[int, int, int]] = []
+    for starts, ends in _split(accounted.gaps(first, last), limit):
+        sizes, beyond = ends - starts + 1, starts > limit
+        holes += len(starts)
+        open_holes += int(beyond.sum())
+        open_missing += int(sizes[beyond].sum())
+        order = np.argsort(-sizes, kind="stable")[:MAX_HOLES]
+        some = zip(sizes[order].tolist(), (-starts[order]).tolist(), ends[order].tolist(), strict=True)
+        largest = nlargest(MAX_HOLES, [*largest, *some])
+    return Coverage(
+        created=life.created,
+        first=first,
+        last=last,
+        oldest=times.oldest,
+        newest=times.newest,
+        settled=settled,
+        present=present,
+        removed=accounted.count(first, last) - present,
+        accounted=accounted,
+        holes=holes,
+        open_holes=open_holes,
+        open_missing=open_missing,
+        largest=[times.hole(-start, end, limit) for _, start, end in sorted(largest, key=lambda hole: -hole[1])],
+        forked=len(scan.forked),
+    )
+
+
+def _split(gaps: Iterable[tuple[Any, Any]], limit: int) -> Iterator[tuple[Any, Any]]:
+    """Yield gaps as arrays of starts and ends; the watermark divides one."""
+    for starts, ends in gaps:
+        across = (starts <= limit) & (ends > limit)
+        if across.any():
+            at = int(np.flatnonzero(across)[0])
+            starts, ends = np.insert(starts, at + 1, limit + 1), np.insert(ends, at, limit)
+        yield starts, ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Times of messages by sequence: those of each object's first and last one, with running extremes."""
+
+    seqs: Any
+    up_to: Any
+    """The latest time of a message at the sequence or before."""
+    since: Any
+    """The earliest time of a message at the sequence or after."""
+
+    @classmethod
+    def of(cls, objects: Iterable[StoredObject]) -> _Times:
+        ends = [
+            end
+            for stored in objects
+            if stored.oldest is not None and stored.newest is not None
+            for end in ((stored.name.first_seq, stored.oldest), (stored.name.last_seq, stored.newest))
+        ]
+        seqs, times = np.array(sorted(ends), np.int64).reshape(-1, 2).T
+        return cls(seqs, np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1])
+
+    @property
+    def oldest(self) -> int | None:
+        return int(self.since[0]) if len(self.seqs) else None
+
+    @property
+    def newest(self) -> int | None:
+        return int(self.up_to[-1]) if len(self.seqs) else None
+
+    def hole(self, first: int, last: int, limit: int) -> Hole:
+        before, after = np.searchsorted(self.seqs, first) - 1, np.searchsorted(self.seqs, last, "right")
+        return Hole(
+            first=first,
+            last=last,
+            after=int(self.up_to[before]) if before >= 0 else None,
+            before=int(self.since[after]) if after < len(self.seqs) else None,
+            open=first > limit,
+        )
+
+
+def _reasons(
+    archive: ArchiveFiles, stream: str, scope: Scope, options: Mapping[str, Any], in_both: Sequences
+) -> list[ReasonSummary]:
+    """Return the reasons of the quarantine, without messages that the archive has as well."""
+    counter = ReasonCounter()
+    start, end = scope.selection.start, scope.selection.end
+    rows = read_archive(archive.url, stream, quarantine=True, columns=COLUMNS, start=start, end=end, options=options)
+    for batch in rows:
+        table = pa.Table.from_batches([batch]).sort_by(layout.SEQ)
+        archived = in_both.contains(table[layout.SEQ].cast(pa.int64()).to_numpy())
+        counter.add(table.filter(pc.invert(pa.array(archived))))
+    return counter.summaries()
