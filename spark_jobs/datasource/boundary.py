@@ -9,7 +9,7 @@ and which of them continue earlier ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +21,6 @@ from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.removed import Erased
-from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
@@ -136,7 +135,7 @@ class BoundaryFinder:
         notes = [path for path in files.notes(stream_config.directory(stream)) if is_path(path)]
         basis = state.created, tuple(notes)
         if self._known is None or self._known[0] != basis:
-            self._known = basis, *session.run(self._lineage(session.reads, state, notes))
+            self._known = basis, *session.run(self._lineage(session.reads, state))
         _, incarnations, own = self._known
         own = OwnMessages(oldest=own.oldest, links=own.links, erased=files.erased(stream, own.erased))
         self._known = basis, incarnations, own
@@ -159,11 +158,9 @@ class BoundaryFinder:
             filters=tuple(filters),
         )
 
-    async def _lineage(
-        self, reads: ReadSession, state: StreamState, notes: Sequence[str]
-    ) -> tuple[tuple[tuple[str, int], ...], OwnMessages]:
+    async def _lineage(self, reads: ReadSession, state: StreamState) -> tuple[tuple[tuple[str, int], ...], OwnMessages]:
         """Return the incarnations that the stream consists of, and what chooses their messages."""
-        known = self._configs(notes)
+        known = {config.created: config for config in self._files.stream_configs(self._stream)}
         created = state.created
         others = sorted((each for each in known if _micros(each) < _micros(created)), key=_micros, reverse=True)
         if state.mirror or not (others or not known):
@@ -188,12 +185,6 @@ class BoundaryFinder:
             continuing = known[created].continues
         oldest = 0 if continuing else _micros(created)
         return tuple(incarnations), OwnMessages(oldest=oldest, links=tuple(links))
-
-    def _configs(self, notes: Sequence[str]) -> Mapping[str, StreamConfig]:
-        """Read the notes of incarnations, by their creation times. Raises JetcaptureError."""
-        contents = zip(notes, self._files.map(self._files.read_note, notes), strict=True)
-        read = [StreamConfig.decode(data, self._stream, path) for path, data in contents if data is not None]
-        return {each.created: each for each in read}
 
 
 def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: Origin) -> bool:
