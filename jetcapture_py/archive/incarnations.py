@@ -27,6 +27,9 @@ Seqs = npt.NDArray[np.int64]
 Micros = npt.NDArray[np.int64]
 Bounds = tuple[int, int]
 """First and last sequence, inclusive."""
+Link = tuple[int, int]
+"""When an incarnation was created that continues others, in microseconds, and the last sequence that it has of them."""
+_FOREVER = (1 << 63) - 1
 C = TypeVar("C", str, int)
 """When an incarnation was created: as the server writes it, or in microseconds since the epoch."""
 
@@ -165,3 +168,62 @@ def span(created: Collection[str], chosen: Sequence[str]) -> tuple[int, int] | N
     others = [moment(each) for each in created]
     later = [each for each in others if each > ended]
     return began if min(others) < began else -1 << 62, min(later, default=1 << 62)
+
+
+def are_of(oldest: int, links: Iterable[Link], seqs: Seqs, times: Micros) -> npt.NDArray[np.bool_]:
+    """Return a mask of the messages of a stream: none from before `oldest`, and of those from before it continued
+    others, only what these had until then."""
+    mask = times >= oldest
+    for since, restored in links:
+        mask &= (times >= since) | (seqs <= restored)
+    return mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incarnation:
+    """An incarnation of the stream, the current one unless it has an end.
+
+    A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream.
+    """
+
+    created: str
+    """Creation time as sent by the server."""
+    since: int
+    """The same in microseconds since the epoch."""
+    mirror: bool
+    """Whether the stream mirrors another one, so that messages may be older than it."""
+    restored: int = 0
+    """The last sequence stored before the stream was created, because it was restored from a backup; 0 without any."""
+    oldest: int = 0
+    """Timestamp of the stream's first message in microseconds."""
+    until: int = _FOREVER
+    """Messages from this time on, in microseconds, are of a later incarnation."""
+
+    @classmethod
+    def of(cls, created: str, *, mirror: bool, restored: int = 0, oldest: int = 0) -> Incarnation:
+        """Parse a creation time. Raises ValueError."""
+        return cls(created=created, since=moment(created), mirror=mirror, restored=restored, oldest=oldest)
+
+    def includes(self, seqs: Seqs, times: Micros) -> npt.NDArray[np.bool_]:
+        """Return a mask of the messages of this incarnation."""
+        if self.mirror:
+            return np.ones(len(seqs), np.bool_)
+        oldest, links = (self.oldest, [(self.since, self.restored)]) if self.restored else (self.since, [])
+        return are_of(oldest, links, seqs, times) & (times < self.until)
+
+    def holds(self, created: str, low: int | None, high: int | None) -> bool | None:
+        """Whether all (True) or none (False) of an object's messages are of it; None: some or unknown.
+
+        `created` is from the object's footer, "" without one; compaction joins several with commas. `low` and `high`
+        are the object's earliest and latest timestamp. They decide if the footer does not, as for objects of several
+        incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
+        """
+        if created == self.created:
+            return True
+        if self.mirror:
+            return created == "" or self.created in created.split(",")
+        if low is None or high is None or low < self.since <= high or low < self.until <= high:
+            return None
+        if self.restored and self.oldest <= high < self.since:
+            return None
+        return self.since <= low < self.until

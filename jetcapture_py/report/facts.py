@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
@@ -32,7 +33,7 @@ from jetcapture_py.verify.examine import ObjectContents, ObjectExaminer
 from jetcapture_py.verify.findings import Finding, Kind, Progress, ignore
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan, examine_all, examined
-from jetcapture_py.verify.scope import Incarnation, Removed
+from jetcapture_py.verify.scope import Removed
 
 MAX_HOLES = 25
 MAX_INCARNATIONS = 6

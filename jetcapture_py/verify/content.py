@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.acks import positions
 from jetcapture_py.jetstream.publish.frames import header_blocks
@@ -30,7 +31,6 @@ from jetcapture_py.transform.envelope import NO_HEADERS, assemble, without_pins
 from jetcapture_py.verify.findings import Progress
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan
-from jetcapture_py.verify.scope import Incarnation
 
 PARTS = ("subject", "headers", "payload")
 _COLUMNS = (

@@ -22,6 +22,7 @@ import pyarrow.json as pc_json
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import NULL
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.info import Details, details_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
@@ -29,7 +30,6 @@ from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.object_file import open_parquet
 from jetcapture_py.text import one_line
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.scope import Incarnation
 
 TAIL = footer.USUAL
 """Bytes read first from an object's end; most footers fit."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.watermark import ConsumerWatermark, Watermark
 from jetcapture_py.capture.watermark import observed
@@ -32,58 +33,6 @@ MARGIN = timedelta(seconds=5)
 """Time after a consumer's creation in which only the server knows its first message."""
 _MICROSECOND = timedelta(microseconds=1)
 _LATER = timedelta(days=1)
-_FOREVER = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incarnation:
-    """An incarnation of the stream, the current one unless it has an end.
-
-    A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream.
-    """
-
-    created: str
-    """Creation time as sent by the server."""
-    since: int
-    """The same in microseconds since the epoch."""
-    mirror: bool
-    """Whether the stream mirrors another one, so that messages may be older than it."""
-    restored: int = 0
-    """The last sequence stored before the stream was created, because it was restored from a backup; 0 without any."""
-    oldest: int = 0
-    """Timestamp of the stream's first message in microseconds."""
-    until: int = _FOREVER
-    """Messages from this time on, in microseconds, are of a later incarnation."""
-
-    @classmethod
-    def of(cls, created: str, *, mirror: bool, restored: int = 0, oldest: int = 0) -> Incarnation:
-        """Parse a creation time. Raises ValueError."""
-        since = microseconds_of(datetime.fromisoformat(created))
-        return cls(created=created, since=since, mirror=mirror, restored=restored, oldest=oldest)
-
-    def includes(self, seqs: Any, times: Any) -> Any:
-        """Return a mask of the messages of this incarnation; times in microseconds, as int64 arrays."""
-        mask = ((times >= self.since) & (times < self.until)) | self.mirror
-        if self.restored:
-            mask |= (times >= self.oldest) & (seqs <= self.restored)
-        return mask
-
-    def holds(self, created: str, low: int | None, high: int | None) -> bool | None:
-        """Whether all (True) or none (False) of an object's messages are of it; None: some or unknown.
-
-        `created` is from the object's footer, "" without one; compaction joins several with commas. `low` and `high`
-        are the object's earliest and latest timestamp. They decide if the footer does not, as for objects of several
-        incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
-        """
-        if created == self.created:
-            return True
-        if self.mirror:
-            return created == "" or self.created in created.split(",")
-        if low is None or high is None or low < self.since <= high or low < self.until <= high:
-            return None
-        if self.restored and self.oldest <= high < self.since:
-            return None
-        return self.since <= low < self.until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout, stream_config
-from jetcapture_py.archive.incarnations import Origin
+from jetcapture_py.archive.incarnations import Link, Origin, are_of, moment
 from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.reading.arrow import PlanReader
@@ -39,10 +37,6 @@ _MICROSECOND = timedelta(microseconds=1)
 _EVERYTHING = 1 << 62
 
 
-Link = tuple[int, int]
-"""When a stream was created, in microseconds, and the last sequence that it continued others with."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMessages:
     """Chooses the messages of a stream's present incarnation, and those that it continues; no erased ones."""
@@ -55,9 +49,8 @@ class OwnMessages:
 
     def __call__(self, seqs: Any, times: Any) -> Any:
         """Return a mask of messages: sequences, and timestamps in microseconds, as int64 arrays."""
-        own = np.ones(len(seqs), np.bool_) if self.oldest is None else times >= self.oldest
-        for since, restored in self.links:
-            own &= (times >= since) | (seqs <= restored)
+        oldest = -_EVERYTHING if self.oldest is None else self.oldest
+        own = are_of(oldest, self.links, seqs, times)
         return own & ~self.erased.contains(seqs, times) if self.erased else own
 
     def __bool__(self) -> bool:
@@ -162,7 +155,7 @@ class BoundaryFinder:
         """Return the incarnations that the stream consists of, and what chooses their messages."""
         known = {config.created: config for config in self._files.stream_configs(self._stream)}
         created = state.created
-        others = sorted((each for each in known if _micros(each) < _micros(created)), key=_micros, reverse=True)
+        others = sorted((each for each in known if moment(each) < moment(created)), key=moment, reverse=True)
         if state.mirror or not (others or not known):
             return ((created, _EVERYTHING),), OwnMessages()
         restored = await restored_to(reads, self._stream, state)
@@ -177,13 +170,13 @@ class BoundaryFinder:
                 restored = lowest if began is None else began - 1
                 restored = min(restored, state.first - 1) if created == state.created else restored
             lowest = min(lowest, restored)
-            links.append((_micros(created), restored))
+            links.append((moment(created), restored))
             if not others or not lowest:
                 break
             created, restored = others.pop(0), 0
             incarnations.append((created, lowest))
             continuing = known[created].continues
-        oldest = 0 if continuing else _micros(created)
+        oldest = 0 if continuing else moment(created)
         return tuple(incarnations), OwnMessages(oldest=oldest, links=tuple(links))
 
 
@@ -225,10 +218,6 @@ def first_archived(files: ArchiveFiles, listing: Objects, moment: datetime, unti
 
     found = retried(first)
     return found if found <= until else None
-
-
-def _micros(created: str) -> int:
-    return microseconds_of(datetime.fromisoformat(created))
 
 
 def _is_of(mark: Watermark, state: StreamState) -> bool:

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import moment_of
@@ -37,7 +38,7 @@ from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.lost import StreamContents, contents
 from jetcapture_py.verify.scan import survey
-from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Incarnation, current_incarnation
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, current_incarnation
 from spark_jobs.publishing.instructions import instructs
 from spark_jobs.reading.columns import header
 from spark_jobs.replaying.target import replayed_identities

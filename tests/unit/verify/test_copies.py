@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import StoreError, VanishedError
@@ -16,7 +17,6 @@ from jetcapture_py.verify import ranges, scan
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind, SequenceRange
 from jetcapture_py.verify.scan import ArchiveScan, survey
-from jetcapture_py.verify.scope import Incarnation
 from tests.support.archives import Identity, encoded, put
 
 CREATED = "2024-01-01T00:00:00Z"

@@ -18,6 +18,7 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.archive import writer as writing
 from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
@@ -26,7 +27,6 @@ from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import examine as verify_object
 from jetcapture_py.verify.examine import DamagedError, ObjectContents, ObjectExaminer
 from jetcapture_py.verify.scan import ArchiveScan, survey
-from jetcapture_py.verify.scope import Incarnation
 from tests.support.archives import encoded, lay_out, merge, put, tangle
 
 CREATED = "2024-01-01T00:00:00Z"

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.config.units import microseconds_of, parse_time
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.verify.scope import Incarnation, Removed
+from jetcapture_py.verify.scope import Removed
 
 BEFORE, CREATED = "2026-05-01T11:00:00Z", "2026-05-01T12:00:00Z"
 OLDEST, SINCE = (microseconds_of(parse_time(text)) for text in (BEFORE, CREATED))
