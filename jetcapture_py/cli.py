@@ -275,11 +275,11 @@ def objects(
 ) -> None:
     """List the archive's objects by key and time."""
     from jetcapture_py.manage import many
-    from jetcapture_py.manage.objects import ObjectSelection, run
+    from jetcapture_py.manage.objects import run
+    from jetcapture_py.reading.selection import Selection
 
-    selection = ObjectSelection(
-        keys=keys or (), start=opt.time_option("--from", start), end=opt.time_option("--to", end)
-    )
+    first, last = opt.time_option("--from", start), opt.time_option("--to", end)
+    selection = Selection.of(keys=keys or None, event_start=first, event_end=last)
     files = many.captures(config, streams, find=many.in_archive)
     raise typer.Exit(many.run(files, lambda each, _: run(each, selection), as_json=as_json, at_once=True))
 

@@ -46,17 +46,6 @@ def decoded(footer: bytes) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(MAGIC + footer))
 
 
-def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
-    """Read our entries in the footer of an object, of which `end(n)` gives the last n bytes, or all if it has fewer.
-
-    Raises ValueError without a footer with a valid checksum: Arrow may crash on a broken one.
-    """
-    footer = find(end)
-    if not is_proven(footer):
-        raise ValueError("the object has no footer with a valid checksum")
-    return entries(decoded(footer).metadata)
-
-
 def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
     """Return our own entries of a footer's key-value metadata, without their prefix."""
     prefix = layout.METADATA_PREFIX.encode()

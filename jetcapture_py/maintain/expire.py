@@ -190,7 +190,7 @@ class Expiry:
             # of Parquet, only two columns are read
             size = 0 if name.parquet else searching(Source(name, file.size), local=self.archive.local)
             with self._budget.taken(size):
-                entries, seqs, times = ObjectExaminer(self.archive, None).identities(file, name)
+                info, seqs, times = ObjectExaminer(self.archive, None).identities(file, name)
         except VanishedError:
             return None
         except StoreError as error:
@@ -203,10 +203,9 @@ class Expiry:
             advice = "repair it with jetcapture verify --repair, or remove it by hand"
             self._errors.append(f"{self.archive.shown}/{file.path}: {error}; {_STAYS}: {advice}")
             return None
-        interval = entries.get("interval", "")  # other formats do not tell
-        length = int(interval) if interval.isdecimal() else MAX_INTERVAL
-        created = tuple(filter(None, entries.get("stream_created", "").split(",")))
-        return _Due(file=file, name=name, end=name.bucket + length, created=created, seqs=seqs, times=times)
+        end = name.bucket + MAX_INTERVAL if info is None else info.end  # other formats do not tell
+        created = () if info is None else info.details.created
+        return _Due(file=file, name=name, end=end, created=created, seqs=seqs, times=times)
 
     def _write(self, objects: Sequence[_Due], creations: Sequence[str]) -> None:
         """Add the objects' messages to the note, and make sure that it has them. Raises JetcaptureError."""

@@ -6,56 +6,30 @@ The footers of objects in bundles say which of them may hold a key that is asked
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from jetcapture_py.archive import footer, layout
-from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
-from jetcapture_py.errors import VanishedError
 from jetcapture_py.manage.many import CommandResult
-from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import ArchiveFiles, File, retried
 from jetcapture_py.text import escaped, plural, size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectSelection:
-    """The objects to list: those that may hold some of `keys` ("": no key; empty: all) and overlap [start, end)."""
-
-    keys: Sequence[str] = ()
-    start: datetime | None = None
-    end: datetime | None = None
-
-    def holds(self, name: ObjectName, interval: float) -> bool:
-        """Whether an object with buckets of `interval` seconds is selected."""
-        if self.keys and not name.bundle and (name.quarantine or (name.key or "") not in self.keys):
-            return False
-        if self.start is not None and name.bucket + interval <= self.start.timestamp():
-            return False
-        return self.end is None or name.bucket < self.end.timestamp()
-
-
-def run(config: Config, selection: ObjectSelection) -> CommandResult:
-    """List the objects. Raises StoreError."""
+def run(config: Config, selection: Selection) -> CommandResult:
+    """List the objects that may hold messages of a selection. Raises JetcaptureError."""
     objects = listed(config, selection)
     return CommandResult(summary=_total(objects), lines=_lines(objects), records=_records(objects))
 
 
-def listed(config: Config, selection: ObjectSelection) -> list[tuple[ObjectName, File]]:
+def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]]:
     """Return the selected objects of the stream, by key, time and sequence; the quarantine comes last."""
-    storage = ArchiveFiles(config.store.url, config.store.options)
-    files = ((file.name, file) for file in storage.files(config.source.stream))
-    objects = [
-        (name, file) for name, file in files if name is not None and selection.holds(name, config.block.interval)
-    ]
-    if selection.keys:
-        with ThreadPoolExecutor(storage.threads, "objects") as threads:
-            hits = threads.map(lambda item: _may_hold(storage, item[0], item[1], selection.keys), objects)
-            objects = [item for item, held in zip(objects, hits, strict=True) if held]
+    archive = ArchiveFiles(config.store.url, config.store.options)
+    objects = retried(partial(_selected, archive, config, selection))
 
     def order(item: tuple[ObjectName, File]) -> tuple[Any, ...]:
         name, key = item[0], item[0].key
@@ -65,15 +39,19 @@ def listed(config: Config, selection: ObjectSelection) -> list[tuple[ObjectName,
     return sorted(objects, key=order)
 
 
-def _may_hold(storage: ArchiveFiles, name: ObjectName, file: File, keys: Sequence[str]) -> bool:
-    """Whether a selected object may hold one of these keys: by its footer, if it is in a bundle and in Parquet."""
-    if not (name.bundle and name.parquet):
-        return True
-    try:
-        bundles = int(footer.read(lambda size: storage.read(file, max(0, file.size - size))).get(layout.BUNDLES, 0))
-    except (ValueError, VanishedError):  # without a valid footer, nothing rules it out
-        return True
-    return not bundles or name.bundle in {bundle_of(key, bundles) for key in keys}
+def _selected(archive: ArchiveFiles, config: Config, selection: Selection) -> list[tuple[ObjectName, File]]:
+    """Return the selected objects: by their names and, of bundles in Parquet, by what their footers say of the keys."""
+    objects = {
+        file.name: file
+        for file in archive.files(config.source.stream)
+        if file.name is not None and selection.may_hold_name(file.name, config.block.interval)
+    }
+    if selection.keys is not None:
+        bundled = [file for name, file in objects.items() if name.bundle and name.parquet]
+        for info in archive.infos(bundled):  # without a footer, nothing rules an object out
+            if isinstance(info, ObjectInfo) and not selection.may_hold(info):
+                del objects[info.name]
+    return list(objects.items())
 
 
 def _records(objects: Iterable[tuple[ObjectName, File]]) -> Iterator[dict[str, Any]]:

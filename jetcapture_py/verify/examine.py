@@ -23,7 +23,7 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import NULL
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.incarnations import Incarnation
-from jetcapture_py.archive.info import Details, details_of
+from jetcapture_py.archive.info import BadObject, Details, InfoReader, ObjectInfo, details_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -142,15 +142,15 @@ class ObjectExaminer:
         item.compared()
         return self._current(*item.identities(), item.own, *item.times())
 
-    def identities(self, file: File, name: ObjectName) -> tuple[Mapping[str, str], Any, Any]:
-        """Return the entries of an object's footer, none without one, and the positions of all of its messages."""
+    def identities(self, file: File, name: ObjectName) -> tuple[ObjectInfo | None, Any, Any]:
+        """Return what an object's footer says, None without one, and the positions of all of its messages."""
         if not name.parquet:
-            return {}, *self._rows(file, name)
+            return None, *self._rows(file, name)
         item = _ParquetObject(self.storage, file, name)
         messages = item.compared()
         seqs, times = item.identities()
         check_identities(name, seqs, times, messages)
-        return item.own, seqs, times
+        return item.info(), seqs, times
 
     def _erased(self, seqs: Any, times: Any) -> int:
         """Count the erased ones of messages."""
@@ -268,6 +268,13 @@ class _ParquetObject:
             self.own = footer.entries(self._metadata.metadata)
             self._paths = self._metadata.schema.to_arrow_schema().names
         self._content = parquet if self._data is not None else None
+
+    def info(self) -> ObjectInfo:
+        """Return what its footer says. Raises DamagedError."""
+        info = InfoReader().read(self._name, self._footer, size=self._file.size, detailed=True)
+        if isinstance(info, BadObject):
+            raise DamagedError(info.reason)
+        return info
 
     def compared(self) -> int:
         """Compare the name with the footer; return the footer's message count."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.footer import entries
+from jetcapture_py.archive.info import BadObject
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from spark_jobs.reading.location import ArchiveLocation
@@ -60,9 +60,9 @@ def _footers(files: ArchiveFiles, objects: Sequence[File]) -> Iterator[_Footer]:
 def _footer(files: ArchiveFiles, file: File) -> _Footer:
     """Return the stream's creation times and the consumers; a compacted object may have several of each."""
     try:
-        with files.parquet(file) as parquet:
-            own = entries(parquet.metadata.metadata)
+        (info,) = files.infos([file], detailed=lambda _: True)
     except VanishedError:  # just compacted
-        own = {}
-    created, consumers = (tuple(filter(None, own.get(name, "").split(","))) for name in ("stream_created", "consumer"))
-    return created, consumers
+        return (), ()
+    if isinstance(info, BadObject):
+        raise files.refusal(info)
+    return info.details.created, info.details.consumers

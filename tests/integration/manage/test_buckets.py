@@ -16,8 +16,9 @@ from jetcapture_py.manage.apply import run as apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.export import export
 from jetcapture_py.manage.many import show_one
-from jetcapture_py.manage.objects import ObjectSelection, listed
+from jetcapture_py.manage.objects import listed
 from jetcapture_py.manage.tap import tap
+from jetcapture_py.reading.selection import Selection
 from jetcapture_py.verify.proof import verify
 from tests.integration.manage.api import ask
 from tests.support.nats_server import NatsServer
@@ -110,7 +111,7 @@ def test_tap_objects_and_verify_work_on_a_bucket(nats_server: Start, tmp_path: P
     asyncio.run(capture_all(config))
     stored = [{name: row[name] for name in tapped[0].rows[0]} for row in rows(tmp_path / "archive")]
     assert stored == [each.rows[0] for each in tapped if each.rows]
-    assert [(name.stream, name.key, name.quarantine) for name, _ in listed(config, ObjectSelection())] == [
+    assert [(name.stream, name.key, name.quarantine) for name, _ in listed(config, Selection())] == [
         ("KV_settings", None, False),
         ("KV_settings", None, True),
     ]
