@@ -10,7 +10,7 @@ A process with several captures joins them: each sample of a metric has the labe
 503 if any capture's do, with its lines after the capture's name, and the page lists the captures. /{name}/ is the
 status page of one, and /{name}/metrics, /{name}/livez and so on are its own.
 
-Probes are answered in the server's thread from values that the capture maintains, so they do not wait for its event
+Probes are answered in the client's thread from values that the capture maintains, so they do not wait for its event
 loop. Metrics and page are built in that event loop, so that they are consistent. The page's modules are imported when
 it is first asked for, so that they do not delay the start.
 """
@@ -21,9 +21,10 @@ import asyncio
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import asdict
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -54,27 +55,18 @@ PROBES = {"/livez": "alive", "/readyz": "ready"}
 NO_ANSWER = Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"the event loop does not answer\n")
 
 
-class _LoopAnswers:
-    """Answers that are built in an event loop and asked for in the server's thread. Create it in that event loop."""
-
-    def __init__(self, make: Callable[[str], Coroutine[Any, Any, Answer]]) -> None:
-        self._make = make
-        self._loop = asyncio.get_running_loop()
-        self._being_made: dict[str, asyncio.Future[Answer]] = {}
-
-    async def get(self, path: str) -> Answer:
-        """Return the answer, or NO_ANSWER after some seconds; concurrent requests share it."""
-        making = self._being_made.get(path)
-        if making is None or making.done():
-            work = self._make(path)
-            try:
-                made = asyncio.run_coroutine_threadsafe(work, self._loop)
-            except RuntimeError:  # the event loop is closed
-                work.close()
-                return NO_ANSWER
-            making = self._being_made[path] = asyncio.wrap_future(made)
-        done, _ = await asyncio.wait((making,), timeout=TIMEOUT)
-        return making.result() if done and not making.cancelled() else NO_ANSWER
+def _made_in(loop: asyncio.AbstractEventLoop, making: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return the answer that an event loop makes, or NO_ANSWER after some seconds."""
+    try:
+        made = asyncio.run_coroutine_threadsafe(making, loop)
+    except RuntimeError:  # the event loop is closed
+        making.close()
+        return NO_ANSWER
+    try:
+        return made.result(TIMEOUT)
+    except (TimeoutError, CancelledError):
+        made.cancel()
+        return NO_ANSWER
 
 
 class Pages:
@@ -85,9 +77,8 @@ class Pages:
         self._metrics = Metrics(state)
         self._history = History(state)
         self._loop = asyncio.get_running_loop()
-        self._answers = _LoopAnswers(self._make)
         self._beaten = time.monotonic()
-        self._running: Future[None] = Future()
+        self._running = threading.Event()
         self._next: asyncio.Handle = self._loop.call_soon(self._beat)
 
     def stop(self) -> None:
@@ -106,8 +97,7 @@ class Pages:
 
     def _beat(self) -> None:
         self._beaten = time.monotonic()
-        if not self._running.done():
-            self._running.set_result(None)
+        self._running.set()
         self._next = self._loop.call_later(BEAT, self._beat)
         self._history.observe()
 
@@ -115,26 +105,24 @@ class Pages:
         """Seconds since the event loop was last known to run."""
         return time.monotonic() - self._beaten
 
-    # ------------------------------------------------------------------ in the server's thread
+    # ------------------------------------------------------------------ in threads of the server
 
-    async def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> Answer:
         """See `http_server.Application`."""
         if path in PROBES:
-            return _probe(path, await self.trouble(path))
-        if path in PAGES:
-            answer = await self._answers.get(path)
-            return _no_page(self._late()) if answer is NO_ANSWER else answer
-        return await self._answers.get(path) if path in DATA else _not_found()
+            return _probe(path, self.trouble(path))
+        if path not in (*PAGES, *DATA):
+            return _not_found()
+        answer = _made_in(self._loop, self._make(path))
+        return _no_page(self._late()) if answer is NO_ANSWER and path in PAGES else answer
 
-    async def trouble(self, probe: str) -> Sequence[str]:
+    def trouble(self, probe: str) -> Sequence[str]:
         """Return one line for each thing that makes a probe fail."""
         if probe == "/readyz":
             late = self._late()
             running = [f"running: the event loop has not run for {age(late)}"] if late > TIMEOUT else []
             return [*health(self.state).lines, *running]
-        if not self._running.done():
-            await asyncio.wait((asyncio.wrap_future(self._running),), timeout=TIMEOUT)
-        if not self._running.done() or self._late() > STUCK:
+        if not self._running.wait(TIMEOUT) or self._late() > STUCK:
             return [NO_ANSWER.body.decode().strip()]
         reason = stuck(self.state)
         return [] if reason is None else [reason]
@@ -158,7 +146,7 @@ class Site:
 
     def __init__(self, *, single: bool) -> None:
         self._single = single
-        self._answers = _LoopAnswers(self._make)
+        self._loop = asyncio.get_running_loop()
         self._pages: Mapping[str, Pages] = {}
         self._failures: Mapping[str, str] = {}
 
@@ -170,28 +158,27 @@ class Site:
         self._pages = {name: same.get(name) or Pages(state) for name, state in states.items()}
         self._failures = failures
 
-    # ------------------------------------------------------------------ in the server's thread
+    # ------------------------------------------------------------------ in threads of the server
 
-    async def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> Answer:
         """See `http_server.Application`."""
         if self._single:
-            return await next(iter(self._pages.values())).answer(path)
+            return next(iter(self._pages.values())).answer(path)
         if path in PROBES:
-            return _probe(path, await self._trouble(path))
+            return _probe(path, self._trouble(path))
         if path in (*PAGES, *DATA):
-            return await self._answers.get(path)
+            return _made_in(self._loop, self._make(path))
         name, slash, rest = path.removeprefix("/").partition("/")
         pages = self._pages.get(unquote(name))
         if pages is not None and not slash:  # the page's links are relative
             return Answer(HTTPStatus.PERMANENT_REDIRECT, PLAIN, b"", f"/{quote(unquote(name), safe='')}/")
-        return _not_found(", /{name}/") if pages is None else await pages.answer(f"/{rest}")
+        return _not_found(", /{name}/") if pages is None else pages.answer(f"/{rest}")
 
-    async def _trouble(self, probe: str) -> Sequence[str]:
+    def _trouble(self, probe: str) -> Sequence[str]:
         """Return the lines of all captures, after their names."""
         failures = self._failures if probe == "/readyz" else {}
         pages = {name: each for name, each in sorted(self._pages.items()) if name not in failures and not each.drained}
-        troubles = await asyncio.gather(*(each.trouble(probe) for each in pages.values()))
-        lines = [f"{name}: {line}" for name, trouble in zip(pages, troubles, strict=True) for line in trouble]
+        lines = [f"{name}: {line}" for name, each in pages.items() for line in each.trouble(probe)]
         return [*(f"{name}: failed: {reason}" for name, reason in sorted(failures.items())), *lines]
 
     # ------------------------------------------------------------------ in the captures' event loop
@@ -218,7 +205,7 @@ class MaintenanceSite:
     def __init__(self, states: Mapping[str, MaintenanceState]) -> None:
         self._states = states
 
-    async def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> Answer:
         """See `http_server.Application`."""
         states = dict(sorted(self._states.items()))
         if path in PROBES:

@@ -1,25 +1,24 @@
-"""A small HTTP server with its own thread and event loop: it answers while the rest of the process is busy.
+"""A small HTTP server in threads of its own: it answers while the rest of the process is busy.
 
-The number of clients, the size of requests and the time per client are limited. At the limit a new client replaces an
-idle one, so open connections cannot block a probe.
+A connection is for one request, and closed when it takes longer than `SLOWEST_CLIENT`; there is a thread for each, so
+that open connections cannot block a probe.
 
 It starts before most of the program is imported, so this module imports little.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from jetcapture_py.errors import JetcaptureError
@@ -29,12 +28,10 @@ log = logging.getLogger("jetcapture.http")
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 BACKLOG = 128
-MAX_CLIENTS = 32
-MAX_REQUEST_BYTES = 8192
-IDLE = 3.0
-"""Seconds that a client may take to send a request."""
-SLOWEST_CLIENT = 10.0
-"""Seconds from then on until the answer must be sent."""
+SLOWEST_CLIENT = 3.0
+"""Seconds that a client may take to send more of its request, or to take the answer."""
+STOP_WITHIN = 0.1
+"""Seconds in which the server notices that it has to stop."""
 MAX_STARTING = 300.0
 """Seconds that the program may take to start before it counts as stuck."""
 PLAIN = "text/plain; charset=utf-8"
@@ -44,7 +41,6 @@ _STARTING = (
     b"<title>Starting \xc2\xb7 jetcapture</title><p>Starting\n"
 )
 """The page until there is a status page; it reloads itself."""
-_METHODS = (b"GET", b"HEAD")
 
 
 class Answer(NamedTuple):
@@ -60,8 +56,8 @@ class Answer(NamedTuple):
 class Application(Protocol):
     """Builds the answers."""
 
-    async def answer(self, path: str) -> Answer:
-        """Answer a GET request for `path`, without its query. Runs in the server's event loop, so it must not block."""
+    def answer(self, path: str) -> Answer:
+        """Answer a GET request for `path`, without its query. Runs in a thread of the client's."""
         ...
 
 
@@ -71,7 +67,7 @@ class Starting:
     def __init__(self) -> None:
         self._since = time.monotonic()
 
-    async def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> Answer:
         if path == "/livez" and time.monotonic() - self._since < MAX_STARTING:
             return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
         if path == "/":
@@ -82,14 +78,13 @@ class Starting:
 class HttpServer:
     """Serves an application, until `stop`. Raises JetcaptureError when it cannot listen on `listen`, `address:port`."""
 
-    def __init__(self, listen: str, application: Application, *, max_clients: int = MAX_CLIENTS) -> None:
+    def __init__(self, listen: str, application: Application) -> None:
         self.listen, self.application = listen, application
-        self._max_clients = max_clients
-        self._socket = _listening(listen)
-        self.port = int(self._socket.getsockname()[1])
-        self._clients: dict[_Client, None] = {}  # oldest first
-        self._end: Future[None] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._accept()), name="http", daemon=True)
+        self._server = _Server(_listening(listen), self)
+        self.port = int(self._server.socket.getsockname()[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_WITHIN,), name="http", daemon=True
+        )
         self._thread.start()
 
     def serve(self, application: Application) -> None:
@@ -102,107 +97,63 @@ class HttpServer:
         event(log, logging.INFO, "http.listening", listen=self.listen, port=self.port, page=page)
 
     def stop(self) -> None:
-        """Close all connections and stop listening. May be called again."""
-        if not self._end.done():
-            self._end.set_result(None)
-        self._thread.join()
+        """Stop listening. May be called again."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
 
-    async def _accept(self) -> None:
-        server = await asyncio.start_server(
-            self._connected, sock=self._socket, backlog=BACKLOG, limit=MAX_REQUEST_BYTES
-        )
-        await asyncio.wrap_future(self._end)
-        server.close()
-        for client in self._clients:
-            client.drop()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.set_write_buffer_limits(high=0)  # the next request is read when this answer has been taken
-        client = _Client(reader, writer)
-        if len(self._clients) >= self._max_clients:
-            other = min(self._clients, key=lambda each: each.busy)  # the oldest idle one, or else the oldest
-            del self._clients[other]
-            other.drop()
-        self._clients[client] = None
+    def answer(self, path: str) -> Answer:
         try:
-            while await self._exchange(client):
-                client.busy = False
-        except (OSError, EOFError, ValueError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # it has gone, is too slow, or speaks something else
-        except asyncio.CancelledError:
-            pass  # it was dropped; asyncio would log that
-        finally:
-            self._clients.pop(client, None)
-            client.close()
-
-    async def _exchange(self, client: _Client) -> bool:
-        """One request and its answer; whether another may follow. Raises whatever is wrong with the client."""
-        async with asyncio.timeout(IDLE):
-            head = await client.reader.readuntil(b"\r\n\r\n")
-        client.busy = True
-        request, *headers = head[:-4].split(b"\r\n")
-        method, target, version = request.split(b" ")
-        path = urlsplit(target.decode("latin-1")).path
-        if not version.startswith(b"HTTP/1."):
-            return False
-        async with asyncio.timeout(SLOWEST_CLIENT):
-            if method in _METHODS:
-                answer = await self._answer(path)
-            else:
-                answer = Answer(HTTPStatus.NOT_IMPLEMENTED, PLAIN, b"only GET and HEAD\n")
-            goes_on = method in _METHODS and version == b"HTTP/1.1" and not any(map(_ends, headers))
-            client.writer.write(_head(answer, goes_on=goes_on) + (b"" if method == b"HEAD" else answer.body))
-            await client.writer.drain()
-        return goes_on
-
-    async def _answer(self, path: str) -> Answer:
-        try:
-            return await self.application.answer(path)
+            return self.application.answer(path)
         except Exception as error:
             event(log, logging.ERROR, "http.failed", error=error)
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, PLAIN, b"internal error\n")
 
 
-class _Client:
-    """A connection; it is `busy` from its request to its answer."""
+class _Server(ThreadingHTTPServer):
+    def __init__(self, listening: socket.socket, owner: HttpServer) -> None:
+        super().__init__(listening.getsockname(), _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.owner = listening, owner
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.busy = False
-        self._task = asyncio.current_task()
-
-    def drop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def close(self) -> None:
-        """Close it; what it has not taken yet is lost."""
-        transport = self.writer.transport
-        if transport.get_write_buffer_size():
-            transport.abort()
-        else:
-            transport.close()
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: the client has gone, or is too slow."""
 
 
-def _ends(header: bytes) -> bool:
-    """Whether no further request can be read after one with this header: the last one, or one with a body."""
-    name, _, value = header.lower().partition(b":")
-    return name in (b"content-length", b"transfer-encoding") or (name == b"connection" and b"close" in value)
+class _Request(BaseHTTPRequestHandler):
+    """One request of a client."""
 
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = SLOWEST_CLIENT
 
-def _head(answer: Answer, *, goes_on: bool) -> bytes:
-    lines = [
-        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
-        "Server: jetcapture",
-        f"Content-Type: {answer.type}",
-        f"Content-Length: {len(answer.body)}",
-        "Cache-Control: no-store",
-        "X-Content-Type-Options: nosniff",
-        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; img-src data:",
-        *([f"Location: {answer.location}"] if answer.location else []),
-        *([] if goes_on else ["Connection: close"]),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode()
+    def do_GET(self) -> None:
+        answer = self.server.owner.answer(urlsplit(self.path).path)
+        self.send_response(answer.status)
+        for name, value in (
+            ("Content-Type", answer.type),
+            ("Content-Length", str(len(answer.body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:"),
+            ("Location", answer.location),
+            ("Connection", "close"),
+        ):
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(answer.body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def version_string(self) -> str:
+        return "jetcapture"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
+        """Log nothing."""
 
 
 def _listening(listen: str) -> socket.socket:

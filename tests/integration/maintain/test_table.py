@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -860,7 +859,7 @@ def test_a_service_tells_how_its_tables_are(tmp_path: Path) -> None:
     world.write([3, 4], hour=1, v=["x", "y"])
     service._note(world.maintain(), state)
     site = MaintenanceSite({"orders": state})
-    pages = {path: asyncio.run(site.answer(path)).body.decode() for path in ("/", "/metrics", "/status.json")}
+    pages = {path: site.answer(path).body.decode() for path in ("/", "/metrics", "/status.json")}
     (row,) = re.findall(r"Iceberg table nats.orders: (.*?), snapshot", pages["/"])
     assert row == "2 files, complete to 2026-05-01 13:00"
     assert "1 objects cannot be in it yet" in pages["/"]
