@@ -348,7 +348,8 @@ def test_every_command_has_arguments_that_it_understands(configuration: Path) ->
     asked = [*every("sh"), *every("console"), *every("crontab")]
     assert len(asked) > 30
     for line in {line: None for block in asked for line in lines_of(block)}:
-        words = [str(configuration) if word.endswith("config.yaml") else word for word in shlex.split(line, comments=True)]
+        words = shlex.split(line, comments=True)
+        words = [str(configuration) if word.endswith("config.yaml") else word for word in words]
         words = words[: words.index("|")] if "|" in words else words
         program = words[0].rpartition("/")[2]
         if program == "jetcapture":
