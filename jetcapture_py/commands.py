@@ -12,7 +12,6 @@ from jetcapture_py import options as opt
 
 app = typer.Typer()
 
-_MAX_SEQ = 1 << 62
 _AsOf = Annotated[
     str | None,
     typer.Option("--as-of", metavar="TIME|REVISION", help=f"As of then: {opt.WHEN}, or a revision; default: newest."),
@@ -173,12 +172,8 @@ def restore(
     target: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="Name of the new stream; default: STREAM.")
     ] = None,
-    first: Annotated[
-        int, typer.Option("--from-seq", metavar="N", min=1, max=_MAX_SEQ, help="First sequence to restore.")
-    ] = 1,
-    last: Annotated[
-        int | None, typer.Option("--to-seq", metavar="N", min=1, max=_MAX_SEQ, help="Last sequence to restore.")
-    ] = None,
+    first: Annotated[int, typer.Option("--from-seq", metavar="N", min=1, help="First sequence to restore.")] = 1,
+    last: Annotated[int | None, typer.Option("--to-seq", metavar="N", min=1, help="Last sequence to restore.")] = None,
     until: Annotated[
         str | None,
         typer.Option(

@@ -81,15 +81,10 @@ def test_every_answer_of_the_restored_stream_is_that_of_the_original(nats_server
     state = asyncio.run(state_of(origin.url, STREAM))
     assert state["num_deleted"] > 200
     assert asyncio.run(state_of(other.url, STREAM)) == state
+    assert asyncio.run(_config(other.url, STREAM)) == asyncio.run(_config(origin.url, STREAM))
     assert (found.messages, found.kept) == (state["messages"], state["messages"])
     assert asyncio.run(compare(origin.url, other.url, STREAM)) == state["last_seq"] + 1 - state["first_seq"]
     assert asyncio.run(next_sequence(other.url, STREAM, "orders.next")) == state["last_seq"] + 1
-
-
-def test_the_configuration_comes_back(nats_server: Start, origin: Origin) -> None:
-    other = nats_server()
-    done(prepare(origin.wanted()), other.url)
-    assert asyncio.run(_config(other.url, STREAM)) == asyncio.run(_config(origin.url, STREAM))
 
 
 async def _config(url: str, stream: str) -> Any:
