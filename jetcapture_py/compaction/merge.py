@@ -19,9 +19,10 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.info import ObjectInfo, RowGroup
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import RowIds
-from jetcapture_py.archive.schema import common, conform, fields_in, unify
+from jetcapture_py.archive.schema import common, fields_in, unify
+from jetcapture_py.compaction.checked import rows_to_write
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import Source, Unit, batches
+from jetcapture_py.compaction.plan import Unit, batches
 from jetcapture_py.errors import JetcaptureError
 
 _BATCH_ROWS = 1 << 18
@@ -67,25 +68,25 @@ class Survey:
         return at
 
 
-def survey(files: Files, unit: Unit, footers: Sequence[ObjectInfo], step: float) -> Survey:
+def survey(files: Files, unit: Unit[ObjectInfo], step: float) -> Survey:
     """Read the identities of all rows of a unit. Marks are the edges of its objects, and, where possible, every `step`
     uncompressed bytes. Raises JetcaptureError if an object's rows do not match its name or are not distinct."""
-    weights = np.array([footer.details.size / max(footer.details.rows, 1) for footer in footers])
+    weights = np.array([info.details.size / max(info.details.rows, 1) for info in unit.sources])
     found = _Surveyor(np.unique(np.concatenate((unit.firsts, unit.ends))), weights, step)
-    for rows, sources, frontier in _swept(files, unit, footers):
+    for rows, sources, frontier in _swept(files, unit):
         if (twice := found.add(rows, sources, frontier)) is not None:
             raise JetcaptureError(f"{files.shown}/{unit.sources[twice].name.path} contains a message twice")
     return found.survey()
 
 
-def disjoint(files: Files, unit: Unit, footers: Sequence[ObjectInfo]) -> list[ObjectName] | None:
+def disjoint(files: Files, unit: Unit[ObjectInfo]) -> list[ObjectName] | None:
     """Return objects of a unit that together have all its rows, each once; None if some must be compared row by row.
 
     Raises JetcaptureError if an object's rows do not match its name.
     """
     ranks = np.argsort(np.argsort(-unit.counts, kind="stable"))  # the largest objects stay
     own = np.zeros(len(unit.sources), np.int64)
-    for rows, sources, _ in _swept(files, unit, footers):
+    for rows, sources, _ in _swept(files, unit):
         order = rows.order(ranks[sources])
         first = ~rows.take(order).repeated()
         own += np.bincount(sources[order][first], minlength=len(own))
@@ -94,11 +95,11 @@ def disjoint(files: Files, unit: Unit, footers: Sequence[ObjectInfo]) -> list[Ob
     return [source.name for source, count in zip(unit.sources, own, strict=True) if count]
 
 
-def _swept(files: Files, unit: Unit, footers: Sequence[ObjectInfo]) -> Iterator[tuple[RowIds, Any, int]]:
+def _swept(files: Files, unit: Unit[ObjectInfo]) -> Iterator[tuple[RowIds, Any, int]]:
     """Yield identities by rising sequence, with the number of each one's object, and the sequence at which they end."""
     held: list[tuple[RowIds, Any]] = []
-    for batch, frontier in _batches(unit, footers):
-        read = files.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
+    for batch, frontier in _batches(unit):
+        read = files.archive.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
         held += [(each, np.full(len(each.seqs), part.source)) for part, each in zip(batch, read, strict=True)]
         every = RowIds.concat([each for each, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
@@ -119,12 +120,12 @@ class _Part(NamedTuple):
     """The number of the row group; None for the whole object."""
 
 
-def _parts(unit: Unit, footers: Sequence[ObjectInfo]) -> list[_Part]:
+def _parts(unit: Unit[ObjectInfo]) -> list[_Part]:
     """Return what to read of a unit, in the order of sequences."""
     parts = []
-    for index, (source, footer) in enumerate(zip(unit.sources, footers, strict=True)):
-        name, groups = source.name, footer.details.groups
-        if name.rows < _BATCH_ROWS or len(groups) == 1 or footer.details.rows != name.rows:
+    for index, info in enumerate(unit.sources):
+        name, groups = info.name, info.details.groups
+        if name.rows < _BATCH_ROWS or len(groups) == 1 or info.details.rows != name.rows:
             parts.append(_Part(name.first_seq, index, name.rows, None))
             continue
         rows = name.rows // len(groups)
@@ -132,11 +133,11 @@ def _parts(unit: Unit, footers: Sequence[ObjectInfo]) -> list[_Part]:
     return sorted(parts, key=lambda part: part.first)
 
 
-def _batches(unit: Unit, footers: Sequence[ObjectInfo]) -> Iterator[tuple[list[_Part], int]]:
+def _batches(unit: Unit[ObjectInfo]) -> Iterator[tuple[list[_Part], int]]:
     """Yield what to read together, and the sequence (exclusive) up to which all rows are known afterwards."""
     batch: list[_Part] = []
     rows = 0
-    parts = _parts(unit, footers)
+    parts = _parts(unit)
     for part, following in zip_longest(parts, parts[1:]):
         batch.append(part)
         rows += part.rows
@@ -145,7 +146,7 @@ def _batches(unit: Unit, footers: Sequence[ObjectInfo]) -> Iterator[tuple[list[_
             batch, rows = [], 0
 
 
-def _identities(files: Files, source: Source, part: _Part) -> RowIds:
+def _identities(files: Files, source: ObjectInfo, part: _Part) -> RowIds:
     found = RowIds.of(files.rows(source, part.group, columns=_IDENTITY))
     name = source.name
     complete = part.group is not None or len(found.seqs) == name.rows
@@ -192,8 +193,7 @@ class _Surveyor:
 
 def read_rows(
     files: Files,
-    unit: Unit,
-    footers: Sequence[ObjectInfo],
+    unit: Unit[ObjectInfo],
     schema: pa.Schema,
     first: int,
     end: int,
@@ -210,17 +210,14 @@ def read_rows(
     parts = [
         (index, group)
         for index in np.flatnonzero(unit.touching(first, end)).tolist()
-        for group in footers[index].details.groups
+        for group in unit.sources[index].details.groups
         if group.first < end and group.last >= first
     ]
 
     def read(part: tuple[int, RowGroup]) -> pa.Table:
         index, group = part
-        source = unit.sources[index]
-        table = files.rows(source, group.index)
-        if layout.KEY in schema.names and layout.KEY not in table.schema.names:
-            table = table.append_column(layout.KEY, pa.repeat(pa.scalar(source.name.key, pa.string()), table.num_rows))
-        table = pa.Table.from_batches([conform(batch, schema) for batch in table.to_batches()], schema)
+        info = unit.sources[index]
+        table = rows_to_write(files.rows(info, group.index), info.name, schema)
         if group.first >= first and group.last < end:
             return table
         seqs = table[layout.SEQ].to_numpy()
@@ -228,15 +225,15 @@ def read_rows(
 
     if not in_file:
         if not many_copies:
-            return pa.concat_tables([schema.empty_table(), *files.map(read, parts)])
-        weights = [footer.details.size / len(footer.details.groups) for footer in footers]
+            return pa.concat_tables([schema.empty_table(), *files.archive.map(read, parts)])
+        weights = [info.details.size / len(info.details.groups) for info in unit.sources]
         some = batches(parts, lambda part: weights[part[0]], _PIECE_BYTES)
-        pieces = (pa.concat_tables(files.map(read, batch)) for batch in some)
+        pieces = (pa.concat_tables(files.archive.map(read, batch)) for batch in some)
         return pa.concat_tables([schema.empty_table(), *_without_copies(pieces)])
     with TemporaryFile() as file:  # without a name, so that nothing is left of it after a kill
         with pa.ipc.new_file(file, schema) as writer:
             for start in range(0, len(parts), _READ_TOGETHER):
-                for table in files.map(read, parts[start : start + _READ_TOGETHER]):
+                for table in files.archive.map(read, parts[start : start + _READ_TOGETHER]):
                     writer.write_table(table)
         file.flush()
         return pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))).read_all()

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.messages import Mask
 
 T = TypeVar("T")
 
@@ -41,6 +43,9 @@ class Source:
     size: int
 
 
+S = TypeVar("S", bound=Source | ObjectInfo)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Sequences from `first` to `end` (exclusive); `kept` is the index of the source that is complete in this range."""
@@ -60,15 +65,15 @@ class Tally(Protocol):
         ...
 
 
-class Unit:
+class Unit(Generic[S]):
     """Objects of one group in the order of their sequences, as arrays; `ends` are exclusive.
 
     If its objects do not overlap, it is also a `Tally`. A row counts as `row_bytes` at least in `sizes`, so that an
     object with as many rows as there is memory for is large.
     """
 
-    def __init__(self, sources: Iterable[Source], row_bytes: float = 0.0) -> None:
-        self.sources = sorted(sources, key=lambda source: (source.name.first_seq, source.name.path))
+    def __init__(self, sources: Iterable[S], row_bytes: float = 0.0) -> None:
+        self.sources: list[S] = sorted(sources, key=lambda source: (source.name.first_seq, source.name.path))
         names = [source.name for source in self.sources]
         self.firsts = np.array([name.first_seq for name in names], np.int64)
         self.ends = np.array([name.last_seq + 1 for name in names], np.int64)
@@ -83,15 +88,17 @@ class Unit:
         """Whether objects may share messages."""
         return bool((np.maximum.accumulate(self.ends)[:-1] > self.firsts[1:]).any())
 
-    def within(self, first: int, end: int) -> Any:
+    def within(self, first: int, end: int) -> Mask:
         """Return a mask of the objects inside the span."""
-        return (self.firsts >= first) & (self.ends <= end)
+        inside: Mask = (self.firsts >= first) & (self.ends <= end)
+        return inside
 
-    def touching(self, first: int, end: int) -> Any:
+    def touching(self, first: int, end: int) -> Mask:
         """Return a mask of the objects that may have messages in the span."""
-        return (self.firsts < end) & (self.ends > first)
+        touching: Mask = (self.firsts < end) & (self.ends > first)
+        return touching
 
-    def crossing(self, first: int, end: int) -> Any:
+    def crossing(self, first: int, end: int) -> Mask:
         """Return a mask of the objects that may have messages both in the span and outside of it."""
         return self.touching(first, end) & ~self.within(first, end)
 
@@ -131,7 +138,7 @@ def batches(items: Iterable[T], size: Callable[[T], float], limit: float) -> Ite
         yield batch
 
 
-def units(objects: Iterable[Source], target: int, row_bytes: float = 0.0) -> Iterator[Unit]:
+def units(objects: Iterable[Source], target: int, row_bytes: float = 0.0) -> Iterator[Unit[Source]]:
     """Yield the units that a compaction to objects of `target` bytes would change."""
     ordered = sorted(objects, key=lambda source: (repr(source.name.group), source.name.first_seq))
     for _, group in groupby(ordered, key=lambda source: source.name.group):
@@ -159,7 +166,7 @@ def _parts(group: Sequence[Source], target: int) -> Iterator[list[Source]]:
     yield part
 
 
-def spans(unit: Unit, target: int, tally: Tally) -> list[Span]:
+def spans(unit: Unit[S], target: int, tally: Tally) -> list[Span]:
     """Divide a unit into spans to keep and spans to rewrite, in order, leaving out ranges without messages."""
     large = _large(unit, target, tally)
     while True:
@@ -170,7 +177,7 @@ def spans(unit: Unit, target: int, tally: Tally) -> list[Span]:
         large.remove(needed)
 
 
-def _large(unit: Unit, target: int, tally: Tally) -> list[int]:
+def _large(unit: Unit[S], target: int, tally: Tally) -> list[int]:
     """Find objects of the target size that are complete in their range and have more rows than all others there."""
     return [
         index
@@ -180,7 +187,7 @@ def _large(unit: Unit, target: int, tally: Tally) -> list[int]:
     ]
 
 
-def _around(unit: Unit, large: Sequence[int], tally: Tally) -> list[Span]:
+def _around(unit: Unit[S], large: Sequence[int], tally: Tally) -> list[Span]:
     """Return the large objects' spans and the spans between them."""
     edges = [unit.first, *(int(edge) for index in large for edge in (unit.firsts[index], unit.ends[index])), unit.end]
     found = []
@@ -192,7 +199,7 @@ def _around(unit: Unit, large: Sequence[int], tally: Tally) -> list[Span]:
     return found
 
 
-def _needed(unit: Unit, large: Sequence[int], found: Sequence[Span], target: int, tally: Tally) -> int | None:
+def _needed(unit: Unit[S], large: Sequence[int], found: Sequence[Span], target: int, tally: Tally) -> int | None:
     """Find a large object to merge with its neighbor, which would be too small otherwise; None if there is none."""
     for number, span in enumerate(found):
         beside = [each.kept for each in (*found[max(number - 1, 0) : number], *found[number + 1 : number + 2])]
@@ -211,7 +218,7 @@ def _needed(unit: Unit, large: Sequence[int], found: Sequence[Span], target: int
     return None
 
 
-def removable(unit: Unit, holders: Iterable[ObjectName]) -> list[int]:
+def removable(unit: Unit[S], holders: Iterable[ObjectName]) -> list[int]:
     """Return the indexes of the sources that may be removed once `holders` together have all messages of the unit.
 
     Holders are never among them: none has more rows than itself.

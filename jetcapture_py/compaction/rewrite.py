@@ -13,22 +13,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 
-from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import MAX_ROWS
 from jetcapture_py.archive.info import ObjectInfo
-from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.ordering import PIECE_BYTES
-from jetcapture_py.archive.schema import conform, with_key_column
-from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, ObjectWriter
-from jetcapture_py.compaction.files import Files
+from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock
+from jetcapture_py.compaction.checked import (
+    columns_to_write,
+    equal_rows,
+    overwrite,
+    row_groups,
+    rows_to_write,
+    writer_like,
+)
+from jetcapture_py.compaction.files import Files, plain_rows
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.unit import encoder_like, replaced_by
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal, remove
@@ -64,47 +69,54 @@ def rewrite(
     written does not read like the source.
     """
     files, read = Files(archive), archive.at(source.name.path)
-    footer = files.footer(source)
-    rows = _Rows(partial(_rows, files, source, footer, dropped, change))
-    replaces = (source.name.digest, *replaced_by(footer))
-    encoded = _encode(source, footer, sealed_by, rows(), replaces)
+    info = files.info(source)
+    rows = _Rows(partial(_rows, files, info, dropped, change))
+    replaces = (source.name.digest, *info.details.replaces)
+    encoded = _encode(info, sealed_by, rows(), replaces)
     if encoded is None:
-        return Rewritten(source=source, target=None, dropped=footer.details.rows, removal=Removal(target=read))
+        return Rewritten(source=source, target=None, dropped=info.details.rows, removal=Removal(target=read))
     name, written = encoded.name, encoded.data
-    new = files.lookup(name.path) is None
+    new = files.at(name.path) is None
     if new:
         files.put(name, written)  # which replaces nothing that a capture stores meanwhile
-    known = files.lookup(name.path)
     expected: Callable[[], Iterator[pa.Table]] = rows
-    before = () if known is None else replaced_by(files.footer(known))
-    if known is not None and not (source.name.digest in before and (new or _equal(rows(), _stored(files, known)))):
+    known = files.info_at(name.path)
+    before = () if known is None else known.details.replaces
+    if known and not (source.name.digest in before and (new or equal_rows(rows(), row_groups(files, known)))):
         every = dict.fromkeys((*replaces, *before))
-        whole = _encode(source, footer, sealed_by, rows(), [digest for digest in every if digest != name.digest])
+        whole = _encode(info, sealed_by, rows(), [digest for digest in every if digest != name.digest])
         written = (whole or encoded).data
         if name == source.name:  # whose rows cannot be read again afterwards
-            expected = partial(files.rows_of, name, written)
-            if not _equal(rows(), expected()):
+            expected = partial(_rows_in, files, name, written)
+            if not equal_rows(rows(), expected()):
                 raise JetcaptureError(f"{files.shown}/{name.path} cannot be written again with the same messages")
-        files.overwrite(name, written)
+        overwrite(archive, name, written)
     elif not new:
         written = None  # it has been written before
     again = Files(archive)  # without what the other has in its cache
-    holder = again.at(name.path)
-    stored = Source(name, 0 if holder is None else holder.size)
+    holder, stored = again.at(name.path), again.info_at(name.path)
     if (
         holder is None
-        or again.footer(stored).details.rows != name.rows
-        or not _equal(expected(), _stored(again, stored))
+        or stored is None
+        or stored.details.rows != name.rows
+        or not equal_rows(expected(), row_groups(again, stored))
     ):
         raise JetcaptureError(f"{files.shown}/{name.path} does not match its source, which is kept")
     replaced = name != source.name and source.name.digest in before
     return Rewritten(
         source=source,
         target=name,
-        dropped=footer.details.rows - name.rows,
+        dropped=info.details.rows - name.rows,
         removal=Removal(target=read, holders=[holder]) if replaced else None,
         sha256=None if written is None else hashlib.sha256(written).hexdigest(),
     )
+
+
+def _rows_in(files: Files, name: ObjectName, data: pa.Buffer) -> Iterator[pa.Table]:
+    """Yield the rows of an object that is not stored yet."""
+    with files.archive.parquet(files.archive.at(name.path, data.size), data.to_pybytes()) as file:
+        for index in range(file.metadata.num_row_groups):
+            yield plain_rows(file.read_row_group(index, use_threads=False))
 
 
 def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[int, list[str]]:
@@ -143,20 +155,14 @@ class _Rows:
             self._kept = kept
 
 
-def _rows(
-    files: Files, source: Source, footer: ObjectInfo, dropped: MessageSet, change: Change | None
-) -> Iterator[pa.Table]:
+def _rows(files: Files, info: ObjectInfo, dropped: MessageSet, change: Change | None) -> Iterator[pa.Table]:
     """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
-    name = source.name
-    schema = footer.schema if name.quarantine else with_key_column(footer.schema)
+    schema = columns_to_write(info.name, info.schema)
     held: list[pa.Table] = []
-    for group in footer.details.groups:
-        table = files.rows(source, group.index)
-        if layout.KEY in schema.names and layout.KEY not in table.schema.names:
-            table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
-        table = pa.Table.from_batches([conform(batch, schema) for batch in table.to_batches()], schema)
-        own = RowIds.of(table)
-        gone = dropped.contains(own.seqs, own.times)
+    for group in row_groups(files, info):
+        table = rows_to_write(group, info.name, schema)
+        ids = RowIds.of(table)
+        gone = dropped.contains(ids.seqs, ids.times)
         table = table if not gone.any() else table.filter(pa.array(~gone))
         table = table if change is None else change(table)
         for start in range(0, table.num_rows, MAX_ROWS):
@@ -170,46 +176,11 @@ def _rows(
         yield pa.concat_tables(held)
 
 
-def _encode(
-    source: Source, footer: ObjectInfo, sealed_by: str, rows: Iterable[pa.Table], replaces: Sequence[str]
-) -> EncodedBlock | None:
+def _encode(info: ObjectInfo, sealed_by: str, rows: Iterable[pa.Table], replaces: Sequence[str]) -> EncodedBlock | None:
     """Return an object with these rows; None without any."""
-    name, empty = source.name, True
-    block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
-    encoder = encoder_like(name.stream, [footer], footer.bundles)
-    schema = footer.schema if name.quarantine else with_key_column(footer.schema)
-    with ObjectWriter(replace(encoder, replaces=tuple(replaces)), block, schema) as writer:
+    empty = True
+    with writer_like([info], columns_to_write(info.name, info.schema), replaces)() as writer:
         for piece in rows:
             writer.write(piece)
             empty = False
         return None if empty else writer.finish(sealed_by)
-
-
-def _stored(files: Files, source: Source) -> Iterator[pa.Table]:
-    for group in files.footer(source).details.groups:
-        yield files.rows(source, group.index)
-
-
-def _equal(expected: Iterable[pa.Table], actual: Iterable[pa.Table]) -> bool:
-    """Whether two sequences of tables have the same rows in the same order."""
-    others, other = iter(actual), pa.table({})
-    for table in expected:
-        while table.num_rows:
-            while not other.num_rows:
-                following = next(others, None)
-                if following is None:
-                    return False
-                other = following
-            count = min(table.num_rows, other.num_rows)
-            if not _same(table.slice(0, count), other.slice(0, count)):
-                return False
-            table, other = table.slice(count), other.slice(count)
-    return not other.num_rows and not any(table.num_rows for table in others)
-
-
-def _same(one: pa.Table, other: pa.Table) -> bool:
-    """Whether the rows are equal; NaN equals NaN."""
-    if not one.schema.equals(other.schema):
-        return False
-    pairs = zip(one.columns, other.columns, strict=True)
-    return all(left.equals(right) or repr(left.to_pylist()) == repr(right.to_pylist()) for left, right in pairs)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from jetcapture_py.compaction.unit import Outcome
+from jetcapture_py.compaction.unit import Failed, Merged, Outcome, Skipped
 from jetcapture_py.text import escaped, plural, size
 
 
@@ -69,24 +69,24 @@ def summarize(
     `removed` are paths, `errors` are failures to remove.
     """
     changes, planned = [], []
-    for outcome in outcomes:
-        bucket = f"{datetime.fromtimestamp(outcome.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        gone = [bytes_ for path, bytes_ in zip(outcome.removable, outcome.sizes, strict=True) if path in removed]
-        if dry_run and outcome.objects:
+    for merged in (outcome for outcome in outcomes if isinstance(outcome, Merged)):
+        bucket = f"{datetime.fromtimestamp(merged.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        gone = [removal.target.size for removal in merged.removals if removal.target.path in removed]
+        if dry_run:
             unit = Planned(
-                key=outcome.key, bundle=outcome.bundle, bucket=bucket, objects=outcome.objects, bytes=outcome.size
+                key=merged.key, bundle=merged.bundle, bucket=bucket, objects=merged.objects, bytes=merged.size
             )
             planned.append(unit)
-        elif gone or outcome.written:
+        elif gone or merged.written:
             change = Change(
-                key=outcome.key,
-                bundle=outcome.bundle,
+                key=merged.key,
+                bundle=merged.bundle,
                 bucket=bucket,
-                objects_before=outcome.objects,
-                objects_after=outcome.objects + len(outcome.written) - len(gone),
-                bytes_before=outcome.size,
-                bytes_after=outcome.size + sum(size for _, size in outcome.written) - sum(gone),
-                duplicates=outcome.duplicates if gone else 0,
+                objects_before=merged.objects,
+                objects_after=merged.objects + len(merged.written) - len(gone),
+                bytes_before=merged.size,
+                bytes_after=merged.size + sum(size for _, size in merged.written) - sum(gone),
+                duplicates=merged.duplicates if gone else 0,
             )
             changes.append(change)
     changes.sort(key=_place)
@@ -100,8 +100,8 @@ def summarize(
         duplicates=sum(change.duplicates for change in changes),
         changes=tuple(changes),
         planned=tuple(planned),
-        left=dict(Counter(outcome.left for outcome in outcomes if outcome.left and not outcome.failed)),
-        errors=(*(outcome.left for outcome in outcomes if outcome.failed), *errors),
+        left=dict(Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Skipped))),
+        errors=(*(outcome.reason for outcome in outcomes if isinstance(outcome, Failed)), *errors),
     )
 
 

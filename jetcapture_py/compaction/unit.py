@@ -7,21 +7,18 @@ replace them still exist.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.info import ObjectInfo
-from jetcapture_py.archive.layout import MAX_INTERVAL, BlockId, ObjectName
-from jetcapture_py.archive.messages import RowIds
+from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
 from jetcapture_py.archive.ordering import ordered
-from jetcapture_py.archive.schema import with_key_column
-from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
+from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock
+from jetcapture_py.compaction.checked import check, columns_to_write, interval, put, writer_like
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes, read_rows, survey
 from jetcapture_py.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
@@ -60,132 +57,119 @@ class CompactionSpec:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
-    """Result for a unit, or for the objects of a unit with compatible schemas.
-
-    A dry run only counts the `objects` to read and their `size` in bytes. `written` has path and bytes of new objects.
-    `holders` together have all messages, so `removable` may be removed, as `removals` say; `sizes` are their bytes. The
-    last of all these was written at `since` (seconds since the epoch). `duplicates` counts copied rows. `left` is the
-    reason why not everything was compacted; `failed`: that is an error.
-    """
+class Merged:
+    """Objects of one key or bundle with compatible columns, and what was made of them; nothing yet in a dry run."""
 
     key: str | None
     bucket: int
-    bundle: str = ""
-    objects: int = 0
-    size: int = 0
-    written: list[tuple[str, int]] = field(default_factory=list)
-    holders: list[str] = field(default_factory=list)
-    removable: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    bundle: str
+    objects: int
+    """Objects that were read."""
+    size: int
+    """Their bytes."""
+    written: Sequence[tuple[str, int]] = ()
+    """Paths and bytes of new objects."""
+    holders: Sequence[str] = ()
+    """Paths of the objects that together have all messages now."""
     removals: Sequence[Removal] = ()
+    """How to remove objects that the holders replace, after the grace."""
     since: float = 0.0
+    """When the last of all these was written, in seconds since the epoch."""
     duplicates: int = 0
-    left: str = ""
-    failed: bool = False
+    """Copied rows."""
+
+    @property
+    def removable(self) -> list[str]:
+        """Paths of the objects that may be removed."""
+        return [removal.target.path for removal in self.removals]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Objects that were not compacted, or not all."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Objects that could not be compacted."""
+
+    reason: str
+
+
+Outcome = Merged | Skipped | Failed
 
 
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
-    """Compact the objects of one unit. Failures are reported as outcomes."""
-    return list(_caught(sources[0].name, _outcomes(files, spec, sources)))
+    """Compact the objects of one unit. Errors are outcomes, so that other units continue."""
+    return list(_caught(_outcomes(files, spec, sources)))
 
 
-def _caught(name: ObjectName, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Yield outcomes; an error becomes one, so that other units continue."""
+def _caught(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     try:
         yield from outcomes
     except VanishedError:
-        yield _left(name, CHANGED)
+        yield Skipped(CHANGED)
     except Exception as error:
-        yield _failed(name, error)
+        yield _failed(error)
+
+
+def _failed(error: Exception) -> Failed:
+    return Failed(str(error) if isinstance(error, JetcaptureError) else one_line(error))
 
 
 def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
-    name = sources[0].name
-    known: list[tuple[Source, ObjectInfo]] = []
-    failed: list[Outcome] = []
+    infos: list[ObjectInfo] = []
+    failed: list[Failed] = []
     for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
-        for source, footer in zip(some, files.map(partial(_footer, files), some), strict=True):
-            if isinstance(footer, ObjectInfo):
-                known.append((source, footer))
+        for info in files.archive.map(partial(_info, files), some):
+            if isinstance(info, Failed):
+                failed.append(info)
             else:
-                failed.append(_failed(source.name, footer))
-        interval = MAX_INTERVAL if failed else _interval([footer for _, footer in known])
-        if name.bucket + interval > spec.closed:
-            yield from (*failed, _left(name, OPEN))
+                infos.append(info)
+        if sources[0].name.bucket + (MAX_INTERVAL if failed else interval(infos)) > spec.closed:
+            yield from failed
+            yield Skipped(OPEN)
             return
     yield from failed
-    digests = {source.name.digest for source, _ in known}
-    if any(not digests.isdisjoint(replaced_by(footer)) for _, footer in known):
-        yield _left(name, REPLACING)
+    digests = {info.name.digest for info in infos}
+    if not all(digests.isdisjoint(info.details.replaces) for info in infos):
+        yield Skipped(REPLACING)
         return
-    groups: defaultdict[int, list[tuple[Source, ObjectInfo]]] = defaultdict(list)
-    for source, footer in known:
-        groups[footer.bundles].append((source, footer))
-    if len(groups) > 1:
-        yield _left(name, SEVERAL)
-    for bundles, members in groups.items():
-        yield from _caught(name, _merged(files, spec, bundles, members))
+    layouts = sorted({info.bundles for info in infos})
+    if len(layouts) > 1:
+        yield Skipped(SEVERAL)
+    for bundles in layouts:
+        yield from _caught(_merged(files, spec, [info for info in infos if info.bundles == bundles]))
 
 
-def replaced_by(footer: ObjectInfo) -> Sequence[str]:
-    """Return the digests of the objects that an object replaces although it has fewer rows (see `rewrite`)."""
-    return footer.details.replaces
-
-
-def _left(name: ObjectName, reason: str) -> Outcome:
-    return Outcome(key=name.key, bucket=name.bucket, bundle=name.bundle, left=reason)
-
-
-def _outcome_of(unit: Unit) -> Outcome:
-    name, size = unit.sources[0].name, sum(source.size for source in unit.sources)
-    return Outcome(key=name.key, bucket=name.bucket, bundle=name.bundle, objects=len(unit.sources), size=size)
-
-
-def _failed(name: ObjectName, error: Exception) -> Outcome:
-    text = str(error) if isinstance(error, JetcaptureError) else one_line(error)
-    return replace(_left(name, text), failed=True)
-
-
-def _footer(files: Files, source: Source) -> ObjectInfo | Exception:
-    """Read an object's footer; return why it cannot be used. Raises VanishedError."""
+def _info(files: Files, source: Source) -> ObjectInfo | Failed:
+    """Read an object's footer. Raises VanishedError."""
     try:
-        footer = files.footer(source)
-        if not layout.is_one_of(source.name.bundle, str(footer.bundles or "")):
-            raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {footer.bundles} in its footer")
+        info = files.info(source)
+        if not layout.is_one_of(source.name.bundle, str(info.bundles or "")):
+            raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {info.bundles} in its footer")
     except VanishedError:
         raise
     except Exception as error:
-        return error
-    return footer
+        return _failed(error)
+    return info
 
 
-def _merged(
-    files: Files, spec: CompactionSpec, bundles: int, known: Sequence[tuple[Source, ObjectInfo]]
-) -> Iterator[Outcome]:
+def _merged(files: Files, spec: CompactionSpec, infos: Sequence[ObjectInfo]) -> Iterator[Outcome]:
     """Compact the objects of one key or bundle."""
-    name = known[0][0].name
-    existing = {source.name.path: source for source, _ in known}
-    kinds = classes([footer.schema for _, footer in known])
-    if len(kinds) > 1:
-        yield _left(name, DRIFTED)
-    for schema, members in kinds:
-        footers = {known[index][0].name.path: known[index][1] for index in members}
-        unit = Unit((known[index][0] for index in members), spec.row_bytes)
-        if len(unit.sources) == 1:
-            continue
-        if spec.dry_run:
-            yield _outcome_of(unit)
-            continue
-        block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
-        columns = schema if name.quarantine else with_key_column(schema)
-        own = [footers[each.name.path] for each in unit.sources]
-        yield _Compaction(files, spec, unit, own, columns, existing, block, bundles).run()
-
-
-def _interval(footers: Sequence[ObjectInfo]) -> int:
-    """Return the length of the bucket in seconds; the longest possible if a footer lacks it."""
-    return max(footer.interval or MAX_INTERVAL for footer in footers)
+    mergeable = classes([info.schema for info in infos])
+    if len(mergeable) > 1:
+        yield Skipped(DRIFTED)
+    for schema, members in mergeable:
+        unit = Unit([infos[index] for index in members], spec.row_bytes)
+        if len(unit.sources) > 1:
+            name, size = unit.sources[0].name, sum(info.size for info in unit.sources)
+            merged = Merged(key=name.key, bucket=name.bucket, bundle=name.bundle, objects=len(unit.sources), size=size)
+            if not spec.dry_run:
+                merged = _Compaction(files, spec, unit, columns_to_write(name, schema), infos).run(merged)
+            yield merged
 
 
 class _Compaction:
@@ -195,68 +179,71 @@ class _Compaction:
         self,
         files: Files,
         spec: CompactionSpec,
-        unit: Unit,
-        footers: Sequence[ObjectInfo],
+        unit: Unit[ObjectInfo],
         schema: pa.Schema,
-        existing: Mapping[str, Source],
-        block: BlockId,
-        bundles: int,
+        infos: Iterable[ObjectInfo],
     ) -> None:
+        """`infos` are all objects of the key or bundle, also those with other columns."""
         self._files = files
         self._spec = spec
         self._unit = unit
-        self._footers = footers
         self._schema = schema
-        self._existing = existing
-        self._survey = survey(files, unit, footers, min(spec.target, ROW_GROUP_BYTES) / _STEPS)
+        self._existing = {info.name.path: Source(info.name, info.size) for info in infos}
+        self._survey = survey(files, unit, min(spec.target, ROW_GROUP_BYTES) / _STEPS)
         self._ratio: float | None = None
-        self._block = block
-        self._encoder = encoder_like(unit.sources[0].name.stream, footers, bundles)
+        self._bundle = bool(unit.sources[0].name.bundle)
+        self._new_writer = writer_like(unit.sources, schema)
 
-    def run(self) -> Outcome:
+    def run(self, merged: Merged) -> Merged:
         """Write new objects and find the objects that may be removed."""
-        unit, survey_ = self._unit, self._survey
-        done = _outcome_of(unit)
+        unit = self._unit
         holders: list[ObjectName] = []
+        written: list[Source] = []
         for span in spans(unit, self._spec.target, self):
             if span.kept is not None:
                 holders.append(unit.sources[span.kept].name)
-            else:
-                holders += self._write(span, done)
-        done.duplicates = int(unit.counts.sum()) - survey_.rows(unit.first, unit.end)
-        done.holders = [name.path for name in holders]
-        gone = [unit.sources[index] for index in removable(unit, holders)]
-        self._read_through(done.holders, gone)
-        done.removals = self._removals(holders, gone)
-        present = {removal.target.path for removal in done.removals}
-        gone = [source for source in gone if source.name.path in present]
-        done.removable, done.sizes = [source.name.path for source in gone], [source.size for source in gone]
-        if done.removals:
-            now = time.time()  # a store's clock may be ahead
-            files = [file for removal in done.removals for file in (removal.target, *removal.holders)]
-            done.since = now if done.written else min(now, max(file.modified or now for file in files))
-        return done
+                continue
+            for stored in self._write(span):
+                holders.append(stored.name)
+                if stored.name.path not in self._existing:
+                    written.append(stored)
+        removals = self._removals(holders, [unit.sources[index] for index in removable(unit, holders)])
+        since = now = time.time()  # a store's clock may be ahead
+        if not written:
+            files = [file for removal in removals for file in (removal.target, *removal.holders)]
+            since = min(now, max((file.modified or now for file in files), default=now))
+        return replace(
+            merged,
+            written=[(source.name.path, source.size) for source in written],
+            holders=[name.path for name in holders],
+            removals=removals,
+            since=since,
+            duplicates=int(unit.counts.sum()) - self._survey.rows(unit.first, unit.end),
+        )
 
-    def _removals(self, holders: Sequence[ObjectName], gone: Sequence[Source]) -> list[Removal]:
-        """Return the objects to remove that have not changed since they were read, each with its holders."""
-        paths = [name.path for name in (*holders, *(source.name for source in gone))] if gone else []
-        now = {file.path: file for file in self._files.map(self._files.at, paths) if file is not None}
-        if not now.keys() >= {name.path for name in holders if gone}:
+    def _removals(self, holders: Sequence[ObjectName], obsolete: Sequence[ObjectInfo]) -> list[Removal]:
+        """Return how to remove the objects that have not changed since they were read, each with its holders."""
+        if not obsolete:
+            return []
+        self._read_through({name.path for name in holders}, obsolete)
+        paths = [name.path for name in (*holders, *(info.name for info in obsolete))]
+        now = {file.path: file for file in self._files.archive.map(self._files.at, paths) if file is not None}
+        if not now.keys() >= {name.path for name in holders}:
             raise VanishedError(f"{self._files.shown}: {CHANGED}")
         return [
             Removal(
-                target=now[source.name.path],
-                holders=[now[name.path] for name in holders if layout.overlap(name, source.name)],
+                target=now[info.name.path],
+                holders=[now[name.path] for name in holders if layout.overlap(name, info.name)],
             )
-            for source in gone
-            if source.name.path in now and now[source.name.path].size == source.size
+            for info in obsolete
+            if info.name.path in now and now[info.name.path].size == info.size
         ]
 
-    def _read_through(self, holders: Sequence[str], gone: Sequence[Source]) -> None:
+    def _read_through(self, holders: Collection[str], obsolete: Sequence[ObjectInfo]) -> None:
         """Read existing objects in full before they replace others: a killed pass may have written them without
         comparing them. Raises JetcaptureError if one is damaged."""
         for source in self._existing.values():
-            if source.name.path in holders and any(layout.overlap(source.name, other.name) for other in gone):
+            if source.name.path in holders and any(layout.overlap(source.name, other.name) for other in obsolete):
                 self._files.read_through(source)
 
     def rows(self, first: int, end: int) -> int:
@@ -276,7 +263,7 @@ class _Compaction:
         if self._ratio is None:
             begin = self._unit.first
             upto = self._ahead(begin, self._unit.end, ROW_GROUP_BYTES)
-            with ObjectWriter(self._encoder, self._block, self._schema) as sample:
+            with self._new_writer() as sample:
                 for piece in self._rows(begin, upto):
                     sample.write(piece)
                 self._ratio = sample.size / self._survey.weight(begin, upto)
@@ -284,54 +271,42 @@ class _Compaction:
 
     def _rows(self, first: int, end: int) -> Iterator[pa.Table]:
         """Yield the distinct rows of a range as they are written, in bundles sorted by key; a table is a row group."""
-        bundle = bool(self._block.bundle)
         many = self._unit.copies(first, end) > _MAX_COPIES * self.rows(first, end)
-        table = read_rows(
-            self._files, self._unit, self._footers, self._schema, first, end, in_file=bundle, many_copies=many
-        )
-        return ordered(table, by_key=bundle)[0] if table.num_rows else iter(())
+        table = read_rows(self._files, self._unit, self._schema, first, end, in_file=self._bundle, many_copies=many)
+        return ordered(table, by_key=self._bundle)[0] if table.num_rows else iter(())
 
-    def _write(self, span: Span, done: Outcome) -> list[ObjectName]:
-        """Write a span as objects of about the target size."""
-        names = []
+    def _write(self, span: Span) -> Iterator[Source]:
+        """Write a span as objects of about the target size, each read back and compared."""
         begin = span.first
         while begin < span.end:
             encoded, end = self._encode(begin, span.end)
             counted = self._counted(encoded.data.size, begin, end)
-            if self._block.bundle and end < span.end and counted * TOLERANCE < self._spec.target:
+            if self._bundle and end < span.end and counted * TOLERANCE < self._spec.target:
                 encoded, end = self._encode(begin, span.end)  # planned as a whole, by rows that compress worse
             while encoded.data.size > self._spec.target * TOLERANCE:  # its rows compress worse than those before
                 before = end
                 encoded, end = self._encode(begin, span.end)
                 if end >= before:
                     break
-            stored = self._existing.get(encoded.name.path)
-            if stored is None:
-                stored = Source(encoded.name, encoded.data.size)
-                self._files.put(encoded.name, encoded.data)
-                done.written.append((encoded.name.path, encoded.data.size))
-                if not self._files.has(stored, encoded.data):  # damaged, or another process wrote the same rows
-                    stored = self._files.lookup(encoded.name.path) or stored
-                    self._files.read_through(stored)
-            self._check(stored, begin, end)
-            names.append(encoded.name)
+            stored = self._existing.get(encoded.name.path) or put(self._files, encoded)
+            check(self._files, stored, self._survey.rows(begin, end), self._survey.check(begin, end))
+            yield stored
             begin = end
-        return names
 
     def _encode(self, begin: int, end: int) -> tuple[EncodedBlock, int]:
         """Encode one object of the rows from `begin` on; return it and the start of the next one."""
-        with ObjectWriter(self._encoder, self._block, self._schema) as writer:
+        with self._new_writer() as writer:
             position = begin
             while (cut := self._cut(begin, position, end, self._counted(writer.size, begin, position))) > position:
                 first, position = position, cut
-                if not self._block.bundle:  # else it is sorted by key as a whole
+                if not self._bundle:  # else it is sorted by key as a whole
                     weight = self._survey.weight(first, cut)
                     row_groups = max(1, round(weight / ROW_GROUP_BYTES))
                     position = min(cut, self._ahead(first, cut, weight / row_groups))
                 for piece in self._rows(first, position):
                     writer.write(piece)
                     self._ratio = writer.size / self._survey.weight(begin, position)
-                if self._block.bundle:
+                if self._bundle:
                     break
             return writer.finish(SEALED_BY), position
 
@@ -357,47 +332,3 @@ class _Compaction:
             if unit.may_hold(begin, mark, self.rows(begin, mark)) and unit.may_hold(mark, end, self.rows(mark, end)):
                 return int(mark)
         return end
-
-    def _check(self, stored: Source, first: int, end: int) -> None:
-        """Read an object back. Raises JetcaptureError unless it has exactly the rows of the span and of its name."""
-        name = stored.name
-        footer = self._files.footer(stored)
-        found = RowIds.of(self._files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
-        found = found.take(found.order(np.zeros(len(found.seqs), np.int64)))  # those of bundles are sorted by key
-        messages = ~RowIds(found.seqs, found.times, 0 * found.rows).repeated()
-        digest = layout.digest(found.seqs[messages].tobytes(), found.times[messages].tobytes())
-        checks = int(found.hashes().sum()) if len(found.seqs) else 0
-        if (
-            (footer.details.rows, len(found.seqs)) != (name.rows, name.rows)
-            or found.repeated().any()
-            or digest != name.digest
-            or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
-        ):
-            raise JetcaptureError(f"{self._files.shown}/{name.path} does not match its sources, which are kept")
-
-
-def encoder_like(stream: str, footers: Sequence[ObjectInfo], bundles: int) -> Encoder:
-    """Return what writes rows of objects with these footers as further objects, in this number of bundles."""
-    return Encoder(
-        stream=stream,
-        bundles=bundles,
-        interval=_interval(footers),
-        compression=footers[0].details.codec,
-        compatible=all(footer.details.compatible for footer in footers),
-        stream_created=_joined(footer.details.created for footer in footers),
-        consumer=_joined(footer.details.consumers for footer in footers),
-        key_rule=_agreed(footer.details.key_rule for footer in footers),
-        time="; ".join(dict.fromkeys(filter(None, (footer.details.event_time for footer in footers)))),
-    )
-
-
-def _agreed(rules: Iterable[str | None]) -> str | None:
-    """Return the rule that all objects agree on; None if they differ or one lacks it."""
-    distinct = set(rules)
-    return distinct.pop() if len(distinct) == 1 else None
-
-
-def _joined(names: Iterable[Sequence[str]]) -> str:
-    """Join distinct names, several for recreated streams and renamed consumers; "" if an object has none."""
-    every = list(names)
-    return ",".join(dict.fromkeys(name for some in every for name in some)) if all(every) else ""

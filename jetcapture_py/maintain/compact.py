@@ -37,12 +37,13 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.memory import MemoryBudget, merging
 from jetcapture_py.compaction.plan import Source, units
 from jetcapture_py.compaction.summary import Summary, summarize
-from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
+from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Merged, Outcome, Skipped, compact_unit
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.removal import remove
 from jetcapture_py.text import plural
 
 _NICE = 10
@@ -101,10 +102,10 @@ class Compaction:
         stream: str,
         settings: CompactionSettings,
         *,
-        waiting: Iterable[Outcome] = (),
+        waiting: Iterable[Merged] = (),
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._files = Files(archive)
+        self._archive = archive
         self._settings = settings
         self._tell = tell
         start, end, keys, *_ = settings.selection
@@ -135,17 +136,22 @@ class Compaction:
         self.spec = CompactionSpec(target=settings.target, closed=closed, dry_run=settings.dry_run)
         known = list(waiting)
         present = PathSet((path for path, _ in self._listed) if known else ())
-        self.outcomes = [
-            replace(each, objects=each.objects + len(each.written), written=[])
-            for each in known
-            if not present.isdisjoint(each.removable)
+        self.waiting = [
+            replace(merged, objects=merged.objects + len(merged.written), written=())
+            for merged in known
+            if not present.isdisjoint(merged.removable)
         ]
+        """What was merged, and whose replaced objects are still there."""
+        self.outcomes: list[Outcome] = [*self.waiting]
         """What was done, for a unit, or for the objects of a unit with compatible schemas."""
-        self.waiting = list(self.outcomes)
-        """Those of them whose replaced objects are still there."""
-        self._done = PathSet(path for each in self.outcomes for path in (*each.removable, *each.holders))
+        self._done = PathSet(path for merged in self.waiting for path in (*merged.removable, *merged.holders))
         self._removed: set[str] = set()
         self._errors: list[str] = []
+
+    @property
+    def merged(self) -> list[Merged]:
+        """What was merged."""
+        return [outcome for outcome in self.outcomes if isinstance(outcome, Merged)]
 
     @property
     def listed(self) -> int:
@@ -180,7 +186,7 @@ class Compaction:
         """Add the outcomes of the work."""
         new = list(outcomes)
         self.outcomes += new
-        self.waiting += [outcome for outcome in new if outcome.removable]
+        self.waiting += [outcome for outcome in new if isinstance(outcome, Merged) and outcome.removals]
 
     def keep(self, paths: Paths, dropped: Mapping[str, float]) -> None:
         """Remove no object that a table names, and those that it dropped, at the given times, only after the grace."""
@@ -195,8 +201,8 @@ class Compaction:
         before the removal, still has one.
         """
         grace, now = self._settings.grace, time.time()
-        due: list[Outcome] = []
-        later: list[Outcome] = []
+        due: list[Merged] = []
+        later: list[Merged] = []
         for outcome in self.waiting:
             (due if not grace or outcome.since + grace <= now else later).append(outcome)
         self.waiting = later
@@ -206,14 +212,16 @@ class Compaction:
         ready = [outcome for outcome in due if in_table.isdisjoint(outcome.removable)]
         self.waiting += [outcome for outcome in due if not in_table.isdisjoint(outcome.removable)]
         removals = [(outcome, removal) for outcome in ready for removal in outcome.removals]
-        results = self._files.remove([removal for _, removal in removals])
+        results = remove(self._archive, [removal for _, removal in removals])
+        changed: set[int] = set()
         for (outcome, removal), result in zip(removals, results, strict=True):
             if isinstance(result, VanishedError):
-                outcome.left = CHANGED
+                changed.add(id(outcome))
             elif isinstance(result, StoreError):
                 self._errors.append(str(result))
             elif result:
                 self._removed.add(removal.target.path)
+        self.outcomes += [Skipped(CHANGED)] * len(changed)
 
     @property
     def removed(self) -> int:

@@ -184,7 +184,7 @@ class Maintenance:
                     archive,
                     after=compact.after,
                     quarantine=part == "quarantine",
-                    outcomes=compaction.outcomes if compaction else (),
+                    outcomes=compaction.merged if compaction else (),
                     expired=expired,
                     dry_run=self._dry_run,
                     recent=compact.grace,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import clusters
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.unit import Outcome
+from jetcapture_py.compaction.unit import Merged
 from jetcapture_py.config.maintain import CompactConfig, TableConfig
 from jetcapture_py.config.model import Config, StoreConfig
 from jetcapture_py.config.units import format_time
@@ -126,7 +126,7 @@ def commit(
     *,
     after: float,
     quarantine: bool = False,
-    outcomes: Iterable[Outcome] = (),
+    outcomes: Iterable[Merged] = (),
     expired: Collection[str] = (),
     dry_run: bool = False,
     recent: float = 0.0,
@@ -346,7 +346,7 @@ def _planned(
     *,
     after: float,
     quarantine: bool,
-    outcomes: Sequence[Outcome] = (),
+    outcomes: Sequence[Merged] = (),
     expired: Collection[str] = (),
 ) -> TablePlan:
     """Plan what a table should have, as it was loaded. Raises JetcaptureError, VanishedError."""

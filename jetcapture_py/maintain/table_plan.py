@@ -22,7 +22,7 @@ from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes, disjoint
 from jetcapture_py.compaction.plan import Source, Unit
-from jetcapture_py.compaction.unit import Outcome
+from jetcapture_py.compaction.unit import Merged
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.maintain.inventory import Inventory, PathSet, bucket_in, names_of, root_url
 from jetcapture_py.store.archive import ArchiveFiles
@@ -73,7 +73,7 @@ class TablePlan:
     quarantine: bool
     after: float
     """Seconds since a bucket's end."""
-    outcomes: Iterable[Outcome] = ()
+    outcomes: Iterable[Merged] = ()
     """Facts verified by compaction."""
     expired: Collection[str] = ()
     """Paths of objects that are about to be removed, beyond those of which the archive's note says so."""
@@ -101,7 +101,7 @@ class TablePlan:
     """The objects to add, with their sizes and the index of their kind."""
     _kinds: dict[tuple[Partitions, int], int] = field(init=False, default_factory=dict)
     """How files are divided, and the length of their buckets."""
-    _replaced: dict[str, Outcome] = field(init=False)
+    _replaced: dict[str, Merged] = field(init=False)
     """Verified facts, by the paths of the replaced objects."""
     _reader: InfoReader = field(init=False, default_factory=InfoReader)
     _fitting: dict[int, bool] = field(init=False, default_factory=dict)
@@ -296,7 +296,7 @@ class TablePlan:
         self.stuck |= dict.fromkeys(paths if stuck else (), reason)
         self.earliest = bucket if self.earliest is None else min(self.earliest, bucket)
 
-    def outcome(self, path: str) -> Outcome | None:
+    def outcome(self, path: str) -> Merged | None:
         """Return the verified facts of a replaced object."""
         return self._replaced.get(path)
 
@@ -304,9 +304,9 @@ class TablePlan:
 def disjoint_objects(archive: ArchiveFiles, sources: Iterable[Source]) -> tuple[list[ObjectName] | None, bool]:
     """Return objects that together have all messages of overlapping ones, each once, or None; and whether a compaction
     could merge them. Raises JetcaptureError."""
-    files, unit = Files(archive), Unit(sources)
-    footers = files.map(files.footer, unit.sources)
-    return disjoint(files, unit, footers), len(classes([footer.schema for footer in footers])) == 1
+    files = Files(archive)
+    unit = Unit(archive.map(files.info, sources))
+    return disjoint(files, unit), len(classes([info.schema for info in unit.sources])) == 1
 
 
 @dataclass(slots=True)

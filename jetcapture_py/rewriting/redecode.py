@@ -23,6 +23,7 @@ from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture, Rows
+from jetcapture_py.compaction.checked import row_groups
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source, batches
@@ -181,25 +182,23 @@ class _Redecoder(Recapture):
         self._decoded, self._failures = [], []
         self._erased = self._archive.erased(self.config.source.stream, self._erased)
         self._files = Files(self._archive)
-        found = [source for source in map(self._files.lookup, paths) if source is not None]
-        changed = len(paths) - len(found)
-        known = [(source, self._files.footer(source)) for source in found]
-        selected = MessageSet.union(self._messages(*each) for each in known)
+        infos = [info for info in map(self._files.info_at, paths) if info is not None]
+        selected = MessageSet.union(map(self._messages, infos))
         before = self._find(selected)
-        seen = await self._decode(known, before)
+        seen = await self._decode(infos, before)
         failed = _messages(self._failures)
         decoded = MessageSet.union(self._decoded).without(failed)
         gone, reasons = MessageSet.union([before, decoded]), _Reasons(self._failures)
         rewritten: list[Rewritten] = []
         if not done.dry_run:
-            changes = [source for source, footer in known if self._changes(source, footer, gone, reasons)]
-            rewritten = [self._rewrite(source, gone, reasons) for source in changes]
+            changes = [info for info in infos if self._changes(info, gone, reasons)]
+            rewritten = [self._rewrite(Source(info.name, info.size), gone, reasons) for info in changes]
             if len(self._find(gone)) < len(gone):
                 raise StoreError(
                     "messages that were stored are not in the archive; none was removed from the quarantine"
                 )
         done.messages += len(selected)
-        done.changed += changed
+        done.changed += len(paths) - len(infos)
         done.archived += len(before.without(self._stored))
         done.decoded += len(decoded) + len(before) - len(before.without(self._stored))
         done.failed += len(failed)
@@ -213,32 +212,28 @@ class _Redecoder(Recapture):
         done.errors = (*done.errors, *errors)
         done.waiting += sum(each.removal is None and each.target != each.source.name for each in rewritten)
 
-    def _messages(self, source: Source, footer: ObjectInfo) -> MessageSet:
+    def _messages(self, info: ObjectInfo) -> MessageSet:
         """Return the selected messages of an object."""
-        found = []
-        for group in footer.details.groups:
-            own, mask = self._select(self._files.rows(source, group.index, columns=COLUMNS))
-            found.append(own.take(mask).messages)
-        return MessageSet.union(found)
+        selected = map(self._select, row_groups(self._files, info, COLUMNS))
+        return MessageSet.union(ids.take(mask).messages for ids, mask in selected)
 
     def _select(self, table: pa.Table) -> tuple[RowIds, Any]:
         """Return the messages of rows, and a mask of the selected ones. Those that were erased are not decoded."""
         own = RowIds.of(table)
         return own, self._selection.mask(table) & ~self._erased.contains(own.seqs, own.times)
 
-    async def _decode(self, known: Sequence[tuple[Source, ObjectInfo]], before: MessageSet) -> MessageSet:
+    async def _decode(self, infos: Sequence[ObjectInfo], before: MessageSet) -> MessageSet:
         """Decode selected messages, but those in the archive `before`; store what succeeds. Return all that have a
         payload."""
         seen, end = [before], -1
-        for source, footer in known:
-            every = MessageSet.union(seen) if source.name.first_seq <= end else before
-            origin = ",".join(footer.details.created), ",".join(footer.details.consumers)
+        for info in infos:
+            every = MessageSet.union(seen) if info.name.first_seq <= end else before
+            origin = ",".join(info.details.created), ",".join(info.details.consumers)
             if origin != self._origin:
                 await self.flush()
                 self.set_source(*origin)
                 self._origin = origin
-            for group in footer.details.groups:
-                table = self._files.rows(source, group.index)
+            for table in row_groups(self._files, info):
                 if layout.PAYLOAD not in table.schema.names:
                     continue
                 own, mask = self._select(table)
@@ -246,7 +241,7 @@ class _Redecoder(Recapture):
                 seen.append(own.take(mask).messages)
                 for batch in table.filter(pa.array(mask)).combine_chunks().to_batches():
                     await self.add(self.config.source.consumer, received_of(batch, self.config.source.consumer))
-            end = max(end, source.name.last_seq)
+            end = max(end, info.name.last_seq)
         await self.flush()
         return MessageSet.union(seen[1:])
 
@@ -293,12 +288,11 @@ class _Redecoder(Recapture):
 
         return retried(found) if len(messages) else _NONE
 
-    def _changes(self, source: Source, footer: ObjectInfo, gone: MessageSet, reasons: _Reasons) -> bool:
+    def _changes(self, info: ObjectInfo, gone: MessageSet, reasons: _Reasons) -> bool:
         """Whether messages leave an object, or have another reason."""
-        for group in footer.details.groups:
-            table = self._files.rows(source, group.index, columns=COLUMNS)
-            own = RowIds.of(table)
-            if gone.contains(own.seqs, own.times).any() or not reasons.applied(table).equals(table):
+        for table in row_groups(self._files, info, COLUMNS):
+            ids = RowIds.of(table)
+            if gone.contains(ids.seqs, ids.times).any() or not reasons.applied(table).equals(table):
                 return True
         return False
 

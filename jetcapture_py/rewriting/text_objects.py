@@ -17,7 +17,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import compressed
 from jetcapture_py.archive.messages import MessageSet
-from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.checked import overwrite
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import Rewritten
 from jetcapture_py.errors import JetcaptureError
@@ -38,7 +38,7 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageSet) -> Rewr
     """
     name = file.name
     assert name is not None  # noqa: S101  # every caller has an object
-    files, place, read = Files(archive), f"{archive.shown}/{file.path}", archive.at(file.path)
+    place, read = f"{archive.shown}/{file.path}", archive.at(file.path)
     source = Source(name, file.size)
     try:
         seqs, times = _positions(archive, file, name.suffix)
@@ -66,7 +66,7 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageSet) -> Rewr
             sink.write(text)
             expected.update(text)
     data = out.getvalue()
-    files.overwrite(target, data)
+    overwrite(archive, target, data)
     again = archive.at(target.path)
     try:
         ObjectExaminer(archive, None).identities(again, target)

@@ -26,9 +26,10 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import units
-from jetcapture_py.compaction.unit import CompactionSpec, compact_unit
+from jetcapture_py.compaction.unit import CompactionSpec, Merged, compact_unit
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, retried
+from jetcapture_py.store.removal import remove
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, settings
 
@@ -48,7 +49,8 @@ def compact(root: str) -> None:
     spec = CompactionSpec(target=8 << 20, closed=time.time() + 10 * 86_400)
     for unit in units(files.find([STREAM]), spec.target):
         for outcome in compact_unit(files, spec, unit.sources):
-            files.remove(outcome.removals)
+            if isinstance(outcome, Merged):
+                remove(files.archive, outcome.removals)
 
 
 def queried(root: str, output: Path) -> pa.Table:

@@ -28,6 +28,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.compaction import rewrite as objects_again
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConfigError, JetcaptureError
@@ -349,7 +350,8 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
 
     for owner, name in (
         (Files, "put"),
-        (Files, "overwrite"),
+        (objects_again, "overwrite"),
+        (text_objects, "overwrite"),
         (ArchiveFiles, "remove"),
         (module, "change_note"),
     ):

@@ -21,7 +21,7 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.unit import OPEN, SEVERAL
+from jetcapture_py.compaction.unit import OPEN, SEVERAL, Failed, Skipped
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import lay_out
@@ -31,6 +31,7 @@ from tests.unit.compaction.test_unit import (
     Row,
     compacted,
     contents,
+    merged,
     messages,
     once,
     rows_of,
@@ -98,9 +99,8 @@ def test_objects_of_one_bundle_are_merged_and_sorted_by_key(
 ) -> None:
     root = tmp_path_factory.mktemp("archive")
     blocks = put_all(root, laid, row_group)
-    assert [
-        outcome.left for outcome in compacted(Files(ArchiveFiles(f"file://{root}", {})), target) if outcome.left
-    ] == []
+    outcomes = compacted(Files(ArchiveFiles(f"file://{root}", {})), target)
+    assert merged(outcomes) == outcomes
     assert counted(root) == once(blocks)
     assert layout.split_overlapping(stored(root))[1] == []
     for name in stored(root):
@@ -120,7 +120,7 @@ def test_merged_bundles_have_row_groups_that_let_readers_skip(tmp_path: Path, mo
         lay_out(tmp_path, {each: key for each, key in laid.items() if first <= each[0] < first + 100}, 4, bucket=HOUR)
     outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, closed=HOUR + 3600)
     assert len(outcomes) == len(stored(tmp_path)) == 4
-    assert {outcome.bundle for outcome in outcomes} == set("0123")
+    assert {each.bundle for each in merged(outcomes)} == set("0123")
     found: dict[int, str] = {}
     for name in stored(tmp_path):
         file = pq.ParquetFile(tmp_path / name.path)
@@ -167,7 +167,7 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(work, "read_rows", watched)
     monkeypatch.setattr(Files, "rows", look)
     outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 12 << 20)
-    assert [outcome.left for outcome in outcomes] == [""]
+    assert len(merged(outcomes)) == len(outcomes) == 1
     assert sum(name.rows for name in stored(tmp_path)) == 640
     assert len(stored(tmp_path)) == 3
     assert max(held) < 1 << 20, "of 32 MB"
@@ -179,7 +179,7 @@ def test_an_unreadable_object_may_be_of_a_longer_bucket_that_is_still_open(tmp_p
         (name,) = lay_out(tmp_path, {(seq, HOUR * 1_000_000 + seq): "k"}, 4, bucket=HOUR)
     (tmp_path / name.path).write_bytes(b"PAR1PAR1")
     failed, left = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, closed=HOUR + 7200.0)
-    assert (failed.failed, left.left) == (True, OPEN)
+    assert (type(failed), left) == (Failed, Skipped(OPEN))
     assert len(list(tmp_path.rglob("*.parquet"))) == 3
 
 
@@ -189,5 +189,6 @@ def test_objects_of_different_numbers_of_bundles_are_not_merged_with_one_another
         tmp_path, [(key, rows_of({(seq, 0) for seq in seqs}), of) for seqs, of in (([1], 4), ([2], 4), ([1, 4], 8))]
     )
     outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20)
-    assert [outcome.left for outcome in outcomes] == [SEVERAL, ""]
+    assert outcomes == [Skipped(SEVERAL), *merged(outcomes)]
+    assert len(outcomes) == 2
     assert sorted(stored(tmp_path).values()) == [4, 8]

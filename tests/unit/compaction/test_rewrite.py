@@ -17,12 +17,12 @@ from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
-from jetcapture_py.compaction.unit import REPLACING, CompactionSpec, compact_unit
+from jetcapture_py.compaction.unit import REPLACING, CompactionSpec, Merged, Skipped, compact_unit
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.store.removal import Removal
+from jetcapture_py.store.removal import Removal, remove
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import encoded, lay_out, put
 
@@ -116,16 +116,17 @@ def test_a_compaction_never_takes_the_object_for_a_copy_of_the_one_it_replaces(t
     done = without(tmp_path, old, 7)
     files = Files(ArchiveFiles(str(tmp_path), {}))
     (outcome,) = compact_unit(files, SPEC, sources(tmp_path))
-    assert (outcome.left, outcome.removable, outcome.written) == (REPLACING, [], [])
+    assert outcome == Skipped(REPLACING)
     again = without(tmp_path, done.target or old, 9)  # the one that it replaced before counts as well
     assert removed(tmp_path, again) == 1
     (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
-    assert outcome.left == REPLACING
+    assert outcome == Skipped(REPLACING)
     assert removed(tmp_path, done) == 0  # what took its place is not there any more
     (tmp_path / old.path).unlink()
     store(tmp_path, *range(50, 60))
     (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
-    assert (outcome.left, len(outcome.removable)) == ("", 2)
+    assert isinstance(outcome, Merged)
+    assert len(outcome.removable) == 2
     assert seqs(tmp_path) == [seq for seq in range(1, 60) if seq not in (7, 9)]
 
 
@@ -135,7 +136,7 @@ def test_where_the_same_object_was_there_before_the_old_one_goes_with_the_next_r
     first = without(tmp_path, old, 9)
     assert (first.target, first.removal, removed(tmp_path, first)) == (same, None, 0)
     (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
-    assert outcome.left == REPLACING
+    assert outcome == Skipped(REPLACING)
     second = without(tmp_path, old, 9)
     assert removed(tmp_path, second) == 1
     assert seqs(tmp_path) == [*range(1, 9)]
@@ -149,7 +150,7 @@ def test_a_redelivery_leaves_what_an_erasure_has_stored_and_no_compaction_remove
     assert redelivered.name == done.target
     LocalStore(str(tmp_path)).put(redelivered.name, redelivered.data)
     (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
-    assert outcome.left == REPLACING
+    assert outcome == Skipped(REPLACING)
     assert removed(tmp_path, done) == 1
     assert seqs(tmp_path) == [*range(1, 9)]
 
@@ -164,13 +165,13 @@ def test_of_two_that_would_each_remove_what_the_other_relies_on_only_the_first_d
     assert done.removal is not None
     (holder,) = done.removal.holders
     back = Removal(target=holder, holders=[done.removal.target])
-    files = Files(ArchiveFiles(str(tmp_path), {}))
+    files = ArchiveFiles(str(tmp_path), {})
     os.utime((done.removal.target if changed == "the object" else holder).place, (1, 1))
-    (refused,) = files.remove([done.removal])
+    (refused,) = remove(files, [done.removal])
     assert isinstance(refused, VanishedError)
     done = without(tmp_path, old, 9)
     assert removed(tmp_path, done) == 1
-    (refused,) = files.remove([back])
+    (refused,) = remove(files, [back])
     assert isinstance(refused, VanishedError)
     assert seqs(tmp_path) == [*range(1, 9)]
 

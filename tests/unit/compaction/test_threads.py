@@ -14,7 +14,7 @@ import pytest
 
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
-from jetcapture_py.compaction.unit import CompactionSpec, Outcome
+from jetcapture_py.compaction.unit import CompactionSpec, Merged
 from jetcapture_py.maintain import compact as maintained
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -31,7 +31,7 @@ def test_as_many_units_are_compacted_at_the_same_time_as_fit_in_the_memory(
     running, most, all_run = 0, 0, threading.Barrier(units_at_once)
     lock = threading.Lock()
 
-    def compact_unit(_files: Files, _spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
+    def compact_unit(_files: Files, _spec: CompactionSpec, sources: Sequence[Source]) -> list[Merged]:
         nonlocal running, most
         with lock:
             running += 1
@@ -39,7 +39,7 @@ def test_as_many_units_are_compacted_at_the_same_time_as_fit_in_the_memory(
         all_run.wait(60)
         with lock:
             running -= 1
-        return [Outcome(key=sources[0].name.key, bucket=sources[0].name.bucket, objects=len(sources))]
+        return [Merged(key=sources[0].name.key, bucket=sources[0].name.bucket, bundle="", objects=len(sources), size=0)]
 
     monkeypatch.setattr(maintained, "compact_unit", compact_unit)
     monkeypatch.setattr(maintained, "_cores", lambda: 3)
@@ -48,7 +48,7 @@ def test_as_many_units_are_compacted_at_the_same_time_as_fit_in_the_memory(
     compact_in_threads(files, compaction, memory, progress=lambda objects, _: left.append(objects))
     assert most == units_at_once
     assert left == [12, 8, 4, 0]
-    assert sorted(str(outcome.key) for outcome in compaction.outcomes) == ["a", "b", "c"]
+    assert sorted(str(merged.key) for merged in compaction.merged) == ["a", "b", "c"]
 
 
 def test_no_object_gets_more_rows_than_the_memory_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +21,21 @@ from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes
-from jetcapture_py.compaction.plan import TOLERANCE, Source, units
-from jetcapture_py.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
+from jetcapture_py.compaction.plan import TOLERANCE, units
+from jetcapture_py.compaction.unit import (
+    CHANGED,
+    DRIFTED,
+    OPEN,
+    CompactionSpec,
+    Failed,
+    Merged,
+    Outcome,
+    Skipped,
+    compact_unit,
+)
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.store.removal import Removal
+from jetcapture_py.store.removal import Removal, remove
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
 from tests.support.examples import examples
@@ -102,8 +112,17 @@ def compacted(files: Files, target: int, *, closed: float = AFTER, dry_run: bool
     listed = files.find(["ORDERS"])
     found = [outcome for unit in units(listed, target) for outcome in compact_unit(files, spec, unit.sources)]
     for outcome in found:
-        assert all(result is True for result in files.remove(outcome.removals))
+        if isinstance(outcome, Merged):
+            assert all(result is True for result in removing(files, outcome.removals))
     return found
+
+
+def removing(files: Files, removals: Sequence[Removal]) -> list[bool | StoreError]:
+    return files.removing(removals) if isinstance(files, Watched) else remove(files.archive, removals)
+
+
+def merged(outcomes: Iterable[Outcome]) -> list[Merged]:
+    return [outcome for outcome in outcomes if isinstance(outcome, Merged)]
 
 
 class Killed(BaseException):
@@ -122,10 +141,10 @@ class Watched(Files):
         super().put(name, data)
         self._changed()
 
-    def remove(self, removals: Sequence[Removal]) -> list[bool | StoreError]:
+    def removing(self, removals: Sequence[Removal]) -> list[bool | StoreError]:
         results = []
         for removal in removals:
-            results += super().remove([removal])
+            results += remove(self.archive, [removal])
             self._changed()
         return results
 
@@ -175,11 +194,11 @@ def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the
             except Killed:
                 continue
         files = Watched(archive.url, look, 0)
-        assert [outcome.left for outcome in compacted(files, target) if outcome.failed] == []
+        assert [outcome for outcome in compacted(files, target) if isinstance(outcome, Failed)] == []
         look()
         assert layout.split_overlapping(stored(archive))[1] == []
         before = stored(archive)
-        assert [outcome for outcome in compacted(files, target) if outcome.written or outcome.removable] == []
+        assert [each for each in merged(compacted(files, target)) if each.written or each.removable] == []
         assert stored(archive) == before
 
 
@@ -196,9 +215,6 @@ class Spoiling(Files):
         table = self._spoil(file.read()).replace_schema_metadata(file.metadata.metadata)
         pq.write_table(table, sink)
         super().put(name, sink.getvalue())
-
-    def has(self, source: Source, data: pa.Buffer) -> bool:
-        return True
 
 
 class Damaging(Files):
@@ -238,9 +254,8 @@ def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
     write(archive, "a", {(3, 0, 0), (3, 0, 1), (4, 0, None)})
     write(archive, "a", {(4, 0, None), (6, 0, 0), (6, 0, 1)})
     (outcome,) = compacted(Spoiling(archive.url, spoil), 1 << 20)
-    assert outcome.failed
-    assert "does not match its sources, which are kept" in outcome.left
-    assert outcome.removable == []
+    assert isinstance(outcome, Failed)
+    assert "does not match its sources, which are kept" in outcome.reason
     assert len(stored(archive)) == 3
 
 
@@ -248,10 +263,10 @@ def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
 def test_sources_stay_when_a_byte_of_the_stored_object_is_another(archive: Archive) -> None:
     sources = [archive.write(seqs, payloads=payloads(2)) for seqs in ([1, 2], [3, 4])]
     (outcome,) = compacted(Damaging(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert "CRC checksum verification failed" in outcome.left
     (again,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)  # finds that object, and leaves it
-    assert "CRC checksum verification failed" in again.left
-    assert (outcome.failed, again.failed, outcome.removable, again.removable) == (True, True, [], [])
+    for failed in (outcome, again):
+        assert isinstance(failed, Failed)
+        assert "CRC checksum verification failed" in failed.reason
     assert {*sources} < {*stored(archive)}
 
 
@@ -266,7 +281,8 @@ def test_another_process_may_store_the_same_rows_before_they_are_read_back(archi
     for seqs in ([1, 2], [3, 4]):
         archive.write(seqs, payloads=payloads(2))
     (outcome,) = compacted(Overtaken(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert (outcome.failed, len(outcome.removable)) == (False, 2), outcome.left
+    assert isinstance(outcome, Merged), outcome
+    assert len(outcome.removable) == 2
 
 
 def test_a_damaged_object_with_columns_of_other_types_replaces_no_other(archive: Archive) -> None:
@@ -275,8 +291,8 @@ def test_a_damaged_object_with_columns_of_other_types_replaces_no_other(archive:
     whole = encoded([(seq, seq) for seq in range(1, 5)], customer="one")
     Damaging(ArchiveFiles(archive.url, {})).put(whole.name, whole.data)
     outcomes = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert any("CRC checksum verification failed" in outcome.left for outcome in outcomes)
-    assert [outcome.removable for outcome in outcomes if outcome.removable] == []
+    assert any("CRC checksum verification failed" in str(outcome) for outcome in outcomes)
+    assert [each.removable for each in merged(outcomes) if each.removable] == []
 
 
 @pytest.mark.parametrize("lie", [{"first_seq": 2}, {"last_seq": 2}, {"rows": 2}, {"rows": 4}], ids=str)
@@ -288,8 +304,8 @@ def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
     (archive.root / name.path).rename(archive.root / replace(name, **lie).path)  # type: ignore[arg-type]
     archive.write([2, 4])
     (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert outcome.failed
-    assert outcome.left.endswith("do not match its name")
+    assert isinstance(outcome, Failed)
+    assert outcome.reason.endswith("do not match its name")
     assert len(stored(archive)) == 2
 
 
@@ -298,7 +314,8 @@ def test_a_row_twice_in_one_object_is_left_to_people(archive: Archive) -> None:
     archive.write([1, 1, 3], timestamps=[5, 5, 6])
     archive.write([3, 4])
     (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert (outcome.failed, outcome.left.endswith("contains a message twice")) == (True, True)
+    assert isinstance(outcome, Failed)
+    assert outcome.reason.endswith("contains a message twice")
     assert len(stored(archive)) == 2
 
 
@@ -308,10 +325,11 @@ def test_a_damaged_object_fails_its_group_alone(archive: Archive) -> None:
         name = archive.write([2, 3], key)
     (archive.root / name.path).write_bytes(b"half an object")
     good, bad = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert (good.failed, len(good.written), len(good.removable)) == (False, 1, 2)
-    assert (bad.failed, bad.removable) == (True, [])
-    assert name.digest in bad.left
-    assert "\n" not in bad.left
+    assert isinstance(good, Merged)
+    assert (len(good.written), len(good.removable)) == (1, 2)
+    assert isinstance(bad, Failed)
+    assert name.digest in bad.reason
+    assert "\n" not in bad.reason
 
 
 @both_layouts
@@ -322,7 +340,7 @@ def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -
     (unit,) = units(files.find(["ORDERS"]), 1 << 20)
     (archive.root / gone.path).unlink()
     (outcome,) = compact_unit(files, CompactionSpec(target=1 << 20, closed=AFTER), unit.sources)
-    assert (outcome.left, outcome.failed, outcome.removable) == (CHANGED, False, [])
+    assert outcome == Skipped(CHANGED)
 
 
 def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive: Archive) -> None:
@@ -330,11 +348,11 @@ def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive
     name = archive.write([1])
     target = files.at(name.path)
     assert target is not None
-    assert files.remove([Removal(target=target)] * 2) == [True, False]
+    assert remove(files.archive, [Removal(target=target)] * 2) == [True, False]
     (archive.root / name.path).mkdir()
     again = files.at(name.path)
     assert again is not None
-    (reason,) = files.remove([Removal(target=again)])
+    (reason,) = remove(files.archive, [Removal(target=again)])
     assert str(reason).startswith(f"cannot remove {archive.url}/{name.path}: ")
 
 
@@ -381,7 +399,7 @@ def test_an_object_that_comes_out_too_large_before_a_gap_is_encoded_again(archiv
         put(archive.root, encoded([(seq, seq) for seq in range(first, first + count)], payloads=content))
         first += count
     (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 2 << 20)
-    assert not outcome.failed, outcome.left
+    assert isinstance(outcome, Merged), outcome
     assert len(stored(archive)) == 2
 
 
@@ -397,7 +415,8 @@ def test_many_copies_are_not_in_memory_together(archive: Archive, monkeypatch: p
 
     monkeypatch.setattr(work, "read_rows", watched)
     (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert (outcome.left, outcome.duplicates, max(rows_read)) == ("", 20 * 29 - 30, 30)
+    assert isinstance(outcome, Merged)
+    assert (outcome.duplicates, max(rows_read)) == (20 * 29 - 30, 30)
     assert [row[0] for row in contents(archive.root / stored(archive)[0].path)] == list(range(1, 31))
 
 
@@ -499,6 +518,7 @@ def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Arch
     archive.write([2, 4])
     before = (archive.root / kept.path).stat()
     (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
+    assert isinstance(outcome, Merged)
     assert (outcome.written, len(outcome.removable), outcome.duplicates) == ([], 2, 4)
     assert stored(archive) == [kept]
     after = (archive.root / kept.path).stat()  # in which reading it may have changed the time of access
@@ -512,12 +532,12 @@ def test_a_dry_run_counts_what_it_would_read_and_does_nothing(archive: Archive) 
         archive.write(seqs, payloads=payloads(100, number))
     names = stored(archive)
     files = Files(ArchiveFiles(archive.url, {}))
-    (planned,) = compacted(files, 60_000, dry_run=True)
+    (planned,) = merged(compacted(files, 60_000, dry_run=True))
     assert stored(archive) == names
-    (done,) = compacted(files, 60_000)
+    (done,) = merged(compacted(files, 60_000))
     assert (planned.objects, planned.size) == (done.objects, done.size)
     assert planned.objects == 40
-    assert (planned.written, planned.removable) == ([], [])
+    assert (planned.written, planned.removable) == ((), [])
     assert len(done.written) == len(stored(archive)) > 3
 
 
@@ -526,15 +546,15 @@ def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(arch
     archive.write([2, 3])
     files = Files(ArchiveFiles(archive.url, {}))
     (outcome,) = compacted(files, 1 << 20, closed=HOUR + 86_399)  # these do not say, so it may be a day
-    assert (outcome.left, outcome.failed, len(stored(archive))) == (OPEN, False, 2)
+    assert (outcome, len(stored(archive))) == (Skipped(OPEN), 2)
     for name in stored(archive):
         path = archive.root / name.path
         table = pq.ParquetFile(path).read()
         pq.write_table(table.replace_schema_metadata({"jetcapture.interval": "900"}), path)
     (outcome,) = compacted(files, 1 << 20, closed=HOUR + 899)
-    assert outcome.left == OPEN
+    assert outcome == Skipped(OPEN)
     (outcome,) = compacted(files, 1 << 20, closed=HOUR + 900)
-    assert (outcome.left, len(stored(archive))) == ("", 1)
+    assert (type(outcome), len(stored(archive))) == (Merged, 1)
 
 
 # ------------------------------------------------------------------ columns
@@ -591,8 +611,8 @@ def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Ar
         value = pa.array([number] * 2) if number % 2 else pa.array([str(number)] * 2)
         archive.write([number * 2, number * 2 + 1], columns={"value": value})
     note, *outcomes = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert note.left == DRIFTED
-    assert [len(outcome.written) for outcome in outcomes] == [1, 1]
+    assert note == Skipped(DRIFTED)
+    assert [len(each.written) for each in merged(outcomes)] == [1, 1]
     found = {}
     for name in stored(archive):
         table = pq.ParquetFile(archive.root / name.path).read()
@@ -612,7 +632,8 @@ def test_older_objects_without_keys_and_nanoseconds_join_newer_ones(archive: Arc
     put(archive.root, encoded([(seq, times[seq]) for seq in (2, 3)], key=key, bucket=HOUR))
     archive.write([4], key, columns={layout.NANOS: pa.array([7], pa.int16())})
     (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert (outcome.duplicates, outcome.left) == (1, "")
+    assert isinstance(outcome, Merged)
+    assert outcome.duplicates == 1
     (name,) = stored(archive)
     file = pq.ParquetFile(archive.root / name.path)
     table = file.read()

@@ -1,0 +1,151 @@
+"""Write objects that hold the rows of others: encode them in the same way, put, read back, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.info import ObjectInfo
+from jetcapture_py.archive.layout import MAX_INTERVAL, BlockId, ObjectName
+from jetcapture_py.archive.messages import RowIds
+from jetcapture_py.archive.schema import conform, with_key_column
+from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store.archive import ArchiveFiles
+
+NewWriter = Callable[[], ObjectWriter]
+
+
+def columns_to_write(name: ObjectName, schema: pa.Schema) -> pa.Schema:
+    """Return the columns of an object that is written again."""
+    return schema if name.quarantine else with_key_column(schema)
+
+
+def rows_to_write(table: pa.Table, name: ObjectName, schema: pa.Schema) -> pa.Table:
+    """Return rows of an object with the columns of `schema`; without a key column, the key is that of the path."""
+    if layout.KEY in schema.names and layout.KEY not in table.schema.names:
+        table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
+    return pa.Table.from_batches([conform(batch, schema) for batch in table.to_batches()], schema)
+
+
+def writer_like(infos: Sequence[ObjectInfo], schema: pa.Schema, replaces: Iterable[str] = ()) -> NewWriter:
+    """Return what writes rows of these objects, which are in one directory, as further ones.
+
+    `replaces` are digests of objects that they replace although they have fewer rows (see `rewrite`).
+    """
+    name, details = infos[0].name, [info.details for info in infos]
+    encoder = Encoder(
+        stream=name.stream,
+        bundles=infos[0].bundles,
+        interval=interval(infos),
+        compression=details[0].codec,
+        compatible=all(each.compatible for each in details),
+        stream_created=_joined(each.created for each in details),
+        consumer=_joined(each.consumers for each in details),
+        key_rule=_agreed(each.key_rule for each in details),
+        time="; ".join(dict.fromkeys(filter(None, (each.event_time for each in details)))),
+        replaces=tuple(replaces),
+    )
+    block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
+    return partial(ObjectWriter, encoder, block, schema)
+
+
+def interval(infos: Iterable[ObjectInfo]) -> int:
+    """Return the length of the bucket in seconds; the longest possible if a footer lacks it."""
+    return max(info.interval or MAX_INTERVAL for info in infos)
+
+
+def _agreed(rules: Iterable[str | None]) -> str | None:
+    """Return the rule that all objects agree on; None if they differ or one lacks it."""
+    distinct = set(rules)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def _joined(names: Iterable[Sequence[str]]) -> str:
+    """Join distinct names, several for recreated streams and renamed consumers; "" if an object has none."""
+    every = list(names)
+    return ",".join(dict.fromkeys(name for some in every for name in some)) if all(every) else ""
+
+
+def put(files: Files, encoded: EncodedBlock) -> Source:
+    """Store an object; return it as it is stored. Raises JetcaptureError if it is damaged."""
+    files.put(encoded.name, encoded.data)
+    file = files.archive.at(encoded.name.path)
+    stored = Source(encoded.name, file.size)
+    if not _has_bytes(files, stored, encoded.data):  # damaged, or another process wrote the same rows
+        files.read_through(stored)
+    return stored
+
+
+def _has_bytes(files: Files, source: Source, data: pa.Buffer) -> bool:
+    start = 0
+    if source.size != data.size:
+        return False
+    for piece in files.archive.pieces(files.archive.at(source.name.path)):
+        if not pa.py_buffer(piece).equals(data.slice(start, len(piece))):
+            return False
+        start += len(piece)
+    return bool(start == data.size)
+
+
+def overwrite(archive: ArchiveFiles, name: ObjectName, data: pa.Buffer) -> None:
+    """Store an object atomically in place of one of the same name."""
+    store = archive.store
+    if isinstance(store, NoteStore):
+        content = data.to_pybytes()
+        change_note(store, name.path, lambda _: content)
+    else:
+        store.put(name, data)
+
+
+def check(files: Files, stored: Source, rows: int, hashes: int) -> None:
+    """Read an object back. Raises JetcaptureError unless it has exactly the rows of its name, and these rows: as many,
+    with this sum of their identities' hashes."""
+    name = stored.name
+    ids = RowIds.of(files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
+    ids = ids.take(ids.order(np.zeros(len(ids), np.int64)))  # those of bundles are sorted by key
+    messages = ids.messages
+    if (
+        (files.info(stored).details.rows, len(ids), rows) != (name.rows, name.rows, name.rows)
+        or ids.repeated().any()
+        or layout.digest(messages.seqs.tobytes(), messages.times.tobytes()) != name.digest
+        or int(ids.hashes().sum()) != hashes
+    ):
+        raise JetcaptureError(f"{files.shown}/{name.path} does not match its sources, which are kept")
+
+
+def equal_rows(expected: Iterable[pa.Table], actual: Iterable[pa.Table]) -> bool:
+    """Whether two sequences of tables have the same rows in the same order; NaN equals NaN."""
+    others, other = iter(actual), pa.table({})
+    for table in expected:
+        while table.num_rows:
+            while not other.num_rows:
+                following = next(others, None)
+                if following is None:
+                    return False
+                other = following
+            count = min(table.num_rows, other.num_rows)
+            if not _same(table.slice(0, count), other.slice(0, count)):
+                return False
+            table, other = table.slice(count), other.slice(count)
+    return not other.num_rows and not any(table.num_rows for table in others)
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    if not one.schema.equals(other.schema):
+        return False
+    pairs = zip(one.columns, other.columns, strict=True)
+    return all(left.equals(right) or repr(left.to_pylist()) == repr(right.to_pylist()) for left, right in pairs)
+
+
+def row_groups(files: Files, info: ObjectInfo, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Yield an object's rows, or some columns of them."""
+    for group in info.details.groups:
+        yield files.rows(info, group.index, columns)
