@@ -25,21 +25,17 @@ from typer import Option
 from jetcapture_py import options as opt
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import TARGET_SIZE, Source
+from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.summary import Summary, report, waiting_line
 from jetcapture_py.compaction.unit import CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.units import parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
-from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from spark_jobs import job
 from spark_jobs.job import JobArchive, command, session
 from spark_jobs.reading.location import ArchiveLocation
-
-OLDER_THAN = 3600.0
-GRACE = 3600.0
 
 _TASKS = 1000
 
@@ -48,40 +44,18 @@ def compact(
     spark: SparkSession,
     url: str,
     stream: str,
+    settings: CompactionSettings | None = None,
     *,
-    start: Moment | None = None,
-    end: Moment | None = None,
-    keys: Keys | None = None,
-    quarantine: bool = False,
-    target_size: int = TARGET_SIZE,
-    older_than: float = OLDER_THAN,
-    grace: float = GRACE,
-    incomplete: bool = False,
-    dry_run: bool = False,
     options: Mapping[str, Any] | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Summary:
-    """Compact the archive of `stream` under `url`, or its quarantine, to objects of about `target_size` bytes.
-
-    Only buckets that ended more than `older_than` seconds ago and start in [`start`, `end`), and only these `keys`
-    (None: messages without a key), which excludes objects in bundles. If the archive has a watermark, only buckets that
-    are complete by it, unless `incomplete`. Replaced objects are removed by a run that begins more than `grace`
-    seconds after the last object that replaces them was written. `tell` gets progress messages.
+    """Compact the archive of `stream` under `url`, or its quarantine. `tell` gets progress messages.
 
     `options` go to fsspec, here and on the executors. Raises JetcaptureError if the archive cannot be listed; failures
     of single groups are in the summary's errors.
     """
-    settings = CompactionSettings(
-        target=target_size,
-        after=older_than,
-        grace=grace,
-        quarantine=quarantine,
-        selection=Selection.of(start, end, keys),
-        incomplete=incomplete,
-        dry_run=dry_run,
-    )
     archive = ArchiveLocation.open(url, options or {}).files
-    compaction = Compaction(archive, stream, settings, tell=tell)
+    compaction = Compaction(archive, stream, settings or CompactionSettings(), tell=tell)
     if not compaction.listed:
         kind = "Parquet " if compaction.others else ""
         raise JetcaptureError(f"no {kind}objects of stream {stream} under {archive.shown}")
@@ -137,24 +111,21 @@ def _compact(
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Merge the small and overlapping objects of an archive's closed buckets."""
-    selection = opt.selection_of(start, end, keys)
-    size = opt.value_of("--target-size", parse_size, target_size)
-    minimum_age = opt.value_of("--older-than", parse_duration, older_than)
-    kept_for = opt.value_of("--grace", parse_duration, grace)
+    settings = CompactionSettings(
+        target=opt.value_of("--target-size", parse_size, target_size),
+        after=opt.value_of("--older-than", parse_duration, older_than),
+        grace=opt.value_of("--grace", parse_duration, grace),
+        quarantine=quarantine,
+        selection=opt.selection_of(start, end, keys),
+        incomplete=incomplete,
+        dry_run=dry_run,
+    )
     archive = opt.chosen_archive(words, options, stream, config=config)
     summary = compact(
         session("jetcapture compact"),
         archive.url,
         archive.stream,
-        start=selection.start,
-        end=selection.end,
-        keys=selection.keys,
-        quarantine=quarantine,
-        target_size=size,
-        older_than=minimum_age,
-        grace=kept_for,
-        incomplete=incomplete,
-        dry_run=dry_run,
+        settings,
         options=archive.options,
         tell=lambda line: sys.stderr.write(f"compact: {line}\n"),
     )

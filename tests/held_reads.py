@@ -32,6 +32,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import layout
+from jetcapture_py.maintain.compact import CompactionSettings
 from spark_jobs.archive import archive_view, read_archive
 from spark_jobs.compact import compact
 from tests.support.archives import encoded
@@ -184,7 +185,7 @@ def held_reads(spark: SparkSession, root: Path, count: int, seed: int) -> Counte
 
     def compacted() -> None:
         nonlocal compactions
-        summary = compact(spark, str(root), STREAM, older_than=0, grace=chance.choice((0, 1, 3)))
+        summary = compact(spark, str(root), STREAM, CompactionSettings(after=0, grace=chance.choice((0, 1, 3))))
         assert not summary.errors, summary.errors
         compactions += 1
 

@@ -35,7 +35,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.memory import MemoryBudget, merging
-from jetcapture_py.compaction.plan import Source, units
+from jetcapture_py.compaction.plan import TARGET_SIZE, Source, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Merged, Outcome, Skipped, compact_unit
 from jetcapture_py.config.units import format_time
@@ -66,11 +66,11 @@ class Paths(Protocol):
 class CompactionSettings:
     """Which buckets to compact, and into what."""
 
-    target: int
+    target: int = TARGET_SIZE
     """Bytes of an object."""
-    after: float
+    after: float = 3600.0
     """Seconds since a bucket's end."""
-    grace: float
+    grace: float = 3600.0
     """Seconds that a replaced object stays after it and its replacement were written."""
     quarantine: bool = False
     """The stream's quarantine in place of its messages."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jetcapture_py.maintain.compact import CompactionSettings
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
 from spark_jobs.replay import replay
@@ -111,7 +112,7 @@ def test_a_stream_captured_through_crashes_compacted_and_replayed_is_the_same_st
 
     remove_unfinished(root)
     many = len(objects(root))
-    summary = compact(spark, str(root), STREAM, older_than=0, grace=0)
+    summary = compact(spark, str(root), STREAM, CompactionSettings(after=0, grace=0))
     assert not summary.errors
     assert len(objects(root)) < many
     assert sum(name.rows for name in objects(root)) == messages, "copies are left"

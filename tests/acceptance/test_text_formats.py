@@ -272,6 +272,7 @@ def test_text_keeps_payloads_only_on_request(nats_server: Start, tmp_path: Path)
 def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still_be_read(
     nats_server: Start, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from jetcapture_py.maintain.compact import CompactionSettings
     from spark_jobs.archive import read_archive
     from spark_jobs.compact import compact
     from spark_jobs.replaying.origin import origin_of
@@ -301,7 +302,7 @@ def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still
     assert sorted(seqs) == [*range(101, 201), *range(301, 401)]
     told: list[str] = []
     before = {name for name in objects(root) if not name.parquet}
-    compact(spark, url, STREAM, older_than=0, grace=0, incomplete=True, tell=told.append)
+    compact(spark, url, STREAM, CompactionSettings(after=0, grace=0, incomplete=True), tell=told.append)
     assert told[0] == "left alone, because only Parquet is compacted: 2 other objects"
     assert before <= set(objects(root))
     assert origin_of(url, STREAM, {}).stream == STREAM

@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
+from jetcapture_py.maintain.compact import CompactionSettings
 from spark_jobs.archive import Dedupe, Engine, read_archive
 from spark_jobs.compact import compact
 from spark_jobs.query import write
@@ -64,7 +65,7 @@ def check(spark: SparkSession, archive: str, url: str, stream: str) -> None:
     _check_archive(spark, archive)
     with tempfile.TemporaryDirectory() as place:
         copy = shutil.copytree(archive.removeprefix("file://"), Path(place) / "archive")
-        done = compact(spark, f"file://{copy}", "ORDERS", grace=0)
+        done = compact(spark, f"file://{copy}", "ORDERS", CompactionSettings(grace=0))
         _same((done.objects_after, done.duplicates, done.errors), (4, 1, ()))
         _check_archive(spark, f"file://{copy}", engines=("spark",), modes=("auto",))
     _check_query(spark)

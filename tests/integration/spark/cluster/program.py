@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
+from jetcapture_py.maintain.compact import CompactionSettings
 from spark_jobs import query
 from spark_jobs.archive import read_archive, read_stream
 from spark_jobs.compact import compact
@@ -47,7 +48,7 @@ def _query(_: SparkSession, url: str, output: str) -> str:
 
 
 def _compact(spark: SparkSession, url: str) -> list[int]:
-    done = compact(spark, url, STREAM, older_than=-86_400, grace=0, incomplete=True)
+    done = compact(spark, url, STREAM, CompactionSettings(after=-86_400, grace=0, incomplete=True))
     assert not done.errors, done.errors
     return [done.objects_before, done.objects_after]
 

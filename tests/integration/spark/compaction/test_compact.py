@@ -15,6 +15,8 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.compaction.summary import Summary
 from jetcapture_py.compaction.unit import CHANGED
 from jetcapture_py.config.units import format_time
+from jetcapture_py.maintain.compact import CompactionSettings
+from jetcapture_py.reading.selection import Selection
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
 from spark_jobs.job import spark_error
@@ -34,8 +36,9 @@ def names(archive: Archive) -> list[layout.ObjectName]:
     return sorted(filter(None, map(layout.parse_path, paths)), key=lambda name: name.path)
 
 
-def at_once(spark: SparkSession, archive: Archive, **more: Any) -> Summary:
-    return compact(spark, archive.url, "ORDERS", **{"older_than": 0, "grace": 0, **more})
+def at_once(spark: SparkSession, archive: Archive, said: list[str] | None = None, **more: Any) -> Summary:
+    settings = CompactionSettings(after=0, grace=0, **more)
+    return compact(spark, archive.url, "ORDERS", settings, tell=(said if said is not None else []).append)
 
 
 class TestChoice:
@@ -59,12 +62,14 @@ class TestChoice:
         path.write_bytes(known.encode())
         said: list[str] = []
         # a bucket's interval in these objects is a day: none of the three has ended
-        summary = at_once(spark, hours, tell=said.append)
+        summary = at_once(spark, hours, said)
         assert summary.changes == ()
         until = format_time(known.time)
         assert said == [f"skipping buckets that end after the watermark, {until}: they are incomplete"]
         path.write_bytes(replace(known, time=datetime.fromtimestamp(HOUR + 3600 + 86_400, UTC)).encode())
-        assert [change.bucket[11:13] for change in at_once(spark, hours, keys=[None]).changes] == ["12", "13"]
+        assert [
+            change.bucket[11:13] for change in at_once(spark, hours, selection=Selection.of(keys=[None])).changes
+        ] == ["12", "13"]
         assert [change.bucket[11:13] for change in at_once(spark, hours, incomplete=True).changes] == [
             "14",
             "12",
@@ -78,7 +83,7 @@ class TestChoice:
     ) -> None:
         monkeypatch.chdir(hours.root.parent)
         unseen = "file:///proc/self/cwd/archive"  # another directory for each process
-        summary = compact(spark, unseen, "ORDERS", older_than=0, grace=0)
+        summary = compact(spark, unseen, "ORDERS", CompactionSettings(after=0, grace=0))
         assert (summary.left, summary.changes, len(names(hours))) == ({CHANGED: 6}, (), 12)
         needs = "every worker of Spark needs the archive at this path"
         host = socket.gethostname()
@@ -88,7 +93,7 @@ class TestChoice:
             assert text in spark_error(raised.value)
             assert spark_error(raised.value).endswith(needs)
         assert len(names(hours)) == 12
-        summary = compact(spark, "archive", "ORDERS", older_than=0, grace=0)
+        summary = compact(spark, "archive", "ORDERS", CompactionSettings(after=0, grace=0))
         assert (summary.errors, len(names(hours))) == ((), 6)
         assert read_archive(spark, "archive", "ORDERS", engine="arrow").count() == 12
 

@@ -9,7 +9,6 @@ import pytest
 
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import archive_view, read_archive
-from spark_jobs.compact import compact
 from tests.integration.spark.conftest import HOUR, Archive
 
 if TYPE_CHECKING:
@@ -60,10 +59,9 @@ def test_times_may_be_dates_or_text_and_keys_and_columns_one_string(spark: Spark
 def test_a_wrong_time_or_key_is_refused_with_the_name_of_its_argument(
     spark: SparkSession, archive: Archive, asked: dict[str, Any], expected: str
 ) -> None:
-    for function in (read_archive,) if {"dedupe", "engine"} & {*asked} else (read_archive, compact):
-        with pytest.raises(JetcaptureError) as raised:
-            function(spark, archive.url, "ORDERS", **asked)
-        assert str(raised.value) == expected
+    with pytest.raises(JetcaptureError) as raised:
+        read_archive(spark, archive.url, "ORDERS", **asked)
+    assert str(raised.value) == expected
 
 
 def test_a_stream_without_objects_is_told_apart_from_a_missing_stream(spark: SparkSession, days: Archive) -> None:
