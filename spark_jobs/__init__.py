@@ -5,7 +5,6 @@ query       SQL over an archive (`sql`), printed, written or published
 compact     merges small and overlapping objects; implemented in `compaction`
 replay      publishes archived messages or rows; implemented in `replaying` and `publishing`
 datasource  the `nats` format
-arguments   command line arguments shared by the jobs
-job         session and error handling shared by the jobs
+job         commands, session and error handling of the jobs
 demo        `jetcapture demo`
 """

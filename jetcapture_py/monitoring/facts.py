@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from jetcapture_py.archive.watermark import NEVER
 from jetcapture_py.capture.stats import QuarantineReason, RecentObject
@@ -47,6 +47,17 @@ _FAILING = {
 
 Role = Literal["shared", "active", "standby"]
 State = Literal["starting", "healthy", "attention", "failing", "draining", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """The process at one moment, for the header of a page."""
+
+    version: str
+    time: datetime
+    """The moment."""
+    host: str
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +108,85 @@ class ConsumerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowFacts:
+    """Messages and objects since the start."""
+
+    received: int
+    stored: int
+    acked: int
+    unacked: int
+    """Messages that are here now and not acknowledged."""
+    redelivered: int
+    quarantined: int
+    stored_objects: int
+    stored_bytes: int
+    store_errors: int
+    sealed_by: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    """Bytes of messages that are not stored."""
+
+    used: int
+    open: int
+    """Of them in open blocks."""
+    limit: int
+    spool: int
+    spool_limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFacts:
+    """The open blocks."""
+
+    open: int
+    limit: int
+    rows: int
+    bytes: int
+    waiting: int
+    """Sealed blocks that wait to be stored."""
+    oldest: Sequence[OpenBlock]
+    """The oldest ones, `MAX_BLOCKS` of them; all if they are few."""
+    largest: Sequence[OpenBlock]
+    """The largest ones, up to `MAX_BLOCKS`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkFacts:
+    """The watermark; None until there is one."""
+
+    time: datetime | None
+    seq: int | None
+    kept: bool
+    """Whether this capture keeps one."""
+
+
+_JSON_NAMES = {
+    "process": {},
+    "flow": {},
+    "memory": {"used": "memory", "open": "memory_open", "limit": "memory_limit"},
+    "blocks": {
+        "open": "open_blocks",
+        "limit": "open_blocks_limit",
+        "rows": "open_rows",
+        "bytes": "open_bytes",
+        "waiting": "blocks_waiting",
+    },
+    "watermark": {"time": "watermark", "seq": "watermark_seq", "kept": "has_watermark"},
+}
+"""The groups whose facts stand beside one another in /status.json, and what is named otherwise there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFacts:
     """A capture at one moment. Sizes are in bytes, durations in seconds, times in UTC; counts since the start."""
 
-    version: str
-    host: str
-    pid: int
+    process: ProcessFacts
     stream: str
     consumer: str
     role: Role
     """Whether the replica shares the consumer with others, or is the one that receives, or waits to take over."""
-    time: datetime
-    """The moment."""
     started: datetime
     """When the process started."""
     state: State
@@ -119,44 +197,18 @@ class CaptureFacts:
     """Current problems and warnings, the worst first."""
     past: Sequence[PastFailure]
     """Failures that have ended."""
-    consumer_state: ConsumerFacts | None
-    """None until the capture has found its consumer."""
     max_age: float
     """The setting `block.max_age`."""
-    received: int
-    stored: int
-    acked: int
-    redelivered: int
-    quarantined: int
-    stored_objects: int
-    stored_bytes: int
-    store_errors: int
-    sealed_by: dict[str, int]
-    unacked: int
-    memory: int
-    memory_open: int
-    memory_limit: int
-    open_blocks: int
-    open_blocks_limit: int
-    open_rows: int
-    open_bytes: int
-    blocks_waiting: int
-    spool: int
-    spool_limit: int
-    oldest: Sequence[OpenBlock]
-    """The oldest open blocks, `MAX_BLOCKS` of them; all if they are few."""
-    largest: Sequence[OpenBlock]
-    """The largest open blocks, up to `MAX_BLOCKS`."""
+    consumer_state: ConsumerFacts | None
+    """None until the capture has found its consumer."""
+    flow: FlowFacts
+    memory: MemoryFacts
+    blocks: BlockFacts
+    watermark: WatermarkFacts
     objects: Sequence[RecentObject]
     """The objects stored last."""
     quarantine: Sequence[QuarantineReason]
     """The last reasons of the quarantine."""
-    watermark: datetime | None
-    """The watermark's time; None until there is one."""
-    watermark_seq: int | None
-    """The watermark's sequence; None until there is one."""
-    has_watermark: bool
-    """Whether this capture keeps a watermark."""
     settings: Sequence[tuple[str, str]]
     """Names and values of settings."""
     samples: Mapping[str, Sequence[Any]]
@@ -175,69 +227,98 @@ class CaptureFacts:
         else:
             what = "Ready" if warnings else "Standing by" if self.role == "standby" else "Healthy"
         rest = f", with {'a warning' if warnings == 1 else f'{warnings} warnings'}" if what == "Ready" else ""
-        duration = words.age((self.time - since).total_seconds())
-        return what, f"for {duration}, since {words.clock(since, self.time)} UTC{rest}"
+        now = self.process.time
+        return what, f"for {words.age((now - since).total_seconds())}, since {words.clock(since, now)} UTC{rest}"
 
     def fields(self) -> dict[str, Any]:
         """Return all facts by name, times as `datetime`."""
-        return {**asdict(self), "summary": " ".join(self.headline), "settings": dict(self.settings)}
+        values = {**asdict(self), "summary": " ".join(self.headline), "settings": dict(self.settings)}
+        for group, names in _JSON_NAMES.items():
+            values |= {names.get(name, name): value for name, value in values.pop(group).items()}
+        return values
 
 
 def gather(state: CaptureState, history: History) -> CaptureFacts:
     """Return the facts of a capture. Call it in the capture's event loop."""
     history.observe()
-    now, loop = datetime.now(UTC), asyncio.get_running_loop().time()
-    stats, blocks, config, present = state.stats, state.blocks, state.config, health(state)
+    config, present = state.config, health(state)
     what_to_know = tuple(sorted(notices(state, history, present), key=lambda notice: LEVELS.index(notice.level)))
-    spool = state.spooling.spool if state.spooling is not None else None
-    few = blocks.open <= 2 * MAX_BLOCKS
-    oldest = [_open_block(block, loop) for block in blocks.oldest(blocks.open if few else MAX_BLOCKS)]
-    largest = [_open_block(block, loop) for block in blocks.largest(MAX_BLOCKS)]
     return CaptureFacts(
-        version=version("jetcapture"),
-        host=socket.gethostname(),
-        pid=os.getpid(),
+        process=this_process(),
         stream=config.source.stream,
         consumer=config.source.consumer,
         role=_role(state),
-        time=now,
         started=history.started,
         state=_state(state, what_to_know),
         ready=present.ready,
         since=history.since,
         notices=what_to_know,
         past=tuple(history.past),
-        consumer_state=_consumer(state, history) if state.opened else None,
         max_age=config.block.max_age,
+        consumer_state=_consumer(state, history) if state.opened else None,
+        flow=_flow(state),
+        memory=_memory(state),
+        blocks=_blocks(state),
+        watermark=_watermark(state),
+        objects=tuple(state.stats.objects),
+        quarantine=state.stats.quarantine.reasons,
+        settings=_settings(config),
+        samples=_samples(history),
+    )
+
+
+def this_process() -> ProcessFacts:
+    """Return the facts of this process."""
+    return ProcessFacts(version("jetcapture"), datetime.now(UTC), socket.gethostname(), os.getpid())
+
+
+def _flow(state: CaptureState) -> FlowFacts:
+    stats = state.stats
+    return FlowFacts(
         received=state.source.fetched,
         stored=stats.stored_messages,
         acked=stats.acked,
+        unacked=state.unacked,
         redelivered=stats.redelivered,
         quarantined=stats.quarantined,
         stored_objects=stats.stored_blocks,
         stored_bytes=stats.stored_bytes,
         store_errors=stats.storing.errors.total(),
         sealed_by=dict(stats.sealed_by),
-        unacked=state.unacked,
-        memory=state.memory + state.source.waiting_bytes,
-        memory_open=blocks.resident,
-        memory_limit=config.limits.memory,
-        open_blocks=blocks.open,
-        open_blocks_limit=config.limits.open_blocks,
-        open_rows=blocks.rows,
-        open_bytes=blocks.bytes,
-        blocks_waiting=state.sealed.qsize(),
+    )
+
+
+def _memory(state: CaptureState) -> MemoryFacts:
+    spool = state.spooling.spool if state.spooling is not None else None
+    return MemoryFacts(
+        used=state.memory + state.source.waiting_bytes,
+        open=state.blocks.resident,
+        limit=state.config.limits.memory,
         spool=spool.bytes if spool else 0,
         spool_limit=spool.size if spool else 0,
-        oldest=oldest,
-        largest=largest,
-        objects=tuple(stats.objects),
-        quarantine=stats.quarantine.reasons,
-        watermark=state.watermark.time if state.watermark and state.watermark.time > NEVER else None,
-        watermark_seq=state.watermark.seq if state.watermark else None,
-        has_watermark=state.notes is not None,
-        settings=_settings(config),
-        samples=_samples(history),
+    )
+
+
+def _blocks(state: CaptureState) -> BlockFacts:
+    blocks, now = state.blocks, asyncio.get_running_loop().time()
+    few = blocks.open <= 2 * MAX_BLOCKS
+    return BlockFacts(
+        open=blocks.open,
+        limit=state.config.limits.open_blocks,
+        rows=blocks.rows,
+        bytes=blocks.bytes,
+        waiting=state.sealed.qsize(),
+        oldest=[_open_block(block, now) for block in blocks.oldest(blocks.open if few else MAX_BLOCKS)],
+        largest=[_open_block(block, now) for block in blocks.largest(MAX_BLOCKS)],
+    )
+
+
+def _watermark(state: CaptureState) -> WatermarkFacts:
+    known = state.watermark
+    return WatermarkFacts(
+        time=known.time if known and known.time > NEVER else None,
+        seq=known.seq if known else None,
+        kept=state.notes is not None,
     )
 
 
@@ -397,12 +478,3 @@ class MaintenanceState:
     def backlog_bytes(self) -> int:
         """Their bytes."""
         return sum(size for _, size in self.backlog.values())
-
-
-class ProcessFacts(NamedTuple):
-    """What the header of a status page says."""
-
-    version: str
-    time: datetime
-    host: str
-    pid: int

@@ -19,16 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import asdict
-from datetime import UTC, datetime
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -220,11 +216,10 @@ class MaintenanceSite:
             return Answer(HTTPStatus.OK, JSON, json.dumps({"archives": archives}).encode() + b"\n")
         if path not in PAGES:
             return _not_found()
-        from jetcapture_py.monitoring.facts import ProcessFacts
+        from jetcapture_py.monitoring.facts import this_process
         from jetcapture_py.monitoring.view import maintenance
 
-        host = ProcessFacts(version("jetcapture"), datetime.now(UTC), socket.gethostname(), os.getpid())
-        return Answer(HTTPStatus.OK, HTML, maintenance(host, states, refresh=path == "/").encode())
+        return Answer(HTTPStatus.OK, HTML, maintenance(this_process(), states, refresh=path == "/").encode())
 
 
 def _probe(path: str, trouble: Sequence[str]) -> Answer:

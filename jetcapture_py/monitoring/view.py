@@ -82,7 +82,7 @@ def document(facts: CaptureFacts, *, refresh: bool = True) -> str:
     """Return the page about one capture."""
     return _page(
         "capture.html",
-        facts,
+        facts.process,
         refresh=refresh,
         facts=facts,
         verdict=_verdict(facts),
@@ -92,7 +92,7 @@ def document(facts: CaptureFacts, *, refresh: bool = True) -> str:
         objects=[(stored, parse_path(stored.path)) for stored in facts.objects[:MAX_OBJECTS]],
         seals=", ".join(
             f"{count:,} by {reason.replace('_', ' ')}"
-            for reason, count in sorted(facts.sealed_by.items(), key=lambda item: -item[1])
+            for reason, count in sorted(facts.flow.sealed_by.items(), key=lambda item: -item[1])
         ),
         replicas=_replicas(facts),
         progress=list(_progress(facts)),
@@ -112,12 +112,12 @@ def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], 
     text = "Each has its own page, probes and metrics under its name."
     total = {
         "rate": words.rate(sum(row.received for row in rows)),
-        "quarantined": sum(facts.quarantined for facts in captures.values()),
-        "memory": sum(facts.memory for facts in captures.values()),
+        "quarantined": sum(facts.flow.quarantined for facts in captures.values()),
+        "memory": sum(facts.memory.used for facts in captures.values()),
     }
     return _page(
         "captures.html",
-        next(iter(captures.values()), None),
+        next((facts.process for facts in captures.values()), None),
         refresh=refresh,
         verdict=StatusVerdict(state=worst, title=title, text=text),
         page_title=f"{title} · jetcapture",
@@ -212,9 +212,7 @@ def maintenance(host: ProcessFacts, states: Mapping[str, MaintenanceState], *, r
     )
 
 
-def _page(
-    template: str, host: CaptureFacts | ProcessFacts | None, *, refresh: bool, verdict: StatusVerdict, **values: Any
-) -> str:
+def _page(template: str, host: ProcessFacts | None, *, refresh: bool, verdict: StatusVerdict, **values: Any) -> str:
     """Render a page; `host` has the version, time and process for its header."""
 
     def ago(time: datetime) -> str:
@@ -257,18 +255,19 @@ def _all_is_well(facts: CaptureFacts) -> str:
     if facts.role == "standby":
         return "Connected. Another replica receives, or no message has arrived; this one takes over when it is silent."
     if last is not None:
-        ago = words.age((facts.time - last).total_seconds())
+        ago = words.age((facts.process.time - last).total_seconds())
         return f"Connected, consuming and storing; the last object was stored {ago} ago."
-    if facts.open_blocks:
+    if facts.blocks.open:
         return f"Connected and consuming. Nothing is stored yet: blocks are stored after {words.age(facts.max_age)}."
     return "Connected and consuming. No message has arrived since the process started."
 
 
 def _cards(facts: CaptureFacts) -> list[Card]:
     """Return the figures: lag, received, stored, pending, unacknowledged and memory."""
-    consumer, samples, begin = facts.consumer_state, facts.samples, words.clock(facts.started, facts.time)
-    ages = [(facts.time - time).total_seconds() for time in samples["time"]]
-    lifetime = max((facts.time - facts.started).total_seconds(), 1.0)
+    consumer, flow, samples, now = facts.consumer_state, facts.flow, facts.samples, facts.process.time
+    begin = words.clock(facts.started, now)
+    ages = [(now - time).total_seconds() for time in samples["time"]]
+    lifetime = max((now - facts.started).total_seconds(), 1.0)
     max_age = words.age(facts.max_age)
 
     def chart(title: str, values: Sequence[float], show: Words) -> Sparkline:
@@ -277,8 +276,8 @@ def _cards(facts: CaptureFacts) -> list[Card]:
 
     lag = replace(chart("Lag", samples["lag"], words.age), limit=facts.max_age)
     line = f"the dashed line is block.max_age, {max_age}" if lag.shown_limit else f"blocks are stored after {max_age}"
-    received = samples["received"][-1] if samples["received"] else facts.received / lifetime
-    stored = sum(samples["stored"]) / len(samples["stored"]) if samples["stored"] else facts.stored / lifetime
+    received = samples["received"][-1] if samples["received"] else flow.received / lifetime
+    stored = sum(samples["stored"]) / len(samples["stored"]) if samples["stored"] else flow.stored / lifetime
     return [
         Card(
             value=words.age(consumer.lag) if consumer else "unknown",
@@ -287,12 +286,12 @@ def _cards(facts: CaptureFacts) -> list[Card]:
         ),
         Card(
             value=words.rate(received),
-            note=f"{words.short(facts.received)} messages since {begin}",
+            note=f"{words.short(flow.received)} messages since {begin}",
             chart=chart("Received", samples["received"], words.rate),
         ),
         Card(
             value=words.rate(stored),
-            note=f"on average; {words.short(facts.stored)} messages, {words.size(facts.stored_bytes)} since {begin}",
+            note=f"on average; {words.short(flow.stored)} messages, {words.size(flow.stored_bytes)} since {begin}",
             chart=chart("Stored", samples["stored"], words.rate),
         ),
         Card(
@@ -309,7 +308,7 @@ def _unacked(facts: CaptureFacts, chart: Sparkline) -> Card:
     consumer = facts.consumer_state
     if consumer is None:
         return Card(value="unknown", note="messages delivered and not stored yet", chart=chart)
-    parts = [("here", facts.unacked, f"{words.short(facts.unacked)} here")]
+    parts = [("here", facts.flow.unacked, f"{words.short(facts.flow.unacked)} here")]
     if others := consumer.other_unacked:
         parts.append(("others", others, f"{words.short(others)} at other replicas"))
     limit = consumer.max_ack_pending
@@ -319,48 +318,49 @@ def _unacked(facts: CaptureFacts, chart: Sparkline) -> Card:
 
 
 def _memory(facts: CaptureFacts, chart: Sparkline) -> Card:
-    limit, rest = facts.memory_limit, max(0, facts.memory - facts.memory_open)
-    parts: list[tuple[str, float, str]] = [
-        ("here", facts.memory_open, f"{words.size(facts.memory_open)} in open blocks")
-    ]
+    memory = facts.memory
+    limit, rest = memory.limit, max(0, memory.used - memory.open)
+    parts: list[tuple[str, float, str]] = [("here", memory.open, f"{words.size(memory.open)} in open blocks")]
     if rest:
         parts.append(("others", rest, f"{words.size(rest)} being decoded or stored"))
-    if facts.spool_limit:
-        parts.append(("", 0, f"spool: {words.size(facts.spool)} of {words.size(facts.spool_limit)}"))
-    note = f"{words.share(facts.memory, limit)} of limits.memory"
-    value, early = words.size(facts.memory), 1 / OPEN_SHARE
+    if memory.spool_limit:
+        parts.append(("", 0, f"spool: {words.size(memory.spool)} of {words.size(memory.spool_limit)}"))
+    note = f"{words.share(memory.used, limit)} of limits.memory"
+    value, early = words.size(memory.used), 1 / OPEN_SHARE
     return Card(value=value, note=note, chart=chart, parts=parts, limit=limit, early=early)
 
 
 def _shown_blocks(facts: CaptureFacts) -> list[tuple[str, Sequence[OpenBlock]]]:
     """Return titles and blocks: all, if they are few, or the oldest and the largest."""
-    blocks = {
-        (block.key, block.bundle, block.quarantine, block.bucket): block for block in (*facts.oldest, *facts.largest)
+    blocks = facts.blocks
+    shown = {
+        (block.key, block.bundle, block.quarantine, block.bucket): block for block in (*blocks.oldest, *blocks.largest)
     }
-    if not blocks:
+    if not shown:
         return []
-    if len(blocks) >= facts.open_blocks:
-        return [("", sorted(blocks.values(), key=lambda block: -block.age))]
+    if len(shown) >= blocks.open:
+        return [("", sorted(shown.values(), key=lambda block: -block.age))]
     return [
-        (f"The {len(facts.oldest)} oldest of {facts.open_blocks:,}", facts.oldest),
-        (f"The {len(facts.largest)} largest", facts.largest),
+        (f"The {len(blocks.oldest)} oldest of {blocks.open:,}", blocks.oldest),
+        (f"The {len(blocks.largest)} largest", blocks.largest),
     ]
 
 
 def _replicas(facts: CaptureFacts) -> str:
     if facts.consumer_state is None:
         return "The consumer is not known yet."
-    stale = (facts.time - facts.consumer_state.asked).total_seconds() - facts.consumer_state.ahead
+    stale = (facts.process.time - facts.consumer_state.asked).total_seconds() - facts.consumer_state.ahead
     return f"Reported by the server{f' {words.age(stale)} ago' if stale > SILENT else ''}, over all replicas."
 
 
 def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
     """Yield names, values and remarks on how far the capture has come."""
-    if facts.watermark is not None:
-        ago = words.age((facts.time - facts.watermark).total_seconds())
-        about = f"{ago} ago, sequence {facts.watermark_seq:,}; everything until then is stored"
-        yield "Watermark", f"{words.moment(facts.watermark)} UTC", about
-    elif facts.has_watermark:
+    watermark, flow = facts.watermark, facts.flow
+    if watermark.time is not None:
+        ago = words.age((facts.process.time - watermark.time).total_seconds())
+        about = f"{ago} ago, sequence {watermark.seq:,}; everything until then is stored"
+        yield "Watermark", f"{words.moment(watermark.time)} UTC", about
+    elif watermark.kept:
         yield "Watermark", "none yet", ""
     else:
         yield "Watermark", "none", "this store cannot keep one, or store.url contains {key}"
@@ -370,8 +370,12 @@ def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
     own = max(0, consumer.waiting_pulls - consumer.other_pulls)
     yield "Stored up to", f"{consumer.ack_floor:,}", "the consumer's ack floor"
     yield "Delivered up to", f"{consumer.delivered:,}", f"{words.short(consumer.pending)} pending"
-    yield "Redelivered", f"{facts.redelivered:,}", f"received here; {consumer.redelivered:,} of those unacknowledged"
-    yield "This replica", _work(facts.unacked, own), "" if facts.role == "shared" else facts.role
+    yield (
+        "Redelivered",
+        f"{flow.redelivered:,}",
+        f"received here; {consumer.redelivered:,} of those unacknowledged",
+    )
+    yield "This replica", _work(flow.unacked, own), "" if facts.role == "shared" else facts.role
     yield "Other replicas", _work(consumer.other_unacked, consumer.other_pulls) if others else "none seen", ""
 
 
