@@ -8,9 +8,11 @@ There is one file for each incarnation of a stream. Any replica may write it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jetcapture_py.archive.metadata import SmallFile
+from jetcapture_py.archive.incarnations import moment
+from jetcapture_py.archive.metadata import SmallFile, is_path
 from jetcapture_py.config.units import parse_time
 
 DIRECTORY = "_streams"
@@ -46,3 +48,18 @@ def directory(stream: str) -> str:
 def path(stream: str, created: str) -> str:
     """The file's path, relative to the archive's root, without `-` and `:`, which some file systems refuse."""
     return f"{directory(stream)}/{created.replace('-', '').replace(':', '')}.json"
+
+
+def read(
+    stream: str,
+    list_notes: Callable[[str], Iterable[str]],
+    read_notes: Callable[[Sequence[str]], Iterable[bytes | None]],
+) -> list[StreamConfig]:
+    """Read a stream's files, oldest incarnation first. Raises JetcaptureError if one is damaged.
+
+    `list_notes` lists the files in a directory, and `read_notes` reads files, None for one that is gone.
+    """
+    paths = [path for path in list_notes(directory(stream)) if is_path(path)]
+    contents = zip(paths, read_notes(paths), strict=True)
+    configs = [StreamConfig.decode(data, stream, path) for path, data in contents if data is not None]
+    return sorted(configs, key=lambda config: moment(config.created))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.restore import KEEP_ALIVE, StreamRestore
 from jetcapture_py.restoring import backup
 from jetcapture_py.restoring.part import RestoreRange
+from jetcapture_py.store.threads import futures_of
 
 T = TypeVar("T")
 
@@ -34,17 +34,7 @@ _MAX_THREADS = 4
 def ahead(work: Callable[[RestoreRange], T], ranges: Sequence[RestoreRange]) -> Generator[Future[T]]:
     """Yield the futures of all results, in order, computed in threads. No more than a few are computed ahead."""
     parallel = min(_MAX_THREADS, os.cpu_count() or 1)
-    waiting: deque[Future[T]] = deque()
-    threads = ThreadPoolExecutor(parallel, "restore")
-    try:
-        for wanted in ranges:
-            waiting.append(threads.submit(work, wanted))
-            if len(waiting) > parallel + _AHEAD:
-                yield waiting.popleft()
-        while waiting:
-            yield waiting.popleft()
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
+    return futures_of(work, ranges, parallel, parallel + 1 + _AHEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

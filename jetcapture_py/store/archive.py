@@ -11,12 +11,10 @@ import errno
 import os
 import re
 import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -28,10 +26,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py.archive import footer, layout, stream_config, watermark
-from jetcapture_py.archive.incarnations import moment
 from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.metadata import is_path
 from jetcapture_py.archive.removed import Erased, Expired, expired_path
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.archive.watermark import Watermark
@@ -40,7 +36,8 @@ from jetcapture_py.store import LocalStore, Store, open_store
 from jetcapture_py.store.local_files import files_below
 from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
 from jetcapture_py.store.protection import Protection, azure_protection, s3_protection
-from jetcapture_py.store.remote import EXTRAS, FsspecStore, open_remote, root_of, with_secrets
+from jetcapture_py.store.remote import EXTRAS, FsspecStore, modified, open_remote, root_of, with_secrets
+from jetcapture_py.store.threads import futures_of
 from jetcapture_py.text import one_line, without_credentials
 
 SHARE = "every worker of Spark needs the archive at this path"
@@ -58,8 +55,6 @@ _ATTEMPTS = 3
 """How often the same object may be gone and still be listed."""
 SMALL = 4 << 20
 """Maximum bytes of a remote object that is fetched in one request, and cannot vanish after that."""
-_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Keys of an fsspec listing entry that may have the modification time, in order of preference."""
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 ASIDE = ".damaged"
 """End of the hidden name of a damaged object that was moved aside."""
@@ -199,10 +194,8 @@ class ArchiveFiles:
             root, top = tops[0]
             yield from (self._file(root, path, info) for path, info in self._find(top) if wanted(path[start:]))
             return
-        with ThreadPoolExecutor(self.threads, "list") as threads:
-            listings = threads.map(lambda top: list(self._find(top[1])), tops)
-            for (root, _), entries in zip(tops, listings, strict=True):
-                yield from (self._file(root, path, info) for path, info in entries if wanted(path[start:]))
+        for (root, _), entries in zip(tops, self.map(lambda top: list(self._find(top[1])), tops), strict=True):
+            yield from (self._file(root, path, info) for path, info in entries if wanted(path[start:]))
 
     def directories(self, stream: str, keys: Iterable[str | None]) -> list[str]:
         """List the directories that may hold messages of `keys`: those of the keys, and all bundles."""
@@ -232,7 +225,7 @@ class ArchiveFiles:
             place=path,
             size=int(info["size"] or 0),
             name=name,
-            modified=_modified(info),
+            modified=modified(info),
         )
 
     def _find(self, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -345,7 +338,7 @@ class ArchiveFiles:
         """Refresh the file's size and time, because it may have been rewritten. Raises VanishedError, StoreError."""
         with self._explained(file.path, Exception):  # fsspec backends raise different errors
             info = self._do(lambda fs: _fresh(fs).info(file.place, **self._limit(fs)))
-            return replace(file, size=int(info["size"] or 0), modified=_modified(info))
+            return replace(file, size=int(info["size"] or 0), modified=modified(info))
 
     def refuse_changed(self, file: File, error: Exception | None = None) -> None:
         """Raise VanishedError if a redelivery has stored the object again since it was listed, or if it is gone."""
@@ -400,22 +393,12 @@ class ArchiveFiles:
         return pa.BufferReader(copy.getvalue())
 
     def map(self, do: Callable[[Item], T], items: Iterable[Item], *, threads: int = 0) -> Iterator[T]:
-        """Yield the result of `do` for every item, in order; a remote store gets several requests at a time.
-
-        Few results wait to be taken, because they take memory.
-        """
+        """Yield the result of `do` for every item, in order; a remote store gets several requests at a time."""
         workers = threads or self.threads
         if workers <= 1:  # reading a footer of a local file is faster than handing it to a thread
             yield from map(do, items)
             return
-        waiting: deque[Future[T]] = deque()
-        with ThreadPoolExecutor(workers, "read") as executor:
-            for item in items:
-                if len(waiting) >= workers * _AHEAD:
-                    yield waiting.popleft().result()
-                waiting.append(executor.submit(do, item))
-            while waiting:
-                yield waiting.popleft().result()
+        yield from (future.result() for future in futures_of(do, items, workers, workers * _AHEAD))
 
     # ------------------------------------------------------------------ writing
 
@@ -563,10 +546,7 @@ class ArchiveFiles:
 
         Raises JetcaptureError, also if one is damaged.
         """
-        paths = [path for path in self.notes(stream_config.directory(stream)) if is_path(path)]
-        contents = zip(paths, self.map(self.read_note, paths), strict=True)
-        configs = [StreamConfig.decode(data, stream, path) for path, data in contents if data is not None]
-        return sorted(configs, key=lambda config: moment(config.created))
+        return stream_config.read(stream, self.notes, lambda paths: self.map(self.read_note, paths))
 
     def expired(self, stream: str) -> Expired | None:
         """Return what has expired of a stream; None if nothing has. Raises JetcaptureError, also if it is damaged."""
@@ -610,22 +590,6 @@ class ArchiveFiles:
         if self.local and not os.path.exists(f"{self._base}/{top}"):  # noqa: PTH110
             return VanishedError(f"{self.shown}/{top} does not exist on {socket.gethostname()}: {SHARE}")
         return VanishedError(f"{self.shown}/{path} is gone, removed by maintenance: {AGAIN}")
-
-
-def _modified(entry: Mapping[str, Any]) -> float | None:
-    """Return the modification time in a listing entry, in seconds since the epoch; None without one."""
-    for name in _MODIFIED:
-        value = entry.get(name)
-        if isinstance(value, str):
-            try:
-                value = datetime.fromisoformat(value)
-            except ValueError:  # not ISO 8601
-                continue
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    return None
 
 
 def _fresh(fs: Any) -> Any:

@@ -12,6 +12,7 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from jetcapture_py.text import one_line
 NoteChange = Callable[[bytes | None], bytes | None]
 """Maps a note's content (None without one) to its new content; None leaves it unchanged."""
 EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""Keys of an fsspec listing entry that may have the modification time, in order of preference."""
 SECRETS = ("key", "secret", "token", "account_key", "sas_token", "connection_string", "client_secret")
 """Options that may be given as a file, `NAME_file`, which is read again when the store rejects its content."""
 SINGLE_PUT = 3 << 30
@@ -65,6 +68,22 @@ def root_of(template: str, key: str | None) -> str:
     """Return the archive's root for `key`; a key of dots only is escaped, because it would be a parent directory."""
     name = escape_key(key)
     return template.replace("{key}", "%2E" * len(name) if not name.strip(".") else name).rstrip("/")
+
+
+def modified(entry: Mapping[str, Any]) -> float | None:
+    """Return the modification time in a listing entry, in seconds since the epoch; None without one."""
+    for name in _MODIFIED:
+        value = entry.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:  # not ISO 8601
+                continue
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None
 
 
 def with_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
