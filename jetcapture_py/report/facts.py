@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.incarnations import Incarnation
+from jetcapture_py.archive.incarnations import Incarnation, in_order, moment
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
@@ -54,14 +53,11 @@ class Scope:
 
     def has(self, stored: StoredObject, mark: Watermark | None) -> bool:
         """Whether an object is in it."""
-        start, end, keys = self.selection.start, self.selection.end, self.selection.keys
         if self.complete and (stored.name.event_time or mark is None or stored.end > mark.time.timestamp()):
             return False
-        if start is not None and stored.end <= start.timestamp():
-            return False
-        if end is not None and stored.name.bucket >= end.timestamp():
-            return False
-        return keys is None or stored.name.quarantine or stored.name.key in keys
+        start, end, keys, *_ = self.selection
+        buckets = Selection(event_start=start, event_end=end, keys=None if stored.name.quarantine else keys)
+        return buckets.may_hold_name(stored.name, stored.interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +235,8 @@ def collect(
     if scope.complete and mark is None:
         raise no_watermark(archive, stream)
     erased = archive.erased(stream)
-    guess = _incarnation(mark.created) if mark is not None and mark.created else None
+    created = "" if mark is None else mark.created
+    guess = Incarnation(created=created, since=0, mirror=False) if created else None
     whole, objects, copies = ArchiveScan(), list[StoredObject](), Counter[ObjectName]()
     reader = ObjectExaminer(archive, guess, erased)
     for file, contents in examine_all(reader, stream, whole, own_suffix=own_suffix, progress=progress):
@@ -252,7 +249,7 @@ def collect(
             f"{archive.shown} has bundles, whose objects hold many keys: a report cannot select keys; omit --key"
         )
     lives = _lives(objects)
-    if [life.created for life in lives] == [guess.created if guess else None]:
+    if guess is not None and [life.created for life in lives] == [created]:
         copies += whole.find_copies(reader, progress)
         scans = [(lives[0], whole)]
     else:
@@ -289,25 +286,12 @@ def collect(
 
 def _lives(objects: Iterable[StoredObject]) -> list[Incarnation]:
     """Return the stream's incarnations, the newest first. The oldest one has all earlier messages, as of a mirror."""
-    created = {each for stored in objects for each in stored.created.split(",")}
-    newest = sorted(created - {""} or created, key=lambda each: (_born(each), each), reverse=True)
-    bounds = [_ALWAYS, *(_born(each) for each in newest[:-1]), 0]
+    newest = in_order(created for stored in objects for created in stored.created.split(","))[::-1] or [""]
+    bounds = [_ALWAYS, *map(moment, newest[:-1]), 0]
     return [
-        Incarnation(created=each, since=since, until=until, mirror=False)
-        for each, until, since in zip(newest, bounds, bounds[1:], strict=False)
+        Incarnation(created=created, since=since, until=until, mirror=False)
+        for created, until, since in zip(newest, bounds[:-1], bounds[1:], strict=True)
     ]
-
-
-def _incarnation(created: str) -> Incarnation:
-    return Incarnation(created=created, since=0, mirror=False)
-
-
-def _born(created: str) -> int:
-    """Return a creation time in microseconds; 0 if it is none."""
-    try:
-        return microseconds_of(datetime.fromisoformat(created).astimezone(UTC))
-    except ValueError:
-        return 0
 
 
 def _of_life(life: Incarnation, objects: Iterable[StoredObject]) -> list[StoredObject]:
@@ -341,7 +325,7 @@ def _settled(life: Incarnation, mark: Watermark | None) -> int | None:
         return None
     if not life.created or not mark.created or life.created == mark.created:
         return mark.seq
-    return _ALWAYS if _born(life.created) < _born(mark.created) else None
+    return _ALWAYS if moment(life.created) < moment(mark.created) else None
 
 
 def _coverage(

@@ -321,7 +321,7 @@ class TestPage:
         stream = "ORDERS <b onclick=x> $(rm -r)"
         store = Store(tmp_path / "archive")
         for number, text in enumerate(HOSTILE):
-            store.put([2 * number + 1], text[:200], stream=stream, sealed_by=text, created=text)
+            store.put([2 * number + 1], text[:200], stream=stream, sealed_by=text)
             store.put([2 * number + 2], errors=[(text, text)], subject=text, stream=stream)
         facts = collect(ArchiveFiles(str(store.root), {}), stream, Scope(selection=Selection(keys=[*HOSTILE])))
         report = Page.of(page(facts))
