@@ -23,7 +23,7 @@ from jetcapture_py.archive.incarnations import Incarnation, in_order, moment
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
 from jetcapture_py.reading.selection import Selection, no_watermark
@@ -241,7 +241,8 @@ def collect(
     reader = ObjectExaminer(archive, guess, erased)
     for file, contents in examine_all(reader, stream, whole, own_suffix=own_suffix, progress=progress):
         objects.append(StoredObject.of(file, contents))
-        whole.add(file, contents, 0)
+        if guess is not None:
+            whole.add(file, contents, 0)
     if not objects:
         raise JetcaptureError(f"no archive of stream {stream} under {archive.shown}{archive.known_streams()}")
     if scope.selection.keys is not None and any(stored.name.bundle for stored in objects):
@@ -253,6 +254,7 @@ def collect(
         copies += whole.find_copies(reader, progress)
         scans = [(lives[0], whole)]
     else:
+        whole.examined.clear()
         scans = [(life, _scan(archive, life, objects, erased, copies)) for life in lives[:MAX_INCARNATIONS]]
     removed = [Removed.read(archive, stream, life) for life, _ in scans]
     expired = archive.expired(stream)
@@ -308,9 +310,12 @@ def _scan(
 ) -> ArchiveScan:
     """Examine the objects of one of several incarnations. Raises VanishedError, StoreError."""
     reader, scan = ObjectExaminer(archive, life, erased), ArchiveScan()
-    files = [(archive.at(stored.name.path, stored.size), stored.name) for stored in _of_life(life, objects)]
-    results = archive.map(lambda pair: examined(reader, *pair, deep=False), files)
-    for (file, _), contents in zip(files, results, strict=True):
+
+    def examine(stored: StoredObject) -> tuple[File, ObjectContents | StoreError | str | None]:
+        file = archive.at(stored.name.path, stored.size)
+        return file, examined(reader, file, stored.name, deep=False)
+
+    for file, contents in archive.map(examine, _of_life(life, objects)):
         if contents is None:
             raise VanishedError(f"{archive.shown}/{file.path} is gone")
         if isinstance(contents, ObjectContents):
