@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from typing import Any, Literal
@@ -20,8 +20,6 @@ from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.incarnations import Origin
-from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD, with_key_column
 from jetcapture_py.config import buckets
 from jetcapture_py.config.column_types import parse_type
@@ -48,16 +46,12 @@ from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.routed import LivePartition, StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
-from spark_jobs.reading.columns import quoted, read_schema, spark_schema
+from spark_jobs.reading.columns import quoted, spark_schema
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.reading.scan import Scans
 
 Engine = Literal["spark", "arrow"]
 
-_ROWS_PER_TASK = 250_000
-_MIN_TASKS = 16
-"""Minimum number of tasks that read with Arrow, if there are as many objects: tasks mostly wait for the store."""
-_POSITION = "_nats_row, or 0"
 _TIME_TYPE = "spark.sql.timeType.enabled"
 
 
@@ -137,7 +131,7 @@ def _rows(spark: SparkSession, location: ArchiveLocation, plan: ReadPlan, engine
         )
     # a session that tells names apart by their case reads a column that objects store in another case as null
     native = engine == "spark" and spark.conf.get("spark.sql.caseSensitive") != "true"
-    frame = _Reader(spark, plan, Scans(spark, location, plan), native=native).rows()
+    frame = Scans(spark, location, plan, native=native).rows()
     for names, first, last in plan.bounds:
         time = sf.coalesce(*map(sf.col, names))
         frame = frame if first is None else frame.where(time >= sf.lit(first))
@@ -341,87 +335,3 @@ def _extremes(entries: DataFrame, known: Sequence[BucketIncarnation]) -> tuple[A
     rows = entries.groupBy(number.alias("number")).agg(sf.min(layout.SEQ), sf.max(layout.SEQ)).collect()
     times = [starts[row["number"]] for row in rows for _ in ("first", "last")]
     return np.array([seq for row in rows for seq in row[1:]], np.int64), np.array(times, np.int64)
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Renders a plan: with Spark's own Parquet reader if `native`, and objects whose columns drifted with Arrow."""
-
-    spark: SparkSession
-    plan: ReadPlan
-    scans: Scans
-    native: bool
-
-    def rows(self) -> DataFrame:
-        """The rows of the plan's objects, each message once."""
-        plan = self.plan
-        frames = []
-        if plan.whole:
-            frames.append(self._union(plan.whole))
-        if plan.parts:
-            frames.append(self._union(list(plan.parts), plan.parts))
-        if plan.shared:
-            frame = self._union(plan.shared)
-            if plan.table.several_rows:  # a batch in which all messages have one row leaves the number out
-                numbered = frame.withColumn(_POSITION, sf.coalesce(layout.ROW, sf.lit(0)))
-                frames.append(numbered.dropDuplicates([*plan.identity, _POSITION]).drop(_POSITION))
-            else:
-                frames.append(frame.dropDuplicates([*plan.identity]))
-        if not frames:
-            return self.spark.createDataFrame([], spark_schema(plan.table.schema))
-        return reduce(DataFrame.union, frames)
-
-    def _union(
-        self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None = None
-    ) -> DataFrame:
-        """The objects, or these parts of them."""
-        under_keys = [name for name in names if not name.bundle]
-        frames = [self._alike(under_keys, parts)] if under_keys else []
-        if len(under_keys) < len(names):
-            frame, keys = self._alike([name for name in names if name.bundle], parts), self.plan.selection.keys
-            if keys is not None:  # by which Spark skips row groups and pages
-                listed = sf.col(layout.KEY).isin([key for key in keys if key is not None])
-                frame = frame.where(listed | sf.col(layout.KEY).isNull() if None in keys else listed)
-            frames.append(frame)
-        return reduce(DataFrame.union, frames)
-
-    def _alike(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
-        """Objects of one layout: natively, but for those whose columns drifted."""
-        native: list[ObjectName] = []
-        others: list[ObjectName] = []
-        schema_of = self.plan.schema_of
-        drifts = {schema: self.plan.table.drifts(schema) for schema in {schema_of[name] for name in names}}
-        for name in names:
-            (native if self.native and not drifts[schema_of[name]] else others).append(name)
-        frames = [self._natively(native, parts)] if native else []
-        frames += [self._with_arrow(others, parts)] if others else []
-        return reduce(DataFrame.union, frames)
-
-    def _with_arrow(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
-        """Read in Python workers: slower, but with any types, and without a file system of Spark's for the store."""
-        largest = sorted(names, key=lambda name: name.rows, reverse=True)
-        ranges = [None if parts is None else [list(ends) for ends in parts[name]] for name in largest]
-        objects = pa.table(
-            {
-                "path": pa.array([name.path for name in largest], pa.string()),
-                "ranges": pa.array(ranges, pa.list_(pa.list_(pa.int64()))),
-            }
-        )
-        tasks = min(len(names), max(_MIN_TASKS, sum(name.rows for name in names) // _ROWS_PER_TASK))
-        schema = self.plan.table.schema
-        read = partial(_read_objects, PlanReader.of(self.plan, schema.names))
-        return self.spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, spark_schema(schema))
-
-    def _natively(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
-        ranges = None if parts is None else {name: parts[name] for name in names}
-        schema = read_schema(self.plan.table, bundles=bool(names[0].bundle))
-        return self.scans.frame(names, schema, ranges).drop(layout.BUNDLE)
-
-
-def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read the rows of the objects that `batches` name. Runs in a worker."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            file = reader.files.at(row["path"])
-            if file.name is not None:
-                yield from reader.batches(file, file.name, row["ranges"])

@@ -1,4 +1,4 @@
-"""Render a plan's columns in Spark: names, types, and the schema for Spark's Parquet reader."""
+"""Render a plan's columns in Spark: names and types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import Table
 
 
 def quoted(name: str) -> str:
@@ -36,15 +35,6 @@ def find(name: str, names: Sequence[str]) -> str | None:
 def header(name: str) -> Column:
     """The first value of a message's header; null without it."""
     return sf.get(sf.col(layout.HEADERS)[name], sf.lit(0))
-
-
-def read_schema(table: Table, *, bundles: bool) -> st.StructType:
-    """Return the schema passed to Spark's Parquet reader for objects that store no drifted column in another type.
-
-    Objects in bundles have their keys as a column, and the bundle in their paths.
-    """
-    bundle = [pa.field(layout.BUNDLE, pa.string())] if bundles else []
-    return spark_schema([*table.schema, *bundle])
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> st.StructType:

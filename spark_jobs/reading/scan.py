@@ -12,10 +12,11 @@ the objects first, and fails with "read it again" unless all of them are there.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial, reduce
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,14 +24,15 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql import types as st
 from pyspark.sql.utils import is_remote
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
+from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.plan import ReadPlan
 from jetcapture_py.store.archive import AGAIN
+from spark_jobs.reading.columns import spark_schema
 from spark_jobs.reading.location import ArchiveLocation
 
 _FILE, _RANGES_FILE, _FIRST, _LAST = "_nats_file", "_nats_ranges_file", "_nats_first", "_nats_last"
@@ -39,6 +41,10 @@ _MIN_SHIFT = 6
 """A block of sequences has at least 64 of them, as a power of two."""
 _BLOCKS = 65_536
 """Rows of a table of ranges; more blocks than these become longer blocks."""
+_POSITION = "_nats_row, or 0"
+_ROWS_PER_TASK = 250_000
+_MIN_TASKS = 16
+"""Minimum number of tasks that read with Arrow, if there are as many objects: tasks mostly wait for the store."""
 _COUNTED_BY_A_TASK = 4096
 """Local objects whose status one task looks up, in some hundredths of a second."""
 _STATUS = "path string, modificationTime timestamp, length long, content binary"
@@ -48,22 +54,68 @@ _UNRESERVED = "_-!.~'()*,;:$&+=/@"
 
 @dataclass(frozen=True)
 class Scans:
-    """Scans of the objects of `plan`, at `location`."""
+    """Renders `plan` for an archive at `location`.
+
+    Spark's own reader reads objects if `native`; those whose columns drifted are read with Arrow in Python workers.
+    """
 
     spark: SparkSession
     location: ArchiveLocation
     plan: ReadPlan
+    native: bool
 
-    def frame(
-        self, names: Sequence[ObjectName], schema: st.StructType, parts: Mapping[ObjectName, Sequence[Range]] | None
+    def rows(self) -> DataFrame:
+        """The rows of the plan's objects, each message once."""
+        plan = self.plan
+        frames = [*self._frames(plan.whole), *self._frames(list(plan.parts), plan.parts)]
+        if plan.shared:
+            compared, identity = reduce(DataFrame.union, self._frames(plan.shared)), [*plan.identity]
+            if plan.table.several_rows:  # a batch in which all messages have one row leaves the number out
+                compared = compared.withColumn(_POSITION, sf.coalesce(layout.ROW, sf.lit(0)))
+                identity.append(_POSITION)
+            frames.append(compared.dropDuplicates(identity).drop(_POSITION))
+        nothing = self.spark.createDataFrame([], spark_schema(plan.table.schema))
+        return reduce(DataFrame.union, frames) if frames else nothing
+
+    def _frames(
+        self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None = None
+    ) -> Iterator[DataFrame]:
+        """These objects, or these parts of them: a frame for each layout and reader."""
+        schema_of, keys, drifts = self.plan.schema_of, self.plan.selection.keys, cache(self.plan.table.drifts)
+        alike: dict[tuple[bool, bool], list[ObjectName]] = defaultdict(list)
+        for name in names:
+            alike[bool(name.bundle), self.native and not drifts(schema_of[name])].append(name)
+        for (bundled, native), members in alike.items():
+            frame = self._natively(members, bundled, parts) if native else self._with_arrow(members, parts)
+            if bundled and keys is not None:  # by which Spark skips row groups and pages
+                listed = sf.col(layout.KEY).isin([key for key in keys if key is not None])
+                frame = frame.where(listed | sf.col(layout.KEY).isNull() if None in keys else listed)
+            yield frame
+
+    def _with_arrow(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
+        largest = sorted(names, key=lambda name: name.rows, reverse=True)
+        ranges = [None if parts is None else [list(ends) for ends in parts[name]] for name in largest]
+        objects = pa.table(
+            {
+                "path": pa.array([name.path for name in largest], pa.string()),
+                "ranges": pa.array(ranges, pa.list_(pa.list_(pa.int64()))),
+            }
+        )
+        tasks = min(len(names), max(_MIN_TASKS, sum(name.rows for name in names) // _ROWS_PER_TASK))
+        schema = self.plan.table.schema
+        read = partial(_read_objects, PlanReader.of(self.plan, schema.names))
+        return self.spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, spark_schema(schema))
+
+    def _natively(
+        self, names: Sequence[ObjectName], bundled: bool, parts: Mapping[ObjectName, Sequence[Range]] | None
     ) -> DataFrame:
-        """Exactly these objects, or these parts of them: all under keys, or all in bundles. An explicit schema keeps
-        partition values strings."""
-        # what the session ignores would be missing without an error
-        reader = self._reader(ignoreMissingFiles="false").format("parquet").schema(schema)
+        # objects in bundles have their keys as a column, and the bundle in their paths
+        fields = [*self.plan.table.schema, *([pa.field(layout.BUNDLE, pa.string())] if bundled else [])]
+        # an explicit schema keeps partition values strings; what the session ignores would be missing without an error
+        reader = self._reader(ignoreMissingFiles="false").format("parquet").schema(spark_schema(fields))
         frame = self._from_list(reader, names)
         frame = self._from_paths(reader, names) if frame is None else frame
-        return frame if parts is None else _within(frame, parts)
+        return (frame if parts is None else _within(frame, {name: parts[name] for name in names})).drop(layout.BUNDLE)
 
     def _from_list(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame | None:
         """Load a list of files. None where Spark cannot be given one."""
@@ -138,6 +190,15 @@ class Scans:
 def _as_uri(url: str) -> str:
     scheme, separator, path = url.partition("://")
     return f"{scheme}{separator}{quote(path, safe=_UNRESERVED)}"
+
+
+def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read the rows of the objects that `batches` name. Runs in a worker."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            file = reader.files.at(row["path"])
+            if file.name is not None:
+                yield from reader.batches(file, file.name, row["ranges"])
 
 
 def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> DataFrame:
