@@ -23,7 +23,7 @@ import nats
 IMAGES = Path(__file__).parent / "images"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from spark_jobs.demo import COLUMNS, orders  # noqa: E402  # after the repository is on the path
+from jetcapture_py.manage.demo import COLUMNS, orders  # noqa: E402  # after the repository is on the path
 from tests.support.nats_server import NatsServer  # noqa: E402
 from tests.support.ports import free_port  # noqa: E402
 from tests.support.running import Command, settings  # noqa: E402

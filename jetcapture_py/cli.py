@@ -499,7 +499,7 @@ def demo(
     ] = None,
 ) -> None:
     """Show everything once, on a NATS server of its own. Publish, capture and query orders; publish the result."""
-    raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages, spark=with_spark))
+    raise typer.Exit(import_module("jetcapture_py.manage.demo").run(directory, messages, spark=with_spark))
 
 
 app.add_typer(commands.app)

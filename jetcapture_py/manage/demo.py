@@ -1,8 +1,6 @@
 """`jetcapture demo`: orders from a NATS server to Parquet, SQL and back, step by step.
 
 It needs the extra `demo`, with `--spark` also `spark` and Java 17, and touches nothing outside its directory.
-Everything runs in its own process group, on ports that the system chose; the group is killed when the demo ends,
-however it ends.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import asyncio
 import glob
 import importlib.util
 import json
-import os
 import random
 import re
 import shlex
@@ -19,15 +16,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import nats
@@ -36,9 +31,7 @@ import yaml
 from nats.js.errors import NotFoundError
 from rich.console import Console
 from rich.text import Text
-from rich.tree import Tree
 
-from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.connection import connect
@@ -55,73 +48,45 @@ COLUMNS = {
     "items": "list<struct<sku: string, quantity: int64>>",
 }
 SQL = """SELECT region, currency, count(*) AS orders, count(DISTINCT customer) AS customers,
-       sum(size(items)) AS items, round(sum(amount), 2) AS revenue
+       round(sum(amount), 2) AS revenue
 FROM archive GROUP BY region, currency ORDER BY orders DESC"""
-REASONS = """SELECT stage, left(regexp_replace(error, '[0-9]+', 'N'), 60) AS reason, count(*) AS messages,
-       left(decode(first(_nats_payload), 'ISO-8859-1'), 48) AS example
-FROM quarantine GROUP BY stage, reason ORDER BY messages DESC, reason LIMIT 8"""
-DUCKDB_SQL = SQL.replace("size(items)", "len(items)")
-DUCKDB_REASONS = """SELECT stage, left(regexp_replace(error, '[0-9]+', 'N', 'g'), 60) AS reason, count(*) AS messages,
-       left(replace(CAST(first(_nats_payload) AS VARCHAR), '\\x22', '"'), 48) AS example
-FROM quarantine GROUP BY ALL ORDER BY messages DESC, reason LIMIT 8"""
+REASONS = """SELECT stage, count(*) AS messages, min(left(error, 100)) AS example
+FROM quarantine GROUP BY stage ORDER BY messages DESC"""
 COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive) AS messages,
        (SELECT count(*) FROM archive) AS stored_rows,
        (SELECT count(DISTINCT _nats_seq) FROM quarantine) AS quarantined"""
-_SERVER_START, _STALLED = 15.0, 120.0
+_SERVER_START_S, _STALLED_S = 15.0, 120.0
 
 
 def run(directory: Path | None, messages: int, *, spark: bool | None = None) -> int:
-    """Run the demo in its own process group; return 0 if every order is accounted for.
+    """Run the demo; return 0 if every order is accounted for, 130 when it is interrupted.
 
     Queries run in Spark or in DuckDB; None means in Spark if PySpark and Java are installed.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    console = Console(highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout.isatty() else 140)
+    demo: _Demo | None = None
     try:
         spark = _check_prerequisites(spark)
-        home = _new_home(directory)
+        demo = _Demo(console, _new_home(directory), messages, spark=spark)
+        demo.run()
     except JetcaptureError as error:
-        return _failed(error)
-    signals: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, lambda number, _: signals.append(number)) for number in numbers}
-    command = [sys.executable, "-m", "spark_jobs.demo", str(home), str(messages), *(["spark"] if spark else [])]
-    try:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as group:
-            while group.poll() is None and not signals:
-                time.sleep(0.05)
-            with suppress(ProcessLookupError):
-                os.killpg(group.pid, signal.SIGKILL)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        shutil.rmtree(home / "nats", ignore_errors=True)  # only the server needed it
-    if signals:
-        console = Console(highlight=False)
-        console.show_cursor()
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"jetcapture demo: {error}")
+        return 1
+    except KeyboardInterrupt:
+        if demo is not None:
+            demo.stop()
         console.print("\nInterrupted; all processes are stopped.")
         return 130
-    return group.returncode
-
-
-def main(home: str, messages: str, engine: str = "duckdb") -> int:
-    """Run the demo in this process group; kill the group when standard input closes because the parent is gone."""
-
-    def end_with_parent() -> None:
-        os.read(0, 1)  # blocks until the parent is gone
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    width = None if sys.stdout.isatty() else 140
-    try:
-        console = Console(highlight=False, soft_wrap=True, emoji=False, width=width)
-        _Demo(console, Path(home), int(messages), spark=engine == "spark").run()
-    except JetcaptureError as error:
-        return _failed(error)
+    finally:
+        if demo is not None:
+            demo.stop()
     return 0
 
 
-def _failed(error: JetcaptureError) -> int:
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"jetcapture demo: {error}")
-    return 1
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _check_prerequisites(spark: bool | None) -> bool:
@@ -131,17 +96,15 @@ def _check_prerequisites(spark: bool | None) -> bool:
         raise JetcaptureError("duckdb is missing: pip install 'jetcapture[demo]'")
     if spark is False:
         return False
-    try:
-        if importlib.util.find_spec("pyspark") is None:
-            raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo,spark]'")
-        from spark_jobs.java import require_java
-
-        require_java()
-    except JetcaptureError:
-        if spark:
-            raise
-        return False
-    return True
+    missing = "PySpark is missing: pip install 'jetcapture[demo,spark]'"
+    if importlib.util.find_spec("pyspark") is not None:
+        done = subprocess.run([sys.executable, "-m", "spark_jobs.java"], capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return True
+        missing = done.stderr.strip().rpartition("\n")[2]
+    if spark:
+        raise JetcaptureError(missing)
+    return False
 
 
 def _server_binary() -> str:
@@ -195,8 +158,10 @@ class _Demo:
         self.console, self.home, self.messages, self.spark = console, home, messages, spark
         self.archive, self.logs = home / "archive", home / "logs"
         self.began = time.monotonic()
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> None:
+        engine = "Spark" if self.spark else "DuckDB"
         self.console.print(f"All files are in {self.home}.", markup=False)
         url = self._server()
         self._step(f"1. Start a NATS server at {url} and publish {self.messages:,} orders to its stream {STREAM}")
@@ -205,63 +170,50 @@ class _Demo:
         self._timed("messages stored and acknowledged", lambda: asyncio.run(self._capture(url)))
         self._step("3. The archive")
         self._show_archive()
-        if self.spark:
-            with self._spark_errors():
-                self._query_with_spark(url)
-        else:
-            self._query_with_duckdb(url)
-
-    def _query_with_duckdb(self, url: str) -> None:
-        self._step("4. The quarantine: messages that could not be decoded, with the reason and the raw bytes")
-        self._table(*_columns_and_rows(self._queried(DUCKDB_REASONS)))
-        self._step("5. `jetcapture query`: SQL over the archive, each message once")
-        self.console.print(DUCKDB_SQL, style="dim", markup=False)
-        result = self._queried(DUCKDB_SQL)
-        self._table(*_columns_and_rows(result))
+        self._step("4. The quarantine: messages that could not be decoded, with a reason")
+        self._show(self._query(REASONS))
+        self._step(f"5. SQL over the archive in {engine}, each message once")
+        self.console.print(SQL, style="dim", markup=False)
+        result = self._query(SQL)
+        self._show(result)
         self._step(f"6. Publish the result to the subjects results.* and read it back from the stream {RESULTS}")
-        asyncio.run(_publish_rows(url, result))
-        self._read_back(url, len(result))
-        (counts,) = self._queried(COUNTS)
-        self._finish(*counts.values())
-
-    def _queried(self, sql: str) -> list[dict[str, Any]]:
-        """Return the rows that `jetcapture query` prints."""
-        words = [sys.executable, "-m", "jetcapture_py", "query", str(self.archive), STREAM, sql, "--format", "json"]
-        with self.console.status("Querying …"):
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise JetcaptureError(f"the query failed: {done.stderr.strip()}")
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    def _read_back(self, url: str, published: int) -> None:
-        read = asyncio.run(_read_back(url, published))
+        if self.spark:
+            self._command(*self._ours(SQL), "--to-nats", "results.{region}", "--servers", url)
+        else:
+            asyncio.run(_publish_rows(url, result))
+        read = asyncio.run(_read_back(url, len(result)))
         for subject, payload in read:
             self.console.print(Text.assemble("  ", (f"{subject:<15}", "green"), payload))
-        if len(read) != published:
-            raise JetcaptureError(f"{published} results were published, but {len(read)} were read back")
+        if len(read) != len(result):
+            raise JetcaptureError(f"{len(result)} results were published, but {len(read)} were read back")
+        (counts,) = self._query(COUNTS)
+        self._finish(*counts.values())
 
-    def _query_with_spark(self, url: str) -> None:
-        from spark_jobs.archive import archive_view
-        from spark_jobs.job import session
-        from spark_jobs.replay import replay
+    def stop(self) -> None:
+        """Kill all processes; remove what only the server needed."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.home / "nats", ignore_errors=True)
 
-        with self.console.status("Starting Spark …"):
-            spark = session("jetcapture demo")
-            spark.conf.set("spark.sql.shuffle.partitions", "4")
-            for view in ("archive", "quarantine"):
-                archive_view(spark, str(self.archive), STREAM, view, quarantine=view == "quarantine")
-        self._step("4. The quarantine: messages that could not be decoded, with the reason and the raw bytes")
-        reasons = spark.sql(REASONS)
-        self._table(reasons.columns, reasons.collect())
-        counts = spark.sql(COUNTS).collect()[0]
-        self._step("5. Spark SQL over the archive")
-        self.console.print(SQL, style="dim")
-        result = spark.sql(SQL)
-        self._table(result.columns, result.collect())
-        self._step(f"6. Publish the result to the subjects results.* and read it back from the stream {RESULTS}")
-        self._read_back(url, replay(result, url, "results.{region}").published)
-        spark.stop()
-        self._finish(*counts)
+    def _ours(self, sql: str) -> list[str]:
+        return [*(["spark"] if self.spark else []), "query", str(self.archive), STREAM, sql]
+
+    def _query(self, sql: str) -> list[dict[str, Any]]:
+        output = self._command(*self._ours(sql), "--format", "json")
+        return [json.loads(line) for line in output.splitlines()]
+
+    def _command(self, *words: str) -> str:
+        """Run a command of jetcapture; return its output."""
+        log = self.logs / "query.log"
+        with log.open("ab") as errors, self.console.status("Querying …"):
+            command = [sys.executable, "-m", "jetcapture_py", *words]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+            self._processes.append(process)
+            output, _ = process.communicate()
+        if process.returncode:
+            raise JetcaptureError(f"the query failed: see {log}")
+        return output.decode()
 
     def _step(self, text: str) -> None:
         self.console.print(f"\n[bold cyan]{text}[/]")
@@ -274,7 +226,8 @@ class _Demo:
 
     def _start(self, command: Sequence[str], log: str) -> subprocess.Popen[bytes]:
         with (self.logs / log).open("wb") as output:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self._processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
+        return self._processes[-1]
 
     def _server(self) -> str:
         """Start a nats-server on a free port; return its address."""
@@ -283,7 +236,7 @@ class _Demo:
         command = [_server_binary(), "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", str(storage)]
         process = self._start([*command, "-js", "-sd", str(storage), "-l", str(log)], "nats-server.err")
         ports = storage / f"nats-server_{process.pid}.ports"
-        deadline = time.monotonic() + _SERVER_START
+        deadline = time.monotonic() + _SERVER_START_S
         while time.monotonic() < deadline and process.poll() is None:
             with suppress(OSError, ValueError):  # not written completely yet
                 return str(json.loads(ports.read_text())["nats"][0])
@@ -327,7 +280,7 @@ class _Demo:
                     now = self.messages - (info.num_pending or 0) - (info.num_ack_pending or 0)
                     done, moved = (now, time.monotonic()) if now != done else (done, moved)
                     status.update(f"{done:,} stored")
-                if time.monotonic() - moved > _STALLED:
+                if time.monotonic() - moved > _STALLED_S:
                     raise JetcaptureError(f"the replicas make no progress: see {self.logs}")
                 await asyncio.sleep(0.1)
         await nc.close()
@@ -341,59 +294,22 @@ class _Demo:
         return replica.returncode is None
 
     def _show_archive(self) -> None:
-        """Show the directories with one object each, and the volume per key."""
-        tree, keys = Tree(Text(str(self.archive))), defaultdict[str, list[int]](lambda: [0, 0, 0])
-        directories: dict[Path, list[Path]] = defaultdict(list)
-        for path in sorted(self.archive.rglob("*.parquet")):
-            directories[path.parent].append(path)
-            name = layout.parse_path(path.relative_to(self.archive).as_posix())
-            if name is not None and not name.quarantine:
-                of_key = keys[str(name.key)]
-                of_key[:] = of_key[0] + 1, of_key[1] + name.rows, of_key[2] + path.stat().st_size
-        for directory, files in directories.items():
-            branch = tree.add(directory.relative_to(self.archive).as_posix(), highlight=False)
-            branch.add(Text(files[0].name, no_wrap=True, overflow="ellipsis"))
-            if len(files) > 1:
-                branch.add(f"… and {len(files) - 1} more")
-        self.console.print(tree)
-        rows = ((key, *of_key, round(of_key[2] / of_key[1])) for key, of_key in sorted(keys.items()))
-        self._table(["key", "objects", "rows", "bytes", "bytes per row"], rows)
+        self.console.print(str(self.archive), markup=False)
+        self.console.print(self._command("objects", str(self.home / "jetcapture.yaml")), markup=False, end="")
 
-    def _table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def _show(self, rows: Sequence[dict[str, Any]]) -> None:
         from jetcapture_py.reading.output import table
 
-        for line in table(columns, ([str(value) for value in row] for row in rows)):
+        columns = list(rows[0]) if rows else ["nothing"]
+        for line in table(columns, ([str(value) for value in row.values()] for row in rows)):
             self.console.print(line, markup=False, style="bold" if line.startswith(columns[0]) else None)
-
-    @contextmanager
-    def _spark_errors(self) -> Iterator[None]:
-        """Redirect output of Spark, its JVM and workers to a file; turn Spark's errors into one line."""
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
-        from spark_jobs.job import spark_error
-
-        path = self.logs / "spark.log"
-        sys.stderr.flush()
-        saved = os.dup(2)
-        try:
-            with path.open("ab") as file:
-                os.dup2(file.fileno(), 2)
-            yield
-        except (PySparkException, Py4JError) as error:
-            raise JetcaptureError(f"Spark failed: {spark_error(error)}; see {path}") from error
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
 
     def _finish(self, messages: int, rows: int, quarantined: int) -> None:
         objects = f"{glob.escape(str(self.archive / STREAM))}/**/*.parquet".replace("'", "''")
         query = "SELECT key, count(*) FROM {} GROUP BY key"
         self.console.print("\n[bold]The archive is kept. Query it with[/]")
-        ours = ("python", "-m", "spark_jobs.query") if self.spark else ("jetcapture", "query")
         for words in (
-            (*ours, str(self.archive), STREAM, query.format("archive")),
+            ("jetcapture", *self._ours(query.format("archive"))),
             ("duckdb", "-c", query.format(f"read_parquet('{objects}', hive_partitioning=true)")),
         ):
             self.console.print("  " + " ".join(map(_shell_quoted, words)), markup=False)
@@ -411,10 +327,6 @@ class _Demo:
 
 async def _quiet(_: Exception) -> None:
     """Ignore asynchronous errors: an interruption may stop the server first."""
-
-
-def _columns_and_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    return list(rows[0]) if rows else ["nothing"], [list(row.values()) for row in rows]
 
 
 async def _publish_rows(url: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -435,7 +347,3 @@ async def _read_back(url: str, expected: int) -> list[tuple[str, str]]:
 
 def _shell_quoted(word: str) -> str:
     return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
