@@ -14,11 +14,9 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
-from pydantic import BeforeValidator, ConfigDict
-from pydantic.alias_generators import to_camel
 from pyspark import TaskContext
 from pyspark.sql import types as st
 from pyspark.sql.datasource import (
@@ -38,9 +36,7 @@ from pyspark.sql.streaming.datasource import (
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.incarnations import Origin
-from jetcapture_py.config import values as types
-from jetcapture_py.config.model import Section, load
-from jetcapture_py.config.units import quoted
+from jetcapture_py.config.model import load
 from jetcapture_py.errors import ConfigError, MissingStreamError, SourceError
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.columns import Table
@@ -49,43 +45,16 @@ from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived, is_same
-from spark_jobs.datasource.offsets import Positions, check_same, check_there, offset_of, origin_of
+from spark_jobs.datasource.offsets import BatchEnds, Positions, check_same, check_there, origin_of
 from spark_jobs.datasource.one_line import one_line_errors
-from spark_jobs.datasource.options import parse
-from spark_jobs.datasource.read import POLL, Offset, StreamReader
+from spark_jobs.datasource.options import CombinedOptions, parse
+from spark_jobs.datasource.read import POLL, Offset
 from spark_jobs.datasource.routed import LivePartition, StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
 from spark_jobs.reading.columns import spark_schema
 
 log = logging.getLogger("jetcapture.spark")
 _NONE = "none"
-
-
-def _starts(value: object) -> object:
-    text = str(value).lower()
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 63:
-        return int(text)
-    raise ValueError(f"expected earliest, latest or a sequence from 1, got {quoted(value)}")
-
-
-class CombinedOptions(Section):
-    """The configuration of a capture, and what to read of its archive and stream; `keys` are separated by commas."""
-
-    model_config = ConfigDict(alias_generator=to_camel)
-
-    config: str
-    keys: str | None = None
-    start: str | None = None
-    end: str | None = None
-    starting_offsets: Annotated[int | str, BeforeValidator(_starts)] = "earliest"
-    starting_timestamp: types.StartTime | None = None
-    max_offsets_per_trigger: types.Count | None = None
-    max_bytes_per_trigger: types.Size | None = None
-    min_partitions: types.Count | None = None
-    fail_on_data_loss: bool = True
-    timeout: str = "60s"
 
 
 class CombinedSource:
@@ -101,7 +70,7 @@ class CombinedSource:
         keys = None if options.keys is None else [key.strip() or None for key in options.keys.split(",")]
         self.selection = Selection.of(options.start, options.end, keys)
         self.reading = reading_options(
-            self.config.nats, self.stream, watched=options.fail_on_data_loss, timeout=options.timeout
+            self.config.nats, self.stream, watched=options.fail_on_data_loss, timeout=f"{options.timeout:g}s"
         )
 
     @property
@@ -262,8 +231,7 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source.opened(schema)
         self._source = source
         self._session: Session | None = None
-        self._live: StreamReader | None = None
-        self._subjects: tuple[str, ...] = ()
+        self._ends = BatchEnds()
         self._boundary: Boundary | None = None
         self._initial: Offset | None = None
         self._latest: Offset | None = None
@@ -271,7 +239,7 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_session": None, "_live": None, "_boundary": None}
+        return {**self.__dict__, "_session": None, "_boundary": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Return the start of a new query; the same on every call."""
@@ -326,9 +294,6 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         session, self._session = self._session, None
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
         if session is not None:
             session.close()
 
@@ -367,24 +332,14 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if size is not None and state.messages:
             few = max(1, int(size) * state.messages // max(1, state.bytes))
             messages = few if messages is None else min(messages, few)
-        limit = ReadAllAvailable() if messages is None else ReadMaxRows(messages)
-        for low, until, subjects in boundary.segments(first, boundary.end):
-            start = offset_of(self._source.stream, boundary.origin, low)
-            end = min(until, int(self._live_reader(subjects).latestOffset(start, limit)["seq"]))
+        live = boundary.first_live(first, watched=options.fail_on_data_loss)
+        for low, until, subjects in boundary.segments(live, boundary.end):
+            reading = self._source.reading.model_copy(update={"subjects": subjects})
+            positions = Positions(cast("Session", self._session), reading)
+            end = self._ends.end(positions, low, until, state, messages)
             if end > low:
                 return end
         return first
-
-    def _live_reader(self, subjects: tuple[str, ...]) -> StreamReader:
-        """Return the reader that finds the ends of batches of the stream's messages of these subjects."""
-        if self._live is not None and self._subjects != subjects:
-            self._live.stop()
-            self._live = None
-        if self._live is None:
-            reading = self._source.reading.model_copy(update={"subjects": subjects})
-            self._live = StreamReader(reading, st.StructType([st.StructField(layout.SEQ, st.LongType())]))
-            self._subjects = subjects
-        return self._live
 
     def _offset(self, boundary: Boundary, seq: int) -> Offset:
         positions = Positions(cast("Session", self._session), self._source.reading)

@@ -51,6 +51,7 @@ class Positions:
         self._session = session
         self._options = options
         self._stream = options.stream
+        self.subjects = options.subjects
 
     def state(self) -> StreamState:
         """Return the current state of the stream."""
@@ -128,6 +129,28 @@ class Positions:
     def _at(self, moment: datetime) -> int:
         """Return the sequence of the first message stored at `moment` or later."""
         return self._session.run(self._session.reads.first_at(self._stream, moment))
+
+
+class BatchEnds:
+    """Finds where batches end. Asks for the last matching message only after something was stored."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[str, ...], int] | None = None
+        self._last = 0
+
+    def end(self, positions: Positions, first: int, end: int, state: StreamState, limit: int | None) -> int:
+        """Return the end of a batch from `first` on: at most `end`, and at most `limit` messages later.
+
+        Without matching messages there is no batch, unless the query falls behind by more than half of the stream:
+        when the stream then removes old messages, it would look as if unread ones were lost.
+        """
+        if self._known != (positions.subjects, state.last):
+            self._last, self._known = positions.last_match(state), (positions.subjects, state.last)
+        if self._last >= first:
+            end = max(first, min(self._last + 1, end))
+        elif end - first <= (state.last + 1 - state.first) / 2:
+            return first
+        return end if limit is None else positions.limited(first, max(first, end), limit, state)
 
 
 _EVERY_SUBJECT = ("*", "*.>")

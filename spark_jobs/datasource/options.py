@@ -46,39 +46,54 @@ def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
-class CommonOptions(Section):
-    """Options of both reading and writing."""
-
-    model_config = ConfigDict(alias_generator=to_camel)
-
-    nats: NatsConfig
-
-
-class WriteOptions(CommonOptions):
+class WriteOptions(Section):
     """Where rows go; `window` limits the unacknowledged messages of each task.
 
     `format` is that of payloads made of columns.
     """
 
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    nats: NatsConfig
     subject: str | None = None
     format: Literal["json", "msgpack"] = "json"
     window: types.Count = WINDOW
 
 
-class ReadOptions(CommonOptions):
-    """Stream, range and columns of a read; the end is exclusive. `timeout`: seconds that NATS may be unavailable."""
+class RangeOptions(Section):
+    """What part of a stream to read, and in which portions. `timeout`: seconds that NATS may be unavailable."""
 
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    starting_timestamp: types.StartTime | None = None
+    max_offsets_per_trigger: types.Count | None = None
+    min_partitions: types.Count | None = None
+    fail_on_data_loss: bool = True
+    timeout: types.DurationOfSeconds = Field("60s", validate_default=True)
+
+
+class CombinedOptions(RangeOptions):
+    """The configuration of a capture, and what to read of its archive and stream; `keys` are separated by commas."""
+
+    config: str
+    keys: str | None = None
+    start: str | None = None
+    end: str | None = None
+    starting_offsets: Annotated[int | str, _position("earliest", "latest")] = "earliest"
+    max_bytes_per_trigger: types.Size | None = None
+
+
+class ReadOptions(RangeOptions):
+    """Stream, range and columns of a read; the end is exclusive."""
+
+    nats: NatsConfig
     stream: types.Name
     subjects: Annotated[tuple[types.FilterSubject, ...], BeforeValidator(_parts)] = ()
     starting_offsets: Annotated[int | str, _position("earliest", "latest", "new", "last", "last_per_subject")] = (
         "earliest"
     )
-    starting_timestamp: types.StartTime | None = None
     ending_offsets: Annotated[int | str, _position("latest")] = "latest"
     ending_timestamp: types.StartTime | None = None
-    max_offsets_per_trigger: types.Count | None = None
-    min_partitions: types.Count | None = None
-    fail_on_data_loss: bool = True
     include_headers: bool = False
     format: Literal["raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf"] = "raw"
     columns: str = ""
@@ -91,7 +106,6 @@ class ReadOptions(CommonOptions):
     header: str | None = None
     null_text: str | None = None
     delimiter: str | None = None
-    timeout: types.DurationOfSeconds = Field("60s", validate_default=True)
     mode: Annotated[Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"], BeforeValidator(_upper)] = "PERMISSIVE"
 
     @model_validator(mode="after")

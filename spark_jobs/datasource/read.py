@@ -26,6 +26,7 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.offsets import (
     LAST_PER_SUBJECT,
+    BatchEnds,
     Positions,
     StreamPartition,
     check_same,
@@ -210,7 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: int | None = None
         self._asked = 0.0
         self._created = ""  # of the stream, when it was last asked for
-        self._match = (0, 0)  # sequences: the last matching message, and the stream's last message at that time
+        self._ends = BatchEnds()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_session": None}
@@ -235,10 +236,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next batch; `start` itself when there is nothing new."""
         state = self._state_of(start)
         first = self._first(start, state)
-        end = self._end(first, state)
+        end = state.last + 1 if self._until is None else min(state.last, self._until) + 1
         snapshot = start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT
-        if isinstance(limit, ReadMaxRows) and not snapshot:
-            end = self._positions.limited(first, end, limit.max_rows, state)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) and not snapshot else None
+        end = self._ends.end(self._positions, first, max(first, end), state, rows)
         self._latest = self._positions.offset(state, state.last + 1)
         if start.get("initial"):
             return {**self._positions.offset(state, end), "start": start}
@@ -293,19 +294,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.fail_on_data_loss and not snapshot:
             check_there(self._options.stream, start["seq"], state)
         return min(max(int(start["seq"]), state.first), state.last + 1)
-
-    def _end(self, first: int, state: StreamState) -> int:
-        """Return the sequence after the last message to read.
-
-        Without matching messages there is no batch, unless the query falls behind by more than half of the stream:
-        when the stream then removes old messages, it would look as if unread ones were lost.
-        """
-        end = state.last + 1
-        if self._until is not None:
-            end = min(end, self._until + 1)
-        if self._match[1] != state.last:
-            self._match = self._positions.last_match(state), state.last
-        last = self._match[0]
-        if last >= first:
-            return max(first, min(last + 1, end))
-        return max(first, end) if end - first > (state.last + 1 - state.first) / 2 else first
