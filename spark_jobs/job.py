@@ -74,7 +74,9 @@ EngineOption = Annotated[
     Literal["spark", "arrow"],
     Option("--engine", help="arrow: read with fsspec and Arrow if Spark has no file system for the URL."),
 ]
-NoSurvey = Annotated[bool, Option("--no-survey", help="Skip the check of all rows; fail at the first invalid subject.")]
+NoSurvey = Annotated[
+    bool, Option("--no-survey", help="Do not read the rows of a query once before; fail at the first invalid subject.")
+]
 
 
 def command(name: str, work: Callable[..., None], **settings: Any) -> TyperCommand:

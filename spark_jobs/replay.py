@@ -26,7 +26,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,24 +34,24 @@ from typing import Annotated, Literal
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
 
-import pyarrow as pa
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 from typer import Option
 
 from jetcapture_py import options as opt
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.subjects import check_pattern, covers, overlaps, regex_of
 from jetcapture_py.config.units import format_time, parse_duration, quoted
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from jetcapture_py.text import duration, plural
 from spark_jobs import job
 from spark_jobs.job import EngineOption, JobArchive, NoSurvey, command, session, spark_error
-from spark_jobs.publishing.instructions import describe_removed, keepable
+from spark_jobs.publishing.instructions import keepable
 from spark_jobs.publishing.login import login_at
-from spark_jobs.publishing.subjects import check_pattern, matching
+from spark_jobs.publishing.prepare import NOTHING, Archived, Targets
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.replaying.missing import (
     REPLAY_ID,
@@ -65,25 +65,15 @@ from spark_jobs.replaying.missing import (
     without_erased,
 )
 from spark_jobs.replaying.origin import origin_of
-from spark_jobs.replaying.preview import (
-    Preview,
-    describe,
-    is_certain,
-    is_recreated,
-    short_window,
-    take_preview,
-    warnings,
-)
-from spark_jobs.replaying.rows import ReplayRows, rows_of
+from spark_jobs.replaying.preview import describe, is_recreated, short_window, warnings
+from spark_jobs.replaying.source import Source
 from spark_jobs.replaying.target import Origin, Stream, Target
-from spark_jobs.replaying.task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
+from spark_jobs.replaying.task import RESULT, Pace, Task
 from spark_jobs.sql import ArchiveQuery
 
 log = logging.getLogger("jetcapture.replay")
 
 _REPLAY_ID = re.compile(r"[!-9;-~]{1,100}")
-_BROADCAST = 5_000_000
-"""Maximum number of identities of a resumed replay to broadcast; Spark chooses the join for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,46 +124,46 @@ def replay(
     capture would capture again is refused unless `allow_loop`, and message ids distinguish the incarnations of a
     recreated stream.
 
-    Before anything is published, `survey` reads all rows once: rows without a valid subject are an error. Without it, a
-    replay starts immediately and fails at the first invalid row; rows are still read first if the subject template
-    alone does not determine the stream.
+    Messages are prepared and sorted before the first one is published: one without a valid subject is an error, and
+    nothing is published. Rows without a timestamp are not sorted; for the same reason `survey` reads them once before.
+    Without it, a replay of such rows fails at the first invalid one, unless the subject template alone does not
+    determine the stream.
     """
     replay_id = replay_id or uuid.uuid4().hex[:12]
     if not _REPLAY_ID.fullmatch(replay_id):
         raise JetcaptureError(f"replay id {replay_id!r} must be a plain word")
-    rows = rows_of(frame, subject, payload)
-    if pace is not None and pace.speed is not None and not rows.ordered:
+    source = Source.of(frame, subject, payload)
+    if pace is not None and pace.speed is not None and not source.ordered:
         raise JetcaptureError(f"--policy original needs the columns {', '.join(layout.IDENTITY)}")
-    if resume and not rows.messages:
+    if resume and not source.archived:
         raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
-    streams, ingested = _streams(rows, target, None if allow_loop else origin, into)
-    if survey or not is_certain(rows.pattern, streams, ingested):
-        take_preview(rows, streams, ingested)
-        rows = rows.surveyed()
+    streams, targets = _targets(source, target, None if allow_loop else origin, into)
     for line in warnings(streams):
         log.warning("%s", line)
-    if rows.messages and (warning := short_window(streams)) is not None:
+    if source.archived and (warning := short_window(streams)) is not None:
         log.warning("%s", warning)
-    left, skipped = _left(rows, target.replayed(streams, rows.pattern, replay_id)) if resume else (rows, 0)
-    task = Task(
-        login=target.login,
+    found = target.replayed(streams, source.rows.pattern, replay_id) if resume else None
+    left, skipped = (source, 0) if found is None else source.without(found)
+    surveyed = not source.ordered and (survey or targets is not None)
+    prepare = Archived(
+        rows=left.rows,
         replay_id=replay_id,
-        window=window,
-        recreated=into is not None or (len(origin.created) > 1 if origin is not None else is_recreated(rows)),
-        apart=rows.apart,
-        stored=rows.stored,
-        pace=pace,
+        recreated=into is not None or _recreated(source, origin),
+        apart=left.apart,
         kept=tuple(map(_keepable, keep_headers)),
+        targets=targets,
+        before=source.ordered or surveyed,
     )
-    if rows.messages and into is None:
+    messages = left.prepared(prepare)
+    if surveyed:
+        _collect(messages.agg(sf.count("*")), replay_id)
+    if source.archived and into is None:
         log.info("replay id %s; if interrupted, continue with --resume %s", replay_id, replay_id)
     began = time.monotonic()
-    ordered = left.in_order(1 if pace is not None else tasks)
-    try:
-        counts = ordered.mapInArrow(task.function(), RESULT).collect()
-    except PythonException as error:
-        raise SourceError(f"{spark_error(error)}; replay id {task.replay_id}") from error
+    task = Task(login=target.login, window=window, apart=left.apart, pace=pace)
+    ordered = left.in_order(messages, 1 if pace is not None else tasks)
+    counts = _collect(ordered.mapInArrow(task, RESULT), replay_id)
     return Replayed(
         published=sum(row["published"] for row in counts),
         duplicates=sum(row["duplicates"] for row in counts),
@@ -181,6 +171,22 @@ def replay(
         skipped=skipped,
         seconds=time.monotonic() - began,
     )
+
+
+def _collect(frame: DataFrame, replay_id: str) -> list[Row]:
+    """Run a job. Raises SourceError with the replay id, if anything may have been published."""
+    try:
+        return frame.collect()
+    except PythonException as error:
+        text = spark_error(error)
+        raise SourceError(text if text.endswith(NOTHING) else f"{text}; replay id {replay_id}") from error
+
+
+def _recreated(source: Source, origin: Origin | None) -> bool:
+    if origin is not None:
+        return len(origin.created) > 1
+    names = [source.rows.find(name) or name for name in layout.IDENTITY]
+    return source.ordered and is_recreated(source.frame, names)
 
 
 def preview(
@@ -192,12 +198,27 @@ def preview(
     origin: Origin | None = None,
     allow_loop: bool = False,
     keep_headers: Collection[str] = (),
-) -> tuple[Preview, list[Stream]]:
-    """Return what `replay` would publish, and the target streams. Raises what it would raise before publishing."""
+) -> list[str]:
+    """Describe in lines what `replay` would publish. Raises what it would raise before publishing."""
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
-    rows = rows_of(frame, subject, payload)
-    streams, ingested = _streams(rows, target, None if allow_loop else origin)
-    return take_preview(rows, streams, ingested, details=True, keep_headers=keep_headers), streams
+    source = Source.of(frame, subject, payload)
+    streams, targets = _targets(source, target, None if allow_loop else origin)
+    prepare = Archived(
+        rows=source.rows,
+        replay_id="preview",
+        recreated=False,
+        apart=source.apart,
+        kept=tuple(map(_keepable, keep_headers)),
+        targets=targets,
+        before=True,
+    )
+    messages = source.prepared(prepare)
+    if not source.apart:
+        messages = messages.where("coalesce(row, 0) = 0")
+    try:
+        return list(describe(messages, streams))
+    except PythonException as error:
+        raise SourceError(spark_error(error)) from error
 
 
 def _keepable(name: str) -> str:
@@ -207,29 +228,21 @@ def _keepable(name: str) -> str:
         raise JetcaptureError(f"keep_headers: {error}") from None
 
 
-def _streams(
-    rows: ReplayRows, target: Target, origin: Origin | None, into: str | None = None
-) -> tuple[list[Stream], dict[str, tuple[str, ...]]]:
-    """Return the possible target streams, and the subjects that the archive's capture consumes from them."""
-    streams = [stream for stream in target.streams(rows.pattern) if into in (None, stream.name)]
+def _targets(
+    source: Source, target: Target, origin: Origin | None, into: str | None = None
+) -> tuple[list[Stream], Targets | None]:
+    """Return the possible target streams, and what to check of each subject; None if the template is proof enough."""
+    pattern = source.rows.pattern
+    streams = [stream for stream in target.streams(pattern) if into in (None, stream.name)]
     if not streams and into is not None:
-        raise SourceError(f"stream {into} at {target.where} listens on no subject; nothing was published")
+        raise SourceError(f"stream {into} at {target.where} listens on no subject{NOTHING}")
     if not streams:
-        raise SourceError(f"no stream at {target.where} listens on {rows.pattern}; nothing was published")
-    return streams, target.ingested(streams, origin) if origin is not None else {}
-
-
-def _left(rows: ReplayRows, done: pa.Table) -> tuple[ReplayRows, int]:
-    """Remove the rows that are in the target already; return the others and the number removed."""
-    identity = [STREAM, SEQ, *([TIMESTAMP] if rows.ordered else []), *([ROW] if rows.apart else [])]
-    done = done.select(identity).group_by(identity).aggregate([])
-    if not done.num_rows:
-        return rows, 0
-    known = rows.frame.sparkSession.createDataFrame(done)
-    if rows.apart:
-        known = known.fillna(0, [ROW])  # of a replay before any message had several rows
-    known = sf.broadcast(known) if done.num_rows <= _BROADCAST else known
-    return replace(rows, frame=rows.frame.join(known, identity, "left_anti")), done.num_rows
+        raise SourceError(f"no stream at {target.where} listens on {pattern}{NOTHING}")
+    ingested = target.ingested(streams, origin) if origin is not None else {}
+    taken = any(covers(each, pattern) for stream in streams for each in stream.subjects)
+    if taken and not any(overlaps(each, pattern) for filters in ingested.values() for each in filters):
+        return streams, None
+    return streams, Targets(streams={stream.name: stream.subjects for stream in streams}, ingested=ingested)
 
 
 @contextmanager
@@ -366,7 +379,7 @@ def _replay(
             max_gap=opt.value_of("--max-gap", parse_duration, max_gap),
             rate=opt.value_of("--rate", _positive, rate),
         )
-    patterns = opt.option("--filter-subject", _pattern, filters)
+    patterns = opt.option("--filter-subject", check_pattern, filters)
     kept_headers = opt.option("--keep-header", keepable, keep_headers)
     archive = opt.chosen_archive(words, options, stream, config=config)
     query = ArchiveQuery(
@@ -389,7 +402,7 @@ def _replay(
         frame = without_erased(selected(rows, patterns, from_seq, to_seq), files.erased(archive.stream))
         origin = origin_of(archive.url, archive.stream, archive.options, quarantine=quarantine)
         if dry_run:
-            found, streams = preview(
+            lines = preview(
                 frame,
                 target,
                 subject,
@@ -398,7 +411,7 @@ def _replay(
                 allow_loop=allow_loop,
                 keep_headers=kept_headers,
             )
-            sys.stdout.writelines(f"{line}\n" for line in describe(found, streams))
+            sys.stdout.writelines(f"{line}\n" for line in lines)
             return
         done = publish(
             frame,
@@ -439,8 +452,6 @@ def _publish_missing(
         return
     frame = select_missing(messages, lost)
     if publish is None:
-        removed = describe_removed(rows_of(frame, "{subject}", None).removed(keep_headers))
-        sys.stdout.write("" if removed is None else f"they would be published {removed}\n")
         return
     done = publish(frame, replay_id=REPLAY_ID, tasks=1, into=stream)
     (now,) = (each for each in Target(target).streams(">") if each.name == stream)
@@ -452,19 +463,12 @@ def selected(
 ) -> DataFrame:
     """Filter rows by --filter-subject, --from-seq and --to-seq."""
     if filters:
-        frame = frame.where(matching(sf.col(layout.SUBJECT), filters))
+        frame = frame.where(sf.col(layout.SUBJECT).rlike(regex_of(filters)))
     if from_seq is not None:
         frame = frame.where(sf.col(layout.SEQ) >= from_seq)
     if to_seq is not None:
         frame = frame.where(sf.col(layout.SEQ) <= to_seq)
     return frame
-
-
-def _pattern(text: str) -> str:
-    try:
-        return check_pattern(text)
-    except JetcaptureError as error:
-        raise ValueError(str(error)) from error
 
 
 def _positive(text: str) -> float:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+_TOKEN = re.compile(r"[^\s.]+")
+
+
+def check_pattern(pattern: str) -> str:
+    """Return the pattern; raise ValueError if it is invalid."""
+    tokens = pattern.split(".")
+    if not all(_TOKEN.fullmatch(token) for token in tokens) or ">" in tokens[:-1]:
+        raise ValueError(f"{pattern!r} is not a subject pattern such as orders.*.new or orders.>")
+    return pattern
 
 
 def covers(pattern: str, other: str) -> bool:
@@ -31,3 +42,10 @@ def matches(subject: str, filters: Iterable[str]) -> bool:
     """Whether one of the filters matches a subject; without filters, every subject is matched."""
     filters = tuple(filters)
     return not filters or any(covers(pattern, subject) for pattern in filters)
+
+
+def regex_of(patterns: Iterable[str]) -> str:
+    """Return a regular expression for subjects that one of the patterns matches. Arrow and Java interpret it alike."""
+    wanted = {"*": r"[^.]+", ">": r"(?s:.+)"}
+    texts = (r"\.".join(wanted.get(token) or re.escape(token) for token in each.split(".")) for each in patterns)
+    return rf"^(?:{'|'.join(texts)})\z"

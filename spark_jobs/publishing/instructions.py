@@ -7,11 +7,11 @@ fired schedule purges its schedule, a TTL removes the message. The list is that 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql import Column
-from pyspark.sql import functions as sf
+import pyarrow.compute as pc
 
 from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, distinct_names, without
 
@@ -64,22 +64,9 @@ def _as_operation(subject: str | None, headers: list[tuple[str, list[str]]] | No
     return [*others, (_OPERATION, ["DEL" if reasons == ["Remove"] else "PURGE"])]
 
 
-def names_of(headers: Column | None, raw: Column | None, kept: Collection[str] = ()) -> Column:
-    """Return the distinct names of a row's instructions, as an array; `raw` is an unparsable header block."""
-    names = []
-    if headers is not None:
-        names.append(sf.filter(sf.map_keys(headers), lambda name: name.rlike(rf"(?i)\A({_PATTERN})\z")))
-    if raw is not None:  # a byte is a character, and NATS has ended every line with CRLF
-        lines = sf.regexp_extract_all(sf.decode(raw, "ISO-8859-1"), sf.lit(rf"(?i)(?:\A|\r\n)({_PATTERN}):"), 1)
-        names.append(lines)
-    found = [sf.coalesce(part, sf.array().cast("array<string>")) for part in names]
-    distinct = sf.array_distinct(sf.concat(*found)) if found else sf.array().cast("array<string>")
-    return sf.filter(distinct, lambda name: ~sf.lower(name).isin([name.lower() for name in kept]))
-
-
-def describe_removed(removed: Mapping[str, int]) -> str | None:
-    """Describe in one line which instructions are removed from how many messages; None without any."""
-    if not removed:
-        return None
-    counts = ", ".join(f"{name} ({count:,})" for name, count in sorted(removed.items()))
-    return f"without headers that are instructions to a server: {counts}"
+def instructed(headers: pa.MapArray, kept: Collection[str] = ()) -> pa.BooleanArray:
+    """Return which messages have instructions that are removed."""
+    masks = (
+        pc.map_lookup(headers, name, "first").is_valid() for name in distinct_names(headers) if instructs(name, kept)
+    )
+    return reduce(pc.or_, masks, pa.repeat(pa.scalar(False), len(headers)))  # noqa: FBT003

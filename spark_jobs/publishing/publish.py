@@ -11,11 +11,8 @@ import pyarrow as pa
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.jetstream.connection import connect
 from jetcapture_py.jetstream.publish.publisher import WINDOW, Publisher
+from spark_jobs.publishing.prepare import ID, LINES, PAYLOAD, SUBJECT
 
-EXTRA = "header:"
-"""Prefix of columns with one header each: a string per row, null for none."""
-LINES = "header_lines"
-"""Column of raw header lines, null for none."""
 DUE = "due"
 """Column of publishing times, in microseconds after the first row, ascending."""
 
@@ -25,21 +22,17 @@ _PAUSE = 0.1
 """Seconds; before a longer pause, wait for all acknowledgements to notice failures."""
 
 
-def publish_batches(
-    batches: Iterable[pa.RecordBatch], login: NatsConfig, window: int = WINDOW, *, stored: bool = False
-) -> tuple[int, int]:
+def publish_batches(batches: Iterable[pa.RecordBatch], login: NatsConfig, window: int = WINDOW) -> tuple[int, int]:
     """Publish all rows in order; return the number of acknowledged messages, and of duplicates among them.
 
-    `batches` have the columns `subject` (string, or binary if some are not UTF-8) and `payload` (binary or string), and
-    optionally `id` (string: the message id, which makes it safe to publish again after a lost connection or in a
-    retried task), `headers` (map<string, list<string>>), `header:NAME`, `header_lines` and `due`. A thread reads them
-    while messages are in flight. `window` counts messages, `stored` as in `Publisher.publish_batch`. Raises
-    SourceError; does not connect without batches.
+    `batches` have columns of `publishing.prepare`, and optionally `due`. An id makes it safe to publish a message again
+    after a lost connection or in a retried task. A thread reads batches while messages are in flight. `window` counts
+    messages. Raises SourceError; does not connect without batches.
     """
-    return asyncio.run(_publish(iter(batches), login, window, stored))
+    return asyncio.run(_publish(iter(batches), login, window))
 
 
-async def _publish(batches: Iterator[pa.RecordBatch], login: NatsConfig, window: int, stored: bool) -> tuple[int, int]:
+async def _publish(batches: Iterator[pa.RecordBatch], login: NatsConfig, window: int) -> tuple[int, int]:
     batch = await asyncio.to_thread(next, batches, None)
     if batch is None:
         return 0, 0
@@ -51,9 +44,9 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: NatsConfig, window:
                 following = asyncio.create_task(asyncio.to_thread(next, batches, None))
                 try:
                     if DUE in batch.schema.names:
-                        await _publish_in_time(publisher, batch, began, stored)
+                        await _publish_in_time(publisher, batch, began)
                     else:
-                        await _publish_batch(publisher, batch, stored)
+                        await _publish_batch(publisher, batch)
                 finally:
                     batch = await following
             await publisher.flush()
@@ -63,7 +56,7 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: NatsConfig, window:
             await client.close()
 
 
-async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float, stored: bool) -> None:
+async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float) -> None:
     """Publish each row when it is due, counted from `began`; publish late rows immediately."""
     loop = asyncio.get_running_loop()
     dues = batch.column(DUE).to_numpy() / 1e6 + began
@@ -71,7 +64,7 @@ async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: f
     while position < len(dues):
         stop = int(dues.searchsorted(loop.time(), side="right"))
         if stop > position:
-            await _publish_batch(publisher, batch.slice(position, stop - position), stored)
+            await _publish_batch(publisher, batch.slice(position, stop - position))
             position = stop
             continue
         if dues[position] - loop.time() > _PAUSE:
@@ -79,14 +72,6 @@ async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: f
         await asyncio.sleep(max(0.0, dues[position] - loop.time()))
 
 
-async def _publish_batch(publisher: Publisher, batch: pa.RecordBatch, stored: bool) -> None:
+async def _publish_batch(publisher: Publisher, batch: pa.RecordBatch) -> None:
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    await publisher.publish_batch(
-        columns["subject"],
-        columns["payload"],
-        columns.get("headers"),
-        columns.get("id"),
-        extra={name.removeprefix(EXTRA): values for name, values in columns.items() if name.startswith(EXTRA)},
-        lines=columns.get(LINES),
-        stored=stored,
-    )
+    await publisher.publish_batch(columns[SUBJECT], columns[PAYLOAD], None, columns.get(ID), lines=columns.get(LINES))

@@ -1,8 +1,8 @@
 """Encode rows and nested values as JSON. Nulls stay, timestamps are RFC 3339 in UTC, and binary is base64.
 
 `json_of` and `row_of` return Spark columns, in which numbers, Variants and intervals have the text that Spark gives
-them. A data source's writer gets Arrow batches and cannot use Spark's expressions: `encode_rows` does the same there,
-with numbers and intervals as JSON and ISO 8601 have them.
+them. What is published is made of Arrow batches, without Spark's expressions: `encode_rows` does the same there, with
+numbers and intervals as JSON and ISO 8601 have them.
 """
 
 from __future__ import annotations
@@ -87,6 +87,11 @@ def encode_rows(
     names = schema.fieldNames()
     values = [_values(column, field.dataType) for column, field in zip(columns, schema, strict=True)]
     return pa.array([encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
+
+
+def encode_values(column: pa.Array, kind: st.DataType) -> pa.BinaryArray:
+    """Encode each value of a column as JSON; null stays null."""
+    return pa.array([None if value is None else encode_json(value) for value in _values(column, kind)], pa.binary())
 
 
 def shorten(row: str | bytes) -> str:

@@ -40,9 +40,9 @@ from jetcapture_py.verify.lost import StreamContents, contents
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, current_incarnation
 from spark_jobs.publishing.instructions import instructs
+from spark_jobs.publishing.prepare import FROM_SEQ, FROM_TIME, REPLAY, SEQ, TIME
 from spark_jobs.reading.columns import header
 from spark_jobs.replaying.target import replayed_identities
-from spark_jobs.replaying.task import FROM_SEQ, FROM_TIME, REPLAY, SEQ, TIMESTAMP
 
 REPLAY_ID = "missing"
 """The same for every run, so that another run finds what earlier ones have published."""
@@ -152,7 +152,7 @@ async def _tail(
         seqs=np.concatenate(seqs),
         times=np.concatenate(times),
         replayed=copies,
-        newest=max(newest, pc.max(copies[TIMESTAMP]).as_py() or 0),
+        newest=max(newest, pc.max(copies[TIME]).as_py() or 0),
         lost=now.lost,
         keeps_latest=state.keeps_latest,
     )
@@ -192,20 +192,20 @@ def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> p
     raw = sf.contains(sf.col(layout.RAW_HEADERS), sf.lit(_ROLLUP.encode()))
     found = messages.select(
         sf.col(layout.SEQ).alias(SEQ),
-        sf.unix_micros(layout.TIMESTAMP).alias(TIMESTAMP),
+        sf.unix_micros(layout.TIMESTAMP).alias(TIME),
         sf.when(ours, header(FROM_SEQ).try_cast("long")).alias("from_seq"),
         sf.when(ours, sf.unix_micros(sf.try_to_timestamp(header(FROM_TIME)))).alias("from_time"),
         (header(_ROLLUP).isNotNull() | sf.coalesce(raw, sf.lit(False))).alias(ROLLUP),  # noqa: FBT003
     ).toArrow()
-    seqs, times = found[SEQ].to_numpy(), found[TIMESTAMP].to_numpy()
+    seqs, times = found[SEQ].to_numpy(), found[TIME].to_numpy()
     own = tail.incarnation.includes(seqs, times)
     archived = np.unique(np.stack([seqs[own], times[own]], axis=1), axis=0)
     copies = found.select(["from_seq", "from_time"]).drop_null()  # given back, and archived once more
-    done = np.concatenate([_pairs(tail.replayed.select([SEQ, TIMESTAMP]).drop_null()), _pairs(copies)])
+    done = np.concatenate([_pairs(tail.replayed.select([SEQ, TIME]).drop_null()), _pairs(copies)])
     lost = lost_messages(archived, np.stack([tail.seqs, tail.times], axis=1), tail.last, tail.lost)
     lost = lost[~_among(lost, done) & (lost[:, 0] <= (_MAX_SEQ if to_seq is None else to_seq))]
-    rollups = _pairs(found.filter(found[ROLLUP]).select([SEQ, TIMESTAMP]))
-    return pa.table({SEQ: lost[:, 0], TIMESTAMP: lost[:, 1], ROLLUP: _among(lost, rollups)})
+    rollups = _pairs(found.filter(found[ROLLUP]).select([SEQ, TIME]))
+    return pa.table({SEQ: lost[:, 0], TIME: lost[:, 1], ROLLUP: _among(lost, rollups)})
 
 
 def lost_messages(archived: Any, stream: Any, last: int, reported: Any) -> Any:
@@ -237,7 +237,7 @@ def _pairs(table: pa.Table) -> Any:
 
 def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collection[str]) -> None:
     """Raise JetcaptureError if what is published now, with `keep_headers`, would replace newer messages."""
-    oldest = missing[TIMESTAMP].to_numpy().min(initial=_MAX_SEQ)
+    oldest = missing[TIME].to_numpy().min(initial=_MAX_SEQ)
     lost = missing.num_rows
     rollups = not instructs(_ROLLUP, keep_headers) and pc.any(missing[ROLLUP]).as_py()
     if tail.newest <= oldest or not (tail.keeps_latest or rollups):
@@ -252,9 +252,7 @@ def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collect
 
 def select_missing(messages: DataFrame, missing: pa.Table) -> DataFrame:
     """Return the rows of the missing messages."""
-    known = messages.sparkSession.createDataFrame(
-        missing.select([SEQ, TIMESTAMP]).rename_columns([layout.SEQ, "_time"])
-    )
+    known = messages.sparkSession.createDataFrame(missing.select([SEQ, TIME]).rename_columns([layout.SEQ, "_time"]))
     timed = messages.withColumn("_time", sf.unix_micros(layout.TIMESTAMP))
     return timed.join(sf.broadcast(known), [layout.SEQ, "_time"], "left_semi").drop("_time")
 

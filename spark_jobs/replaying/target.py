@@ -20,7 +20,10 @@ from jetcapture_py.jetstream.consumer import filters_of
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import HEADERS
-from spark_jobs.replaying.task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, REPLAY, ROW, SEQ, STREAM, TIMESTAMP
+from spark_jobs.publishing.prepare import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, REPLAY, ROW, SEQ, TIME
+
+STREAM = "stream"
+"""Column of `Target.replayed` with the stream that a message is from, besides `SEQ`, `TIME` and `ROW`."""
 
 _NANOSECOND = 1_000_000_000
 _CONNECT_TIMEOUT = 3.0
@@ -74,7 +77,7 @@ class Target:
         return self._run(lambda session: _ingested(session.api, streams, origin))
 
     def replayed(self, streams: Sequence[Stream], pattern: str, replay_id: str) -> pa.Table:
-        """Read the identities of this replay's messages from the streams, in the columns of `replaying.task`."""
+        """Read which messages of this replay the streams have, in the columns `STREAM`, `SEQ`, `TIME` and `ROW`."""
 
         async def read(session: ReadSession) -> pa.Table:
             parts = [_NOTHING.empty_table()]
@@ -178,7 +181,7 @@ async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | No
     return filters_of(config) or (">",)
 
 
-_NOTHING = pa.schema([(STREAM, pa.string()), (SEQ, pa.int64()), (TIMESTAMP, pa.int64()), (ROW, pa.int32())])
+_NOTHING = pa.schema([(STREAM, pa.string()), (SEQ, pa.int64()), (TIME, pa.int64()), (ROW, pa.int32())])
 
 
 def replayed_identities(blocks: pa.BinaryArray, replay_id: str) -> pa.Table:

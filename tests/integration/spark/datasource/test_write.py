@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 
 from jetcapture_py.errors import ConfigError
 from spark_jobs.datasource.options import WriteOptions, parse
-from spark_jobs.datasource.write import Messages
+from spark_jobs.datasource.write import prepared
 from tests.integration.spark.live import Live, message
 from tests.support.streams import Stored, read_stream
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_written_is_one_clear_error(
 @pytest.mark.parametrize(
     ("columns", "options", "expected"),
     [
-        ({"payload": "string"}, {}, "no subject: the rows have no column subject, and the option is {subject}"),
+        ({"payload": "string"}, {}, "no subject: the rows have no column subject, and the template is {subject}"),
         ({"payload": "string"}, {"subject": "a.*"}, "subject: invalid subject 'a.*': a message cannot be published to"),
         ({"payload": "string"}, {"subject": "a.{b}"}, "subject: there is no column b; there are payload"),
         ({"payload": "string"}, {"subject": "a.{b"}, "subject: unbalanced braces in 'a.{b'"),
@@ -279,5 +279,5 @@ def test_rows_that_can_be_no_messages_are_refused_before_anything_runs(
     for name, kind in columns.items():
         schema.add(name, st.YearMonthIntervalType(0, 0) if kind == "interval year" else kind)
     with pytest.raises(ConfigError) as raised:
-        Messages(parse(WriteOptions, {"servers": "nats://127.0.0.1:1"} | options), schema)
+        prepared(parse(WriteOptions, {"servers": "nats://127.0.0.1:1"} | options), schema)
     assert str(raised.value).startswith(expected)

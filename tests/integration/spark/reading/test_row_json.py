@@ -134,8 +134,8 @@ def test_rows_are_published_as_the_same_json(spark: SparkSession, live: Live) ->
     frame = spark.sql(f"SELECT 'orders.written' AS subject, * FROM ({ROW})")
     frame.write.format("nats").option("servers", live.server.url).mode("append").save()
     replayed, column, written = map(json.loads, payloads(live))
-    assert (replayed, column) == (EXPECTED, EXPECTED["s"])
-    assert written == {**EXPECTED, "took": "-P1DT7384.5S", "pause": "PT5400S"}
+    assert column == EXPECTED["s"]
+    assert replayed == written == {**EXPECTED, "took": "-P1DT7384.5S", "pause": "PT5400S"}
 
 
 def test_a_variant_can_be_the_payload(spark: SparkSession, live: Live) -> None:

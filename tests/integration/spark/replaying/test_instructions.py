@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -90,11 +89,9 @@ def test_no_instruction_of_an_archive_reaches_a_stream_that_would_obey(
     _is_restored_exactly(archive, server, given, raw)
     arguments = [archive.url, "ORDERS", "--servers", server.url, "--replay-id", "r"]
     assert main([*arguments, "--dry-run"]) == 0
-    counts = Counter(name for headers in given for name in headers if name != "Kept")
-    shown = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
-    assert f"\nwithout headers that are instructions to a server: {shown}\n" in capsys.readouterr().out
+    assert "\nwithout headers that are instructions to a server, in 2,000 messages\n" in capsys.readouterr().out
     assert main([*arguments, "--quarantine", "--dry-run"]) == 0
-    assert "\nwithout headers that are instructions to a server: Nats-Rollup (1)\n" in capsys.readouterr().out
+    assert "\nwithout headers that are instructions to a server, in 1 message\n" in capsys.readouterr().out
     assert main([*arguments, "--tasks", "1"]) == 0
     assert main([*arguments, "--tasks", "1", "--quarantine"]) == 0
     frame = read_archive(spark, archive.url, "ORDERS").select("_nats_subject", "_nats_payload", "_nats_headers")

@@ -23,9 +23,10 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.replay import main, replay
-from spark_jobs.replaying.rows import rows_of
+from spark_jobs.replaying.source import Source
 from spark_jobs.replaying.task import Pace, Task
 from tests.integration.spark.conftest import HOUR, Archive
+from tests.integration.spark.replaying.test_replay import prepared
 from tests.support.nats_server import NatsServer
 from tests.support.replays import Kept, add_stream, ask, stored
 
@@ -97,7 +98,8 @@ def test_every_subject_keeps_its_order(
 ) -> None:
     write_many(archive, 1200)
     frame = read_archive(spark, archive.url, "ORDERS").repartition(7)
-    parts = rows_of(frame, "replay.{subject}", None).in_order(tasks)
+    source = Source.of(frame, "replay.{subject}")
+    parts = source.in_order(source.prepared(prepared(source)), tasks)
     homes = parts.mapInArrow(homes_of, "subject string").groupBy("subject").count().collect()
     assert [row["count"] for row in homes] == [1] * 5
     assert replay(frame, server.url, "replay.{subject}", tasks=tasks, window=50).published == 1200
@@ -106,7 +108,7 @@ def test_every_subject_keeps_its_order(
 
 def homes_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The subjects of a partition."""
-    subjects = {subject for batch in batches for subject in batch.column("subject").to_pylist()}
+    subjects = {subject.decode() for batch in batches for subject in batch.column("subject").to_pylist()}
     yield pa.RecordBatch.from_pydict({"subject": pa.array(sorted(subjects), pa.string())})
 
 
@@ -171,15 +173,13 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
             {
                 "subject": pa.array(["replay.a"] * 2),
                 "payload": pa.array([b"%d" % seq, b"%d" % (seq + 1)]),
-                "stream": pa.array(["ORDERS"] * 2),
-                "seq": pa.array([seq, seq + 1]),
-                "timestamp": pa.array([seq, seq + 1]),
+                "id": pa.array([f"ORDERS:{seq}:r", f"ORDERS:{seq + 1}:r"]),
             }
         )
 
 
 def test_a_task_that_spark_runs_again_publishes_once(server: NatsServer) -> None:
-    task = Task(login=NatsConfig(servers=(server.url,)), replay_id="r", window=10)
+    task = Task(login=NatsConfig(servers=(server.url,)), window=10, apart=True)
 
     def failing() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches(100)):
@@ -188,8 +188,8 @@ def test_a_task_that_spark_runs_again_publishes_once(server: NatsServer) -> None
             yield batch
 
     with pytest.raises(RuntimeError, match="executor is lost"):
-        task.publish(failing())
-    published, duplicates = task.publish(batches(100))
+        next(task(failing()))
+    (published,), (duplicates,) = next(task(batches(100))).to_pydict().values()
     assert published == 100
     assert 0 < duplicates <= 60
     assert [int(message.payload) for message in stored(server.url)] == list(range(1, 101))

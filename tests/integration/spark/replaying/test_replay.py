@@ -12,10 +12,11 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from spark_jobs.archive import read_archive
 from spark_jobs.publishing.login import login_at
+from spark_jobs.publishing.prepare import Archived
 from spark_jobs.replay import main, replay, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import is_recreated
-from spark_jobs.replaying.rows import rows_of
+from spark_jobs.replaying.source import Source
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import Kept, add_stream, stored
@@ -44,6 +45,10 @@ def orders(spark: SparkSession, archive: Archive) -> DataFrame:
         amount=[1, 2, 3],
     )
     return read_archive(spark, archive.url, "ORDERS")
+
+
+def prepared(source: Source) -> Archived:
+    return Archived(rows=source.rows, replay_id="r", recreated=True, apart=False, kept=(), targets=None, before=True)
 
 
 def provenance(seq: int, replay_id: str, stream: str = "ORDERS", mark: str = "") -> bytes:
@@ -189,11 +194,10 @@ def test_a_template_makes_the_subject(spark: SparkSession, archive: Archive) -> 
         ("replay.x{key}.{amount}", "replay.xk.7", "replay.>"),
         ("replay.{header.X-Tenant}", "replay.acme", "replay.>"),
         ("{header.X-Home}", "replay.home", ">"),
-        ("replay.{header.X-Missing}", None, "replay.>"),
-        ("replay.{subject[3]}", None, "replay.>"),
     ):
-        rows = rows_of(frame, template, None)
-        assert (rows.frame.first()["subject"], rows.pattern) == (subject, pattern)
+        source = Source.of(frame, template)
+        (row,) = source.prepared(prepared(source)).collect()
+        assert (row["subject"].decode(), source.rows.pattern) == (subject, pattern)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,7 @@ def test_a_template_makes_the_subject(spark: SparkSession, archive: Archive) -> 
         ("replay.{id", "unbalanced braces"),
         ("replay.{}", "cannot read '{}'"),
         ("replay.{missing}", "no column missing"),
-        ("replay.{subject}", "no column _nats_subject"),
+        ("replay.{subject}", "no column subject"),
     ],
 )
 def test_a_subject_that_cannot_be_meant_is_refused_before_anything_is_published(
@@ -380,7 +384,7 @@ def test_rows_alone_tell_whether_a_stream_was_recreated(spark: SparkSession) -> 
         """Stream, sequence and time in seconds of each."""
         rows = [(stream, seq, datetime.fromtimestamp(HOUR + time, UTC), b"") for stream, seq, time in messages]
         names = [layout.STREAM, layout.SEQ, layout.TIMESTAMP, layout.PAYLOAD]
-        return is_recreated(rows_of(spark.createDataFrame(rows, names), "a", None))
+        return is_recreated(spark.createDataFrame(rows, names), layout.IDENTITY)
 
     assert not recreated(("A", 1, 0), ("A", 2, 0), ("A", 3, 1), ("A", 9, 100), ("B", 1, 200), ("B", 2, 200))
     assert recreated(("A", 5, 0), ("A", 6, 0), ("A", 6, 100), ("A", 7, 100))  # in another slice of time
