@@ -41,7 +41,6 @@ class Archive:
         key: str | None = "a",
         *,
         bucket: int = HOUR,
-        first_last: tuple[int, int] | None = None,
         timestamps: Sequence[int] | None = None,
         stream: str = "ORDERS",
         subject: str = "orders.new",
@@ -49,47 +48,39 @@ class Archive:
         headers: Sequence[object] | None = None,
         payloads: Sequence[bytes | None] | None = None,
         columns: Mapping[str, pa.Array | list[object]] | None = None,
-        metadata: Mapping[str, str] | None = None,
+        created: str = "",
+        consumer: str = "",
         **fields: pa.Array | list[object],
     ) -> layout.ObjectName:
         """Store one object with these messages; a timestamp, unless given, is the bucket's start plus its sequence."""
-        times = timestamps or [(bucket * 1_000_000) + seq for seq in seqs]
-        table = pa.table(
-            {
-                layout.STREAM: pa.array([stream] * len(seqs), pa.string()),
-                layout.SUBJECT: pa.array([subject] * len(seqs), pa.string()).dictionary_encode(),
-                layout.SEQ: pa.array(seqs, pa.int64()),
-                layout.TIMESTAMP: pa.array(times, pa.timestamp("us", "UTC")),
-                layout.DELIVERED: pa.array([1] * len(seqs), pa.int32()),
-                layout.HEADERS: pa.array(headers or [None] * len(seqs), pa.map_(pa.string(), pa.list_(pa.string()))),
-                layout.PAYLOAD: pa.array(payloads or [b"{}"] * len(seqs), pa.binary()),
-                **fields,
-                **(columns or {}),
-            }
-        )
-        bundle = bundle_of(key, self.bundles) if self.bundles and not quarantine else ""
-        if bundle:
-            keys = pa.array([key or None] * len(seqs), pa.string())
-            table = table.append_column(layout.KEY, keys)
-            metadata = {layout.BUNDLES: str(self.bundles), **(metadata or {})}
-        first, last = first_last or (min(seqs), max(seqs))
-        digest = layout.digest(pa.array(seqs).buffers()[1].to_pybytes(), pa.array(times).buffers()[1].to_pybytes())
-        name = layout.ObjectName(
+        count, bundle = len(seqs), bundle_of(key, self.bundles) if self.bundles and not quarantine else ""
+        values: dict[str, Any] = {
+            layout.SUBJECT: pa.array([subject] * count, pa.string()),
+            layout.SEQ: pa.array(seqs, pa.int64()),
+            layout.TIMESTAMP: pa.array(
+                timestamps or [(bucket * 1_000_000) + seq for seq in seqs], pa.timestamp("us", "UTC")
+            ),
+            layout.NANOS: pa.nulls(count, pa.int16()),
+            layout.DELIVERED: pa.array([1] * count, pa.int32()),
+            layout.HEADERS: pa.array(headers or [None] * count, pa.map_(pa.string(), pa.list_(pa.string()))),
+            layout.PAYLOAD: pa.array(payloads or [b"{}"] * count, pa.binary()),
+            REPLY: pa.nulls(count, pa.binary()),
+            **({layout.KEY: pa.array([key or None] * count, pa.string())} if bundle else {}),
+            **fields,
+            **(columns or {}),
+        }
+        encoder = Encoder(
             stream=stream,
-            key=None if quarantine or bundle else key,
-            bundle=bundle,
-            bucket=bucket,
-            first_seq=first,
-            last_seq=last,
-            rows=len(seqs),
-            digest=digest,
-            quarantine=quarantine,
+            interval=layout.MAX_INTERVAL,
+            compression="zstd",
+            stream_created=created,
+            consumer=consumer,
+            bundles=self.bundles if bundle else 0,
         )
-        path = self.root / name.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        footer = {f"{layout.METADATA_PREFIX}{entry}": value for entry, value in (metadata or {}).items()}
-        pq.write_table(table.replace_schema_metadata(footer), path)
-        return name
+        block = BlockId(key=None if quarantine or bundle else key, bucket=bucket, quarantine=quarantine, bundle=bundle)
+        stored = encoder.encode(block, "age", pa.table(values).combine_chunks().to_batches())
+        put(self.root, stored)
+        return stored.name
 
 
 def encoded(

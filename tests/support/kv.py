@@ -58,7 +58,6 @@ def store(archive: Archive, changes: Sequence[Change], *, first: int = 1, **more
         headers=[[(name, [text]) for name, text in change[1].items()] or None for change in changes],
         payloads=[b"v%d" % seq for seq in seqs],
         columns={layout.SUBJECT: pa.array(names), **more.pop("columns", {})},
-        metadata={"stream_created": ""},
         **more,
     )
 

@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {"name": "ORDERS", "subjects": ["orders.>"], "storage":
 def kept(tmp_path: Path) -> Archive:
     """An archive of ten messages, with the stream's configuration."""
     archive = Archive(tmp_path / "archive")
-    archive.write(list(range(1, 11)), metadata={"stream_created": CREATED})
+    archive.write(list(range(1, 11)), created=CREATED)
     keep(archive, CONFIG)
     return archive
 
@@ -120,7 +120,7 @@ def test_a_range_that_the_archive_does_not_have_as_a_whole_has_holes(
     nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = nats_server()
-    kept.write(list(range(20, 23)), metadata={"stream_created": CREATED})
+    kept.write(list(range(20, 23)), created=CREATED)
     options = ["--from-seq", "15", "--to-seq", "100"]
     assert main([kept.url, "ORDERS", "--dry-run", *options]) == 0
     lines = capfd.readouterr().out.splitlines()
@@ -142,7 +142,7 @@ def test_a_range_that_the_latest_incarnation_lacks_is_not_taken_from_an_earlier_
     nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
 ) -> None:
     anew = "2026-05-02T00:00:00Z"
-    kept.write([1, 2], bucket=HOUR + 86_400, metadata={"stream_created": anew})
+    kept.write([1, 2], bucket=HOUR + 86_400, created=anew)
     server = nats_server()
     assert error(capfd, kept, server.url, "--from-seq", "5") == (
         f"the archive of stream ORDERS has no messages in this range of the incarnation created {anew}; --created "
@@ -156,8 +156,8 @@ def test_a_range_that_the_latest_incarnation_lacks_is_not_taken_from_an_earlier_
 def test_messages_newer_than_the_requested_time_are_counted(
     nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kept.write([12], metadata={"stream_created": CREATED})
-    kept.write([11], bucket=HOUR + 900, metadata={"stream_created": CREATED})  # rewound; the first 11 was never stored
+    kept.write([12], created=CREATED)
+    kept.write([11], bucket=HOUR + 900, created=CREATED)  # rewound; the first 11 was never stored
     options = ["--to-time", "2026-05-01T12:10:00Z"]
     assert main([kept.url, "ORDERS", "--dry-run", *options]) == 0
     said = "1 message with a sequence below 12 and a time after --to-time: "
@@ -271,7 +271,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
     archive = Archive(tmp_path / "large")
     for number in range(40):
         seqs = list(range(number * 1000 + 1, number * 1000 + 1001))
-        archive.write(seqs, payloads=[os.urandom(500) for _ in seqs], metadata={"stream_created": CREATED})
+        archive.write(seqs, payloads=[os.urandom(500) for _ in seqs], created=CREATED)
     keep(archive, CONFIG)
     monkeypatch.setattr(plan, "PART_BYTES", 500_000)
     return archive

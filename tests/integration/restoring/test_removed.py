@@ -31,8 +31,8 @@ def shortened(kept: Archive) -> Archive:
     (name,) = kept.root.glob("ORDERS/**/*.parquet")
     name.unlink()
     for seqs in ([*range(11, 16), 17], [*range(18, 31)]):
-        kept.write([seq for seq in seqs if seq != 13], metadata={"stream_created": CREATED})
-    kept.write([16], metadata={"stream_created": CREATED}, quarantine=False, key="b")
+        kept.write([seq for seq in seqs if seq != 13], created=CREATED)
+    kept.write([16], created=CREATED, quarantine=False, key="b")
     expired = Expired(stream="ORDERS", until=MAY).with_messages(CREATED, np.arange(1, 11), MAY, MAY)
     LocalStore(str(kept.root)).write_note(expired_path("ORDERS"), expired.encode())
     times = {seq: datetime.fromtimestamp(HOUR, UTC).replace(microsecond=seq) for seq in (13, 17)}
@@ -61,7 +61,7 @@ def test_what_was_removed_on_purpose_is_no_hole_and_does_not_come_back(
 def test_an_erased_message_of_a_mirror_that_was_created_again_is_no_hole(kept: Archive, *, continues: bool) -> None:
     """It is older than the mirror, and than the mirror of that name before."""
     again = "2026-06-01T00:00:00Z"
-    kept.write([1, 2, 4], metadata={"stream_created": again})
+    kept.write([1, 2, 4], created=again)
     bury(kept.root, [{"_nats_seq": 3, "_nats_timestamp": datetime.fromtimestamp(HOUR, UTC).replace(microsecond=3)}])
     config = StreamConfig(stream="ORDERS", created=again, config={"subjects": ["orders.>"]}, continues=continues)
     (kept.root / stream_config.path("ORDERS", again)).write_bytes(config.encode())
@@ -78,7 +78,7 @@ def test_what_a_compaction_replaces_while_it_is_surveyed_is_planned_again(
     def compacted(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(command, "survey_part", survey)
         (replaced,) = kept.root.glob("ORDERS/**/*.parquet")
-        kept.write(list(range(1, 12)), metadata={"stream_created": CREATED})
+        kept.write(list(range(1, 12)), created=CREATED)
         replaced.unlink()
         return survey(*arguments, **options)
 

@@ -74,11 +74,10 @@ def test_every_other_row_is_unchanged(tmp_path: Path, bundles: int) -> None:
     assert sum(each.dropped for each in done) == len(gone)
 
 
-def test_values_that_are_no_numbers_are_equal_and_older_objects_get_their_key(tmp_path: Path) -> None:
+def test_values_that_are_no_numbers_are_equal(tmp_path: Path) -> None:
     archive = Archive(tmp_path)
     values = pa.array([[float("nan")], [1.0], None], pa.list_(pa.float64()))
-    footer = {"interval": "900", "format": "1"}
-    name = archive.write([1, 2, 3], "eu", columns={"v": values}, metadata=footer)
+    name = archive.write([1, 2, 3], "eu", columns={"v": values})
     (source,) = sources(tmp_path)
     times = np.array([HOUR * 1_000_000 + 3], np.int64)
     written = pq.ParquetFile(tmp_path / name.path).read()[layout.TIMESTAMP].cast(pa.int64()).to_numpy()

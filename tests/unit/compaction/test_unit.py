@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId, ObjectName
-from jetcapture_py.archive.schema import ENVELOPE, family
-from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.writer import Encoder, ObjectWriter
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import classes
@@ -311,7 +312,16 @@ def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
 
 @both_layouts
 def test_a_row_twice_in_one_object_is_left_to_people(archive: Archive) -> None:
-    archive.write([1, 1, 3], timestamps=[5, 5, 6])
+    path = archive.root / archive.write([1, 2, 3], timestamps=[5, 5, 6]).path
+    table = pq.ParquetFile(path).read()
+    path.unlink()
+    twice = table.set_column(table.schema.get_field_index(layout.SEQ), layout.SEQ, pa.array([1, 1, 3]))
+    encoder = Encoder(stream="ORDERS", interval=3600, compression="zstd", bundles=archive.bundles)
+    bundle = bundle_of("a", archive.bundles) if archive.bundles else ""
+    block = BlockId(key=None if bundle else "a", bucket=HOUR, bundle=bundle)
+    with ObjectWriter(encoder, block, table.schema) as writer:
+        writer.write(twice.cast(table.schema))
+        put(archive.root, writer.finish("age"))
     archive.write([3, 4])
     (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert isinstance(outcome, Failed)
@@ -623,24 +633,3 @@ def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Ar
         "string": {seq: str(seq // 2) for seq in (0, 1, 4, 5, 8, 9)},
         "int64": {seq: seq // 2 for seq in (2, 3, 6, 7, 10, 11)},
     }
-
-
-@pytest.mark.parametrize("key", ["a", None])
-def test_older_objects_without_keys_and_nanoseconds_join_newer_ones(archive: Archive, key: str | None) -> None:
-    times = {seq: HOUR * 1_000_000 + seq for seq in range(1, 5)}
-    archive.write([1, 2], key, v=[1, 2])
-    put(archive.root, encoded([(seq, times[seq]) for seq in (2, 3)], key=key, bucket=HOUR))
-    archive.write([4], key, columns={layout.NANOS: pa.array([7], pa.int16())})
-    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert isinstance(outcome, Merged)
-    assert outcome.duplicates == 1
-    (name,) = stored(archive)
-    file = pq.ParquetFile(archive.root / name.path)
-    table = file.read()
-    assert set(table.schema.names) == {*layout.ENVELOPE, layout.KEY, "v"}
-    assert table.schema.names[-2:] == [layout.KEY, "v"]
-    assert table[layout.NANOS].to_pylist() == [None, None, None, 7]
-    assert table[layout.KEY].to_pylist() == [key] * 4
-    assert table["v"].to_pylist() == [1, 2, None, None]
-    ids = {field.name: int(field.metadata[b"PARQUET:field_id"]) for field in file.schema_arrow}
-    assert ids == layout.field_ids({field.name: family(field.type) for field in table.schema})

@@ -47,7 +47,7 @@ def write(archive: Archive, seqs: list[int], key: str = "a", *, group: int = 0, 
         key,
         payloads=[b"%d" % seq for seq in seqs],
         columns={layout.NANOS: pa.array([nanos(seq) for seq in seqs], pa.int16())},
-        metadata={"stream_created": created},
+        created=created,
     )
     if group:
         path = archive.root / name.path
@@ -191,7 +191,7 @@ def test_schedules_are_left_out_and_are_no_gaps(archive: Archive) -> None:
 def test_a_stream_that_was_created_again_is_restored_by_incarnation(archive: Archive) -> None:
     write(archive, [1, 2, 3], "a")
     later = [START + 4_000_000_000 + seq for seq in (1, 2)]
-    archive.write([1, 2], "a", timestamps=later, payloads=[b"one", b"two"], metadata={"stream_created": LATER})
+    archive.write([1, 2], "a", timestamps=later, payloads=[b"one", b"two"], created=LATER)
     found = planned(archive)
     assert (found.created, found.others) == (LATER, (CREATED,))
     assert [entry.payload for entry in restored(archive, found)] == [b"one", b"two"]
@@ -203,9 +203,7 @@ def test_a_stream_that_was_created_again_is_restored_by_incarnation(archive: Arc
 def test_an_object_of_two_incarnations_is_divided_by_time(archive: Archive) -> None:
     later = START + 4_000_000_000
     both = f"{CREATED},{LATER}"
-    archive.write(
-        [1, 1, 2, 2], "a", timestamps=[START + 1, later, START + 2, later + 1], metadata={"stream_created": both}
-    )
+    archive.write([1, 1, 2, 2], "a", timestamps=[START + 1, later, START + 2, later + 1], created=both)
     assert [entry.nanoseconds for entry in restored(archive, planned(archive))] == [later * 1000, (later + 1) * 1000]
     older = restored(archive, planned(archive, created=CREATED))
     assert [entry.nanoseconds for entry in older] == [(START + 1) * 1000, (START + 2) * 1000]
@@ -237,7 +235,7 @@ def test_an_object_of_a_stream_and_of_those_that_it_continues_and_replaces_is_di
         [seqs[index] for index in order],
         "a",
         timestamps=[times[index] for index in order],
-        metadata={"stream_created": ",".join(created)},
+        created=",".join(created),
     )
     found = planned(archive, created=created[2])
     assert (found.continued, found.others, found.begins) == ((created[1],), (created[0], created[3]), 1)

@@ -66,9 +66,7 @@ def frames(spark: SparkSession, root: Path) -> Iterator[tuple[str, DataFrame, di
     created = ("2026-05-01T11:59:59.123456789Z", "2026-05-01T12:30:00.5Z")
     for life, name in enumerate(created):
         at = [START + life * 3_000_000_000 + seq for seq in (1, 2)]
-        Archive(root / "again").write(
-            [1, 2], timestamps=at, payloads=[b"%d" % life] * 2, metadata={"stream_created": name}
-        )
+        Archive(root / "again").write([1, 2], timestamps=at, payloads=[b"%d" % life] * 2, created=name)
     origin = origin_of(Archive(root / "again").url, "ORDERS", {})
     yield "created again", read("again"), {"subject": "{stream}.a", "origin": origin}
     yield "created again, by its rows", read("again"), {"subject": "{stream}.a"}

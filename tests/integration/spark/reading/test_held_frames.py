@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-CREATED = {"stream_created": "2024-01-01T00:00:00Z"}
+CREATED = "2024-01-01T00:00:00Z"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def seqs(frame: DataFrame) -> list[int]:
 
 
 def orders(archive: Archive, blocks: Sequence[Sequence[int]], key: str = "a", **more: Any) -> list[ObjectName]:
-    return [archive.write(block, key, metadata=CREATED, **more) for block in blocks]
+    return [archive.write(block, key, created=CREATED, **more) for block in blocks]
 
 
 def test_a_refreshed_view_does_not_gain_what_was_stored_since(spark: SparkSession, archive: Archive, view: str) -> None:

@@ -60,7 +60,7 @@ def write_many(archive: Archive, count: int, size: int = 20) -> None:
                 timestamps=[START + life * 3_600_000_000 + seq // 2 for seq in seqs],  # two have the same time
                 payloads=[b"%d %d " % (life, seq) + b"x" * size for seq in seqs],
                 columns={layout.SUBJECT: pa.array([f"orders.{seq % 5}" for seq in seqs])},
-                metadata={"stream_created": f"2026-05-01T{11 + life}:59:59Z"},
+                created=f"2026-05-01T{11 + life}:59:59Z",
             )
 
 

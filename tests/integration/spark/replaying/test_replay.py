@@ -365,10 +365,10 @@ def test_ids_tell_the_lives_of_a_recreated_stream_apart(
     archive: Archive, server: NatsServer, spark: SparkSession
 ) -> None:
     made = ("2026-05-01T11:59:59.123456789Z", "2026-05-01T12:30:00.5Z", "2026-05-01T13:10:00Z")
-    archive.write([1, 2], payloads=[b"a1", b"a2"], metadata={"stream_created": made[0]})
+    archive.write([1, 2], payloads=[b"a1", b"a2"], created=made[0])
     later = [HOUR * 1_000_000 + 3_000_000_000 + at for at in range(2)]
-    archive.write([1, 2], timestamps=later, payloads=[b"b1", b"b2"], metadata={"stream_created": ",".join(made[:2])})
-    archive.write([2, 3], bucket=HOUR + 7200, payloads=[b"c2", b"c3"], metadata={"stream_created": made[2]})
+    archive.write([1, 2], timestamps=later, payloads=[b"b1", b"b2"], created=",".join(made[:2]))
+    archive.write([2, 3], bucket=HOUR + 7200, payloads=[b"c2", b"c3"], created=made[2])
     assert origin_of(archive.url, "ORDERS", {}).created == made
     assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.a", "--replay-id", "r"]) == 0
     messages = stored(server.url)

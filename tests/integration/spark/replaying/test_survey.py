@@ -119,7 +119,7 @@ def test_every_part_of_a_subject_that_is_null_is_named(spark: SparkSession, serv
 
 def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, capsys: Said) -> None:
     created = ask(server.url, "STREAM.INFO.REPLAY")["created"]
-    archive.write([1], metadata={"stream_created": created})
+    archive.write([1], created=created)
     arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{key}", "--no-survey"]
     assert main(arguments) == 1
     assert "would archive its own messages again" in capsys.readouterr().err

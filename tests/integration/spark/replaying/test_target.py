@@ -46,7 +46,7 @@ def captured(nats_server: Start, archive: Archive) -> NatsServer:
     server = nats_server()
     add_stream(server.url, "ORDERS", "orders.>", "again.>")
     created = ask(server.url, "STREAM.INFO.ORDERS")["created"]
-    archive.write([1, 2, 3], metadata={"stream_created": created, "consumer": "archive"})
+    archive.write([1, 2, 3], created=created, consumer="archive")
     return server
 
 
@@ -105,9 +105,9 @@ def test_a_stream_is_the_archives_own_by_its_creation_or_by_its_consumer(
 
 
 def test_every_consumer_of_a_shared_archive_is_known(captured: NatsServer, archive: Archive) -> None:
-    archive.write([4], metadata={"stream_created": "2026-01-01T00:00:00Z", "consumer": "other"})
-    archive.write([5], metadata={"stream_created": "2026-01-01T00:00:00Z", "consumer": "archive"})
-    archive.write([6], bucket=HOUR + 3600, metadata={"stream_created": "2026-01-01T00:00:00Z", "consumer": "archive"})
+    archive.write([4], created="2026-01-01T00:00:00Z", consumer="other")
+    archive.write([5], created="2026-01-01T00:00:00Z", consumer="archive")
+    archive.write([6], bucket=HOUR + 3600, created="2026-01-01T00:00:00Z", consumer="archive")
     assert origin_of(archive.url, "ORDERS", {}).consumers == ("archive",)
     time = datetime(2026, 5, 1, 14, tzinfo=UTC)
     for name in ("archive", "other"):
