@@ -97,7 +97,7 @@ class ObjectInfo:
     schema_number: int
     """The index of `schema` in those of the reader."""
     interval: int
-    """Length of its bucket in seconds; 0 if unknown."""
+    """Length of its bucket in seconds."""
     bundles: int
     """The number of bundles of an object in one; else 0."""
     known: Details | None = field(repr=False)
@@ -111,7 +111,7 @@ class ObjectInfo:
     @property
     def end(self) -> int:
         """The end of its bucket in seconds since the epoch."""
-        return self.name.bucket + (self.interval or layout.MAX_INTERVAL)
+        return self.name.bucket + self.interval
 
 
 class InfoReader:
@@ -131,16 +131,18 @@ class InfoReader:
         try:
             number = self._reader.number(data)
             schema = self.schemas[number]
-            for column in _BUNDLED if name.bundle else _REQUIRED:
+            for column in _ALWAYS if name.quarantine else _KEYED:
                 if schema.get_field_index(column) < 0:
                     return BadObject(name, f"no column {column}: it was not written by jetcapture")
+            if (interval := footer.number_in(data, layout.INTERVAL)) is None:
+                return BadObject(name, "no interval in its footer: it was not written by jetcapture")
             return ObjectInfo(
                 name=name,
                 size=size,
                 modified=modified,
                 schema=schema,
                 schema_number=number,
-                interval=footer.number_in(data, layout.INTERVAL) or 0,
+                interval=interval,
                 bundles=(footer.number_in(data, layout.BUNDLES) or 0) if name.bundle else 0,
                 known=details_of(name, footer.decoded(data)) if detailed else None,
             )
@@ -148,8 +150,8 @@ class InfoReader:
             return BadObject(name, one_line(error))
 
 
-_REQUIRED = (layout.SEQ, layout.TIMESTAMP)
-_BUNDLED = (*_REQUIRED, layout.KEY)
+_ALWAYS = (layout.SEQ, layout.TIMESTAMP, layout.NANOS)
+_KEYED = (*_ALWAYS, layout.KEY)
 
 
 def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:

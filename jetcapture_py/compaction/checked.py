@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.info import ObjectInfo
-from jetcapture_py.archive.layout import MAX_INTERVAL, BlockId, ObjectName
+from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.messages import RowIds
 from jetcapture_py.archive.schema import conform, with_key_column
 from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
@@ -28,10 +28,8 @@ def columns_to_write(name: ObjectName, schema: pa.Schema) -> pa.Schema:
     return schema if name.quarantine else with_key_column(schema)
 
 
-def rows_to_write(table: pa.Table, name: ObjectName, schema: pa.Schema) -> pa.Table:
-    """Return rows of an object with the columns of `schema`; without a key column, the key is that of the path."""
-    if layout.KEY in schema.names and layout.KEY not in table.schema.names:
-        table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
+def rows_to_write(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows of an object with the columns of `schema`."""
     return pa.Table.from_batches([conform(batch, schema) for batch in table.to_batches()], schema)
 
 
@@ -58,8 +56,8 @@ def writer_like(infos: Sequence[ObjectInfo], schema: pa.Schema, replaces: Iterab
 
 
 def interval(infos: Iterable[ObjectInfo]) -> int:
-    """Return the length of the bucket in seconds; the longest possible if a footer lacks it."""
-    return max(info.interval or MAX_INTERVAL for info in infos)
+    """Return the length of the bucket in seconds."""
+    return max(info.interval for info in infos)
 
 
 def _agreed(rules: Iterable[str | None]) -> str | None:

@@ -203,9 +203,9 @@ def read_rows(
 ) -> pa.Table:
     """Return the rows of a unit with sequences from `first` to `end` (exclusive), object by object.
 
-    They have the columns of `schema`, the unified schema; without a key column, the key is that of the path. With
-    `in_file`, they lie in a mapped file without a name instead of in memory. Copies are included, but not in memory
-    if there are `many_copies`, which would not fit together.
+    They have the columns of `schema`, the unified schema. With `in_file`, they lie in a mapped file without a name
+    instead of in memory. Copies are included, but not in memory if there are `many_copies`, which would not fit
+    together.
     """
     parts = [
         (index, group)
@@ -217,7 +217,7 @@ def read_rows(
     def read(part: tuple[int, RowGroup]) -> pa.Table:
         index, group = part
         info = unit.sources[index]
-        table = rows_to_write(files.rows(info, group.index), info.name, schema)
+        table = rows_to_write(files.rows(info, group.index), schema)
         if group.first >= first and group.last < end:
             return table
         seqs = table[layout.SEQ].to_numpy()

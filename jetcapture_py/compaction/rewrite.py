@@ -25,7 +25,6 @@ from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock
 from jetcapture_py.compaction.checked import (
-    columns_to_write,
     equal_rows,
     overwrite,
     row_groups,
@@ -157,10 +156,10 @@ class _Rows:
 
 def _rows(files: Files, info: ObjectInfo, dropped: MessageSet, change: Change | None) -> Iterator[pa.Table]:
     """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
-    schema = columns_to_write(info.name, info.schema)
+    schema = info.schema
     held: list[pa.Table] = []
     for group in row_groups(files, info):
-        table = rows_to_write(group, info.name, schema)
+        table = rows_to_write(group, schema)
         ids = RowIds.of(table)
         gone = dropped.contains(ids.seqs, ids.times)
         table = table if not gone.any() else table.filter(pa.array(~gone))
@@ -179,7 +178,7 @@ def _rows(files: Files, info: ObjectInfo, dropped: MessageSet, change: Change | 
 def _encode(info: ObjectInfo, sealed_by: str, rows: Iterable[pa.Table], replaces: Sequence[str]) -> EncodedBlock | None:
     """Return an object with these rows; None without any."""
     empty = True
-    with writer_like([info], columns_to_write(info.name, info.schema), replaces)() as writer:
+    with writer_like([info], info.schema, replaces)() as writer:
         for piece in rows:
             writer.write(piece)
             empty = False

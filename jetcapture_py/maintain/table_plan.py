@@ -408,7 +408,7 @@ class _Settlement:
         names, interval = info.schema.names, info.interval
         time_ = layout.TIME if name.event_time else layout.TIMESTAMP
         several = name.event_time and layout.ROW in names  # a bucket has the time of the first row of a message
-        exact = interval > 0 and time_ in names and not several and not (name.event_time and info.details.untimed)
+        exact = time_ in names and not several and not (name.event_time and info.details.untimed)
         partitions = Partitions(
             key=not (name.quarantine or name.bundle),
             # messages without a key are in bundle 0, but in no bucket of Iceberg's

@@ -100,7 +100,7 @@ class Selection(NamedTuple):
         Details are needed of objects with event time, if the selection is `by_stream_time`.
         """
         name = info.name
-        if not self.may_hold_name(name, info.interval or MAX_INTERVAL):
+        if not self.may_hold_name(name, info.interval):
             return False
         if name.event_time and self.by_stream_time and (times := info.details.times) is not None:
             if self.start is not None and times[1] < microseconds_of(self.start):

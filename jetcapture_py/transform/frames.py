@@ -47,9 +47,8 @@ def received_of(rows: pa.RecordBatch, consumer: str) -> Received:
     received = Received()
     if not len(rows):
         return received
-    nanos = rows.column(layout.NANOS) if layout.NANOS in rows.schema.names else pa.nulls(len(rows), pa.int16())
     micros = rows.column(layout.TIMESTAMP).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    times = pc.add(pc.multiply(micros, 1000), pc.fill_null(nanos.cast(pa.int64()), 0))
+    times = pc.add(pc.multiply(micros, 1000), pc.fill_null(rows.column(layout.NANOS).cast(pa.int64()), 0))
     seqs, delivered, times = (
         column.cast(pa.string()).cast(pa.binary())
         for column in (rows.column(layout.SEQ), rows.column(layout.DELIVERED), times)

@@ -168,10 +168,12 @@ def test_five_million_rows_are_read_in_bounded_memory(tmp_path: Path) -> None:
                 layout.STREAM: ["ORDERS"] * rows,
                 layout.SEQ: seqs,
                 layout.TIMESTAMP: pa.array(bucket * 1_000_000 + seqs, pa.timestamp("us", "UTC")),
+                layout.NANOS: pa.nulls(rows, pa.int16()),
                 layout.PAYLOAD: pa.Array.from_buffers(pa.binary(100), rows, [None, payloads]).cast(pa.binary()),
+                layout.KEY: ["ab"[number % 2]] * rows,
                 "amount": noise.random(rows),
             }
-        )
+        ).replace_schema_metadata({"jetcapture.interval": "86400"})
         name = ObjectName(
             stream="ORDERS",
             key="ab"[number % 2],

@@ -44,19 +44,7 @@ def test_what_drifts_reads_from_polars_duckdb_and_pandas(tmp_path: Path) -> None
     ]
     for number, fields in enumerate(objects):
         narrow = pa.array(fields.pop("narrow"), pa.int64() if number else pa.int32())
-        columns = {layout.SEQ: [number + 1], layout.TIMESTAMP: pa.array([number], pa.timestamp("us", "UTC"))}
-        table = pa.table({layout.STREAM: ["ORDERS"], **columns, **fields, "narrow": narrow})
-        name = ObjectName(
-            stream="ORDERS",
-            key="eu",
-            bucket=1_777_636_800,
-            first_seq=number + 1,
-            last_seq=number + 1,
-            rows=1,
-            digest="0" * 16,
-        )
-        (tmp_path / name.directory).mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, tmp_path / name.path)
+        Archive(tmp_path).write([number + 1], "eu", columns={**fields, "narrow": narrow})
 
     names = ["grown", "ids", "mixed", "nested", "narrow", "added", "key"]
     expected = [
@@ -99,9 +87,11 @@ def test_no_batch_is_larger_than_a_row_group_however_small_its_texts_are_when_en
         {
             layout.SEQ: range(rows),
             layout.TIMESTAMP: pa.array(range(rows), pa.timestamp("us", "UTC")),
+            layout.NANOS: pa.nulls(rows, pa.int16()),
+            layout.KEY: ["eu"] * rows,
             "a.b": ["x" * 10_000] * rows,
         }
-    )
+    ).replace_schema_metadata({"jetcapture.interval": "900"})
     pq.write_table(table, tmp_path / name.path, row_group_size=100)
     batches = list(read_archive(tmp_path, "ORDERS", columns=["a.b"]))
     assert sum(batch.num_rows for batch in batches) == rows

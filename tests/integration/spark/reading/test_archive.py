@@ -9,7 +9,6 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
@@ -210,17 +209,6 @@ class TestArchive:
         if keys == ["007", "12"]:  # it looks at paths only, and these are all numbers
             assert found.pop("Spark, types inferred: true") == [7, 12]
         assert found == dict.fromkeys(found, expected)
-
-        if "eu" in keys:  # beside older objects without the column, whose keys DuckDB takes for numbers if all are
-            older = next(archive.root.rglob("key=007/**/*.parquet"))
-            pq.write_table(pq.ParquetFile(older).read().drop_columns(["key"]), older)
-            query = f"FROM read_parquet('{directory}/**/*.parquet', hive_partitioning=true) ORDER BY {layout.SEQ}"
-            assert [row[0] for row in duckdb.connect().execute(f"SELECT key {query}").fetchall()] == expected
-            frame = pl.scan_parquet(f"{directory}/**/*.parquet", hive_partitioning=True).sort(layout.SEQ)
-            assert frame.collect()["key"].to_list() == expected
-            assert (
-                ds.dataset(directory, partitioning=typed).to_table().sort_by(layout.SEQ)["key"].to_pylist() == expected
-            )
 
     def test_a_store_that_spark_has_no_file_system_for_is_a_clear_error(self, spark: SparkSession) -> None:
         with pytest.raises(JetcaptureError, match="Spark cannot read memory:// URLs"):
