@@ -74,28 +74,11 @@ def read_archive(
 ) -> DataFrame:
     """Return the archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
-    `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`; `event_start` and `event_end` filter by the
-    time of the buckets: `_nats_time`, or `_nats_timestamp` in objects without that column. Each is a datetime with a
-    time zone, a date (its beginning in UTC), or RFC 3339 text, by default in UTC. Only objects whose buckets overlap
-    the range are opened. With `start` and `end` and buckets of another time (`block.time`), footers are read instead,
-    of all objects that `event_start` and `event_end` allow.
+    Rows and arguments are those of `jetcapture_py.read_archive`; the result of a predicate on `columns` may also have
+    the columns that identify a message.
 
-    `keys` filters by key; None stands for messages without one. `columns` lists the wanted columns, or is a predicate
-    on names; the result of a predicate may also contain the columns that identify a message.
-
-    `dedupe`: `auto` drops copies where object names allow any: under one key and bucket, in one bundle and bucket, or
-    in a bucket with several layouts. `full` compares all messages and returns any one copy, for archives whose key
-    rule, `block.interval` or decoding changed while copies were in flight. `none` returns all rows.
-
-    Objects in formats other than Parquet (`block.format`) cannot be read: if there are any in the range, that is an
-    error, unless `parquet_only` leaves them out.
-
-    A column that is an integer in some objects and a float in others becomes double; other differing types become
-    string, structs and lists as JSON.
-
-    `options` are the capture's `store.options`: fsspec lists the objects with them, and Spark gets the endpoint and
-    credentials. `engine`: `spark` is Spark's own reader; `arrow` reads with fsspec and fetches only `columns`: slower,
-    but Spark needs no file system for the store.
+    `engine`: `spark` is Spark's own reader, which gets the endpoint and credentials of `options`; `arrow` reads with
+    fsspec in Python workers and fetches only `columns`: slower, but Spark needs no file system for the store.
     """
     selection = Selection.of(start, end, keys, event_start, event_end)
     location = _open(spark, url, options, engine)

@@ -60,13 +60,17 @@ def read_archive(
 ) -> pa.RecordBatchReader:
     """Return the archive of `stream` under `url` as Arrow batches, with `key`, `date` and `hour` as string columns.
 
-    Rows, types and values are those of Spark's `spark_jobs.archive.read_archive`, without Spark; the order of rows is
-    not specified. The arguments are the same: `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`,
-    `event_start` and `event_end` by the time of the buckets, and each is a datetime with a time zone, a date (its
-    beginning in UTC), or RFC 3339 text. `keys` filters by key; None stands for messages without one. `columns` lists
-    the wanted columns, or is a predicate on names. `dedupe`: `auto` drops copies where object names allow any, `full`
-    compares all messages, `none` returns all rows.
-    `options` are the capture's `store.options`.
+    `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`, `event_start` and `event_end` by the time of
+    the buckets: `_nats_time`, or `_nats_timestamp` in objects without that column. Each is a datetime with a time zone,
+    a date (its beginning in UTC), or RFC 3339 text. `keys` filters by key; None stands for messages without one.
+    `columns` lists the wanted columns, or is a predicate on names.
+
+    `dedupe`: `auto` drops copies where object names allow any; `full` compares all messages, for archives whose key
+    rule, `block.interval` or decoding changed while copies were in flight; `none` returns all rows.
+
+    Objects in formats other than Parquet are an error, unless `parquet_only` leaves them out. A column that is an
+    integer in some objects and a float in others becomes double; other differing types become string, structs and lists
+    as JSON. `options` are the capture's `store.options`. The order of rows is not specified.
 
     Only objects, row groups and columns that are needed are read. All messages that the archive has now are returned,
     and perhaps some that are stored while it is read. Raises JetcaptureError, also while it is read.
