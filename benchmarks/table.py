@@ -28,8 +28,8 @@ from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
-from jetcapture_py.maintain.table import commit
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
+from jetcapture_py.table.commit import CommitRequest, commit
 from tests.support.archives import put
 from tests.support.memory import peak_resident
 from tests.support.running import STREAM
@@ -100,7 +100,7 @@ def step(name: str, root: Path) -> None:
         compaction = Compaction(archive, STREAM, CompactionSettings(target=256 << 20, after=0, grace=0))
         count = sum(map(len, compaction.work()))
     else:
-        result = commit(settings, archive, after=0, dry_run=name == "plan").result
+        result = commit(settings, archive, CommitRequest(after=0, dry_run=name == "plan")).result
         count, opened = result.files, result.opened
     took = {
         "files": count,

@@ -172,7 +172,8 @@ def verify(
     else:
         from jetcapture_py.verify import proof
     if table:
-        from jetcapture_py.maintain.table import compare_tables
+        from jetcapture_py.store.archive import open_archive
+        from jetcapture_py.table.compare import compare_tables
 
     def work(settings: "Config", progress: "Progress") -> many.CommandResult:
         log.setup(settings.log.format, "error")
@@ -182,7 +183,8 @@ def verify(
         else:
             report = asyncio.run(proof.verify(settings, deep=deep, content=content, progress=progress))
         if table:
-            report = replace(report, findings=(*report.findings, *compare_tables(settings)))
+            archive = open_archive(settings.store.url, settings.store.options)
+            report = replace(report, findings=(*report.findings, *compare_tables(settings, archive)))
         further = {} if done is None else {"repair": done.fields()}
         lines = [*report.as_text().splitlines(), *(() if done is None else done.lines(report))]
         return many.CommandResult(
@@ -309,13 +311,13 @@ def maintain(
     server = http_server.start_early(*config, listen=http) if seconds is not None else None
     try:
         allocator.use_system_allocator()
-        from jetcapture_py.maintain import service
+        from jetcapture_py.maintain import command, schedule
         from jetcapture_py.manage import many
 
         files = many.captures(config, streams, http, find=many.in_archive, together=True)
         if seconds is None:
-            raise typer.Exit(service.maintain(files, dry_run=dry_run, as_json=as_json))
-        raise typer.Exit(service.serve(files, seconds, server))
+            raise typer.Exit(command.maintain(files, dry_run=dry_run, as_json=as_json))
+        raise typer.Exit(schedule.serve(files, seconds, server))
     finally:
         if server is not None:
             server.stop()
@@ -349,18 +351,18 @@ def compact(
     allocator.use_system_allocator()
     from jetcapture_py.config.maintain import CompactConfig
     from jetcapture_py.config.section import validated
-    from jetcapture_py.maintain import service
+    from jetcapture_py.maintain import command
     from jetcapture_py.manage import many
 
     given = {"target": target, "after": after, "grace": grace}
     validated(CompactConfig, given, rename=lambda problem: f"--{problem}")
-    request = service.CompactRequest(
+    request = command.CompactRequest(
         settings={name: text for name, text in given.items() if text is not None},
         selection=opt.selection_of(start, end, keys),
         incomplete=incomplete,
     )
     files = many.captures(config, streams, find=many.in_archive, together=True)
-    raise typer.Exit(service.maintain(files, request, dry_run=dry_run, as_json=as_json))
+    raise typer.Exit(command.maintain(files, request, dry_run=dry_run, as_json=as_json))
 
 
 @app.command()

@@ -99,7 +99,6 @@ def redecode_quarantine(
     as_json: opt.AsJson = False,
 ) -> None:
     """Decode the quarantine again. What succeeds moves to the archive."""
-    from jetcapture_py.maintain.table import drop_quarantined
     from jetcapture_py.manage import many
     from jetcapture_py.manage import quarantine as command
     from jetcapture_py.rewriting.redecode import QuarantineSelection
@@ -111,9 +110,7 @@ def redecode_quarantine(
     raise typer.Exit(
         many.run(
             files,
-            lambda each, progress: command.run_redecode(
-                each, selection, dry_run=dry_run, before_removal=partial(drop_quarantined, each), progress=progress
-            ),
+            lambda each, progress: command.run_redecode(each, selection, dry_run=dry_run, progress=progress),
             as_json=as_json,
         )
     )
@@ -141,7 +138,7 @@ def erase(
     as_json: opt.AsJson = False,
 ) -> None:
     """Erase messages in every object and copy; print a certificate. Exit code 1 if something remains."""
-    from jetcapture_py.maintain import erase as command
+    from jetcapture_py.manage import erase as command
     from jetcapture_py.manage import many
 
     work = partial(

@@ -60,7 +60,7 @@ def compact(
         kind = "Parquet " if compaction.others else ""
         raise JetcaptureError(f"no {kind}objects of stream {stream} under {archive.shown}")
     compaction.add(_run(spark, archive, compaction))
-    compaction.remove()
+    compaction.remove(compaction.due())
     if waiting := sum(len(outcome.removable) for outcome in compaction.waiting):
         tell(waiting_line(waiting))
     return compaction.summary()

@@ -28,19 +28,20 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.inventory import Inventory, PathSet
 from jetcapture_py.compaction.memory import MemoryBudget, merging
 from jetcapture_py.compaction.plan import TARGET_SIZE, Source, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Merged, Outcome, Skipped, compact_unit
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
-from jetcapture_py.maintain.inventory import Inventory, PathSet
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import remove
@@ -188,29 +189,25 @@ class Compaction:
         self.outcomes += new
         self.waiting += [outcome for outcome in new if isinstance(outcome, Merged) and outcome.removals]
 
-    def keep(self, paths: Paths, dropped: Mapping[str, float]) -> None:
-        """Remove no object that a table names, and those that it dropped, at the given times, only after the grace."""
-        self.waiting = [outcome for outcome in self.waiting if paths.isdisjoint(outcome.removable)]
-        for outcome in self.waiting:
-            outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
+    def due(self, in_table: Paths = frozenset(), dropped: Mapping[str, float] = MappingProxyType({})) -> list[Merged]:
+        """Return what may be removed now: its grace period has passed, and no table has it.
 
-    def remove(self, *, named: Callable[[], Paths] = frozenset) -> None:
-        """Remove replaced objects whose grace period has passed, if they and their replacements have not changed.
-
-        The others are left `waiting` for a later compaction; so are those of which a table, as `named` reads it right
-        before the removal, still has one.
+        Readers of a table may need what it has dropped, at the given times, for the grace period as well.
         """
         grace, now = self._settings.grace, time.time()
-        due: list[Merged] = []
-        later: list[Merged] = []
+        self.waiting = [outcome for outcome in self.waiting if in_table.isdisjoint(outcome.removable)]
         for outcome in self.waiting:
-            (due if not grace or outcome.since + grace <= now else later).append(outcome)
-        self.waiting = later
-        if not due:
-            return
-        in_table = named()
+            outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
+        return [outcome for outcome in self.waiting if not grace or outcome.since + grace <= now]
+
+    def remove(self, due: Sequence[Merged], in_table: Paths = frozenset()) -> None:
+        """Remove replaced objects, if they and their replacements have not changed.
+
+        Those that a table has at this moment are left `waiting` for a later compaction.
+        """
         ready = [outcome for outcome in due if in_table.isdisjoint(outcome.removable)]
-        self.waiting += [outcome for outcome in due if not in_table.isdisjoint(outcome.removable)]
+        gone = set(map(id, ready))
+        self.waiting = [outcome for outcome in self.waiting if id(outcome) not in gone]
         removals = [(outcome, removal) for outcome in ready for removal in outcome.removals]
         results = remove(self._archive, [removal for _, removal in removals])
         changed: set[int] = set()

@@ -22,7 +22,7 @@ from jetcapture_py.manage.tap import fields, shown
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
-from jetcapture_py.rewriting.redecode import BeforeRemoval, QuarantineSelection, Redecoded, redecode
+from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
 from jetcapture_py.store.archive import open_archive, retried
 from jetcapture_py.text import escaped, plural
 from jetcapture_py.transform.frames import received_of
@@ -72,12 +72,11 @@ def run_redecode(
     selection: QuarantineSelection,
     *,
     dry_run: bool,
-    before_removal: BeforeRemoval = lambda _: None,
     progress: Progress = ignore,
 ) -> CommandResult:
     """Decode messages again. Raises ConfigError, JetcaptureError."""
     log.setup(config.log.format, "error")
-    work = redecode(config, selection, dry_run=dry_run, progress=progress, before_removal=before_removal)
+    work = redecode(config, selection, dry_run=dry_run, progress=progress)
     done = asyncio.run(work)
     lines = list(_summary(done))
     failed = [f"{done.failed:,} cannot be decoded"] if done.failed else []

@@ -13,12 +13,12 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_
 from jetcapture_py.rewriting.text_objects import rewrite_text
 from jetcapture_py.store import ABANDONED, NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive, retried
+from jetcapture_py.table.erase import TablesErased, check_tables, drop_objects, forget_erased
 from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import Progress, ignore
@@ -53,33 +54,6 @@ THREADS, REMOTE_THREADS = 2, 8
 """Objects that are written again at once, in a local archive and in a remote one, whose requests mostly wait."""
 _ROUNDS = 20
 """How often the archive is listed again, while compactions bring messages back."""
-
-
-class Tables(Protocol):
-    """The tables of an archive. Methods return what still names objects with erased messages, one line each."""
-
-    def drop(self, paths: Collection[str]) -> Sequence[str]:
-        """Take objects that are about to be removed out of all tables and their snapshots, by their paths."""
-        ...
-
-    def finish(self, erased: Erased, left: Collection[str]) -> Sequence[str]:
-        """Take out what is gone of objects that may have had erased messages, and all that is left of it in files.
-
-        `left` are the paths of objects that still have some, and should not be in a table.
-        """
-        ...
-
-
-class NoTables:
-    """An archive without tables."""
-
-    def drop(self, _: Collection[str]) -> Sequence[str]:
-        """Nothing names an object."""
-        return ()
-
-    def finish(self, _: Erased, __: Collection[str]) -> Sequence[str]:
-        """Nothing names an object."""
-        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +96,8 @@ class Erasure:
     """Objects that had them."""
     versions: int = 0
     """Old versions of objects that had them, in a bucket that keeps such."""
+    snapshots: int = 0
+    """Snapshots of tables that were forgotten."""
     in_stream: StreamDeletion | None = None
     """What was deleted from the stream; None if that was not asked for."""
     remains: list[str] = field(default_factory=list)
@@ -142,7 +118,6 @@ async def erase(
     *,
     in_stream: bool = False,
     dry_run: bool = False,
-    tables: Tables | None = None,
     progress: Progress = ignore,
 ) -> Erasure:
     """Erase the messages of a condition; with `dry_run`, only count them.
@@ -151,7 +126,8 @@ async def erase(
     until then stays, and another run goes on.
     """
     archive = open_archive(config.store.url, config.store.options)
-    eraser = _Eraser(config, archive, ObjectExaminer(archive, None), tables or NoTables(), progress)
+    check_tables(config, archive)
+    eraser = _Eraser(config, archive, ObjectExaminer(archive, None), progress)
     eraser.done = done = Erasure(
         stream=config.source.stream, reason=reason, by=_who(), dry_run=dry_run, started=datetime.now(UTC)
     )
@@ -191,11 +167,9 @@ class _Eraser:
 
     done: Erasure
 
-    def __init__(
-        self, config: Config, archive: ArchiveFiles, examiner: ObjectExaminer, tables: Tables, progress: Progress
-    ) -> None:
+    def __init__(self, config: Config, archive: ArchiveFiles, examiner: ObjectExaminer, progress: Progress) -> None:
         self._config, self._archive, self._examiner = config, archive, examiner
-        self._tables, self._progress = tables, progress
+        self._progress = progress
         self._budget = MemoryBudget(config.limits.memory)
         self._told: dict[tuple[str, int], MessageSet] = {}
         """What objects, by path and size, have said of their messages."""
@@ -231,10 +205,7 @@ class _Eraser:
             self._remove(erased, chosen)
             self._remove_versions(erased)
         if erased and not done.dry_run:
-            # maintenance may have put objects back into a table before they were removed, and so may killed runs
-            done.remains += [
-                problem for problem in self._tables.finish(erased, self._left) if problem not in done.remains
-            ]
+            self._forget(erased)
             present = self._tidy()
         else:
             present = {file.path for file in self._files()} if self._left else set()
@@ -400,8 +371,7 @@ class _Eraser:
                 self._left[each.source.name.path] = "kept, because an older copy has its other messages: run it again"
         ready = [each for _, _, each in rewritten if each.removal]
         paths = [each.source.name.path for each in ready]
-        if paths and (problems := self._tables.drop(paths)):
-            self.done.remains += [problem for problem in problems if problem not in self.done.remains]
+        if paths and self._count(drop_objects(self._config, self._archive, paths)):
             self._left |= dict.fromkeys(paths, "kept, because a table may still name it")
             return
         _, errors = remove_replaced(self._archive, ready)
@@ -475,6 +445,31 @@ class _Eraser:
                 self._archive.remove(file)
         self._archive.remove_empty(stream)
         return present
+
+    def _forget(self, erased: Erased) -> None:
+        """Take out of tables what maintenance or killed runs have put back, and delete what no snapshot names."""
+        tables = forget_erased(self._config, self._archive, erased, self._left)
+        self._count(tables)
+        for file in tables.unnamed:
+            if reason := unfinished(file):
+                self._unfinished.append(reason)
+            else:
+                self._archive.remove(file)
+        versions, problems = (
+            delete_old_versions(self._archive, tables.directories, lambda version: version.file.path.endswith(".avro"))
+            if tables.directories
+            else (0, [])
+        )
+        self.done.versions += versions
+        self.done.remains += problems
+        self.done.notes += tables.notes
+
+    def _count(self, tables: TablesErased) -> bool:
+        """Add what was done to tables to the certificate; return whether something remains."""
+        done = self.done
+        done.snapshots += tables.snapshots
+        done.remains += [line for line in tables.remains if line not in done.remains]
+        return bool(tables.remains)
 
     def _note(self) -> None:
         """Say what was not searched."""

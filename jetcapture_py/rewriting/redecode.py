@@ -8,7 +8,7 @@ finds it there. Right before an object of the quarantine is removed, every messa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -34,6 +34,7 @@ from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary, matching
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive, retried
 from jetcapture_py.store.object_file import open_parquet
+from jetcapture_py.table.commit import drop_quarantined
 from jetcapture_py.transform.frames import received_of
 from jetcapture_py.transform.keys import Run
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
@@ -46,8 +47,6 @@ _MESSAGE_BYTES = 2 << 10
 After as many messages as fit in the memory, those decoded so far are stored."""
 _ATTEMPTS = 10
 """How often a batch of objects is read, while a compaction removes some of them."""
-BeforeRemoval = Callable[[Collection[str]], object]
-"""Called after objects were written, with the paths of those that are about to be removed in their favor."""
 _NONE = MessageSet()
 
 
@@ -107,18 +106,17 @@ async def redecode(
     *,
     dry_run: bool = False,
     progress: Progress = ignore,
-    before_removal: BeforeRemoval = lambda _: None,
 ) -> Redecoded:
     """Decode selected messages of the quarantine again; with `dry_run`, store nothing.
 
-    `progress` is called with a stage, and how much of it is done. What `before_removal` raises ends the run. Raises
-    ConfigError, JetcaptureError; what was done until then stays, and another run goes on.
+    `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
+    until then stays, and another run goes on.
     """
     if own_suffix(config):
         raise ConfigError(f"block.format: {config.block.format} cannot be read back, which redecode needs")
     archive = open_archive(config.store.url, config.store.options)
     examiner = ObjectExaminer(archive, None)
-    with _Redecoder(config, archive, examiner, selection, before_removal, dry_run=dry_run) as redecoder:
+    with _Redecoder(config, archive, examiner, selection, dry_run=dry_run) as redecoder:
         return await redecoder.run(progress)
 
 
@@ -131,12 +129,10 @@ class _Redecoder(Recapture):
         archive: ArchiveFiles,
         examiner: ObjectExaminer,
         selection: QuarantineSelection,
-        before_removal: BeforeRemoval,
         *,
         dry_run: bool,
     ) -> None:
         super().__init__(config, _SEALED_BY)
-        self._before_removal = before_removal
         self._archive, self._examiner, self._selection = archive, examiner, selection
         self._files = Files(archive)
         self._budget = MemoryBudget(config.limits.memory)
@@ -206,7 +202,7 @@ class _Redecoder(Recapture):
         for failures in self._failures:
             self._reasons.add(pa.Table.from_batches([failures]))
         if rewritten:
-            self._before_removal([each.source.name.path for each in rewritten if each.removal])
+            drop_quarantined(self.config, self._archive, [each.source.name.path for each in rewritten if each.removal])
         removed, errors = remove_replaced(self._archive, rewritten)
         done.removed += removed
         done.errors = (*done.errors, *errors)

@@ -33,9 +33,9 @@ from jetcapture_py.capture import state
 from jetcapture_py.capture.recapture import Recapture, Rows
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.maintain import compact, erase
+from jetcapture_py.maintain import compact
 from jetcapture_py.maintain.compact import CompactionSettings
-from jetcapture_py.maintain.maintenance import Maintenance
+from jetcapture_py.manage import erase
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as erasure
 from jetcapture_py.rewriting.redecode import QuarantineSelection, redecode
@@ -47,6 +47,7 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import Removed
+from tests.support.maintaining import Maintenance
 
 STREAM, CONSUMER = "ORDERS", "archive"
 DAY = 86_400

@@ -11,7 +11,7 @@ from typing import Any
 
 from jetcapture_py import read_archive
 from jetcapture_py.config.several import CaptureFiles
-from jetcapture_py.maintain import service
+from jetcapture_py.maintain.command import maintain
 from tests.support.archives import Archive
 from tests.support.running import objects
 from tests.support.several import of_stream, write
@@ -123,7 +123,7 @@ def test_the_command_leaves_the_handler_of_interrupts_as_it_was(tmp_path: Path) 
     archive, before = Archive(tmp_path / "archive"), signal.getsignal(signal.SIGINT)
     archive.write(range(1, 3), "a")
     path = capture(tmp_path, "ORDERS", archive.root)
-    assert service.maintain(CaptureFiles([path])) == 0
+    assert maintain(CaptureFiles([path])) == 0
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -20,7 +20,6 @@ from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import StoreError
 from jetcapture_py.maintain.expire import Expiry
-from jetcapture_py.maintain.table import compare_tables
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind, Verdict
@@ -28,6 +27,7 @@ from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
 from tests.integration.maintain.test_commands import jetcapture
 from tests.support.archives import Archive, encoded, put
+from tests.support.maintaining import compare_tables
 from tests.support.nats_server import NatsServer
 from tests.support.restores import main as restore
 from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, objects

@@ -23,6 +23,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import snapshot
 
 from jetcapture_py import read_archive
 from jetcapture_py.archive import layout
@@ -36,14 +37,15 @@ from jetcapture_py.config.model import Config, parse
 from jetcapture_py.config.section import validated
 from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.maintain import iceberg, manifests, service
-from jetcapture_py.maintain import table as table_module
+from jetcapture_py.maintain import command, passes, schedule
 from jetcapture_py.maintain.compact import Compaction
-from jetcapture_py.maintain.maintenance import Maintenance, PassResult
-from jetcapture_py.maintain.table import TableResult, compare_tables, open_table
+from jetcapture_py.maintain.passes import Pass
 from jetcapture_py.monitoring.facts import MaintenanceState
 from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.store.archive import open_archive
+from jetcapture_py.table import commit as table_commit
+from jetcapture_py.table import writer
+from jetcapture_py.table.commit import CommitRequest, TableResult
 from jetcapture_py.verify.findings import Severity
 from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
@@ -51,6 +53,7 @@ from tests.support.archives import HOUR, put
 from tests.support.documents import blocks
 from tests.support.erasing import bury
 from tests.support.iceberg_engines import DuckdbIceberg
+from tests.support.maintaining import Maintenance, compare_tables
 from tests.support.s3 import CREDENTIALS, names, serve, upload
 
 pytestmark = pytest.mark.usefixtures("without_plugin")
@@ -120,7 +123,7 @@ class World:
         put(self.root, stored)
         return stored.name
 
-    def maintain(self) -> PassResult:
+    def maintain(self) -> Pass:
         return self.passes.run()
 
     def commit(self, *, stuck: bool = False) -> TableResult:
@@ -208,10 +211,8 @@ def test_every_engine_reads_each_message_once_in_every_layout(tmp_path: Path, du
     assert by_duckdb(duckdb, table) == expected
     hour = "_nats_timestamp >= '2026-05-01T13:00:00+00:00' and _nats_timestamp < '2026-05-01T14:00:00+00:00'"
     (task,) = table.scan(row_filter=f"key = 'eu' and {hour}").plan_files()  # nothing else is opened
-    assert task.file.partition[0] == "eu"
-    tasks = table.scan(row_filter="key = 'bundled' and _nats_timestamp < '2026-05-02T00:00:00+00:00'").plan_files()
-    bundles = {task.file.file_path.partition("bundle=")[2][:2] for task in tasks}
-    assert bundles == {bundle_of("bundled", 16), "00"}, "bundle 0 also has the messages without a key"
+    assert "key=eu" in task.file.file_path
+    assert {task.file.partition[0] for task in table.scan().plan_files()} == {20574, 20575, 20576}
     for key in (*KEYS, "bundled", "too", "long"):
         own = {group: value for group, value in expected.items() if group[0] == key}
         condition = "key IS NULL" if key is None else f"key = '{key}'"
@@ -327,13 +328,13 @@ def test_what_fails_with_one_archives_table_leaves_the_others_alone(
     def broken(*_: object, **__: object) -> bool:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("jetcapture_py.maintain.table_columns.TableColumns.add", broken)
-    assert service.maintain(CaptureFiles(paths)) == 1
+    monkeypatch.setattr("jetcapture_py.table.columns.TableColumns.add", broken)
+    assert command.maintain(CaptureFiles(paths)) == 1
     printed = capsys.readouterr()
     assert "cannot keep table nats.orders: ValueError: a bug" in printed.err
     assert "b  " in printed.out
-    monkeypatch.setattr(Maintenance, "_tabulate", broken)
-    assert service.maintain(CaptureFiles(paths[:1])) == 1
+    monkeypatch.setattr(passes, "_commit_tables", broken)
+    assert command.maintain(CaptureFiles(paths[:1])) == 1
     assert "jetcapture: ValueError: a bug" in capsys.readouterr().err
 
 
@@ -415,7 +416,7 @@ def test_a_pass_with_a_clock_that_was_ahead_leaves_a_table_whose_snapshots_are_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
-    first = world.write([1, 2]).path
+    world.write([1, 2])
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + 600)
     world.commit()
@@ -427,8 +428,8 @@ def test_a_pass_with_a_clock_that_was_ahead_leaves_a_table_whose_snapshots_are_i
         world.commit()
         check_order(world.load().metadata)
     config = world.config
-    with open_table(config, open_archive(config.store.url, config.store.options)) as table:
-        assert table.forget(lambda path: path.endswith(first)) == (2, [])
+    forgotten = table_commit.commit(config, open_archive(config.store.url, {}), CommitRequest(after=0, forget=True))
+    assert forgotten.forgotten >= 2
     check_order(world.load().metadata)
 
 
@@ -517,7 +518,7 @@ class KilledError(BaseException):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", ["write_manifest", "write_manifest_list", "swap", "_clean", "remove"])
+@pytest.mark.parametrize("step", ["write_manifest", "write_manifest_list", "swap", "delete_manifests", "remove"])
 def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
 ) -> None:
@@ -527,7 +528,7 @@ def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another
     world.write([2, 3], hour=0)
     world.write([4], hour=1)
     before, full = {("eu", HOUR // 3600): (2, 3)}, truth(world)
-    owner: Any = {"swap": Table, "remove": Compaction, "_clean": iceberg}.get(step, manifests)
+    owner: Any = {"swap": Table, "remove": Compaction, "delete_manifests": writer}.get(step, snapshot)
     name = {"swap": "_do_commit"}.get(step, step)
     original = getattr(owner, name)
 
@@ -540,7 +541,7 @@ def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another
         patch.setattr(owner, name, killed)
         with pytest.raises(KilledError):
             world.maintain()
-    committed = step in ("_clean", "remove") or (step == "swap" and after)
+    committed = step in ("delete_manifests", "remove") or (step == "swap" and after)
     assert by_pyiceberg(world.load()) == (full if committed else before)
     assert truth(world) == full
     world.passes = Maintenance(world.config)
@@ -557,14 +558,14 @@ def test_of_two_that_commit_at_once_the_second_plans_again(tmp_path: Path, monke
     world.write([2], hour=0)
     swap, others = Table._do_commit, [World.commit]
 
-    def beaten(table: Table, *arguments: Any) -> None:
+    def beaten(table: Table, **arguments: Any) -> None:
         if others:
             others.pop()
             world.write([3], hour=0)
             other = World(tmp_path)
             other.commit()
             assert by_pyiceberg(world.load()) == truth(world)
-        swap(table, *arguments)
+        swap(table, **arguments)
 
     monkeypatch.setattr(Table, "_do_commit", beaten)
     world.commit()
@@ -597,7 +598,7 @@ def test_objects_that_the_table_names_are_never_removed(tmp_path: Path, monkeypa
 def test_what_a_table_dropped_stays_for_queries_for_the_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_module, "SNAPSHOT_AGE", timedelta())  # a grace period can be longer
+    monkeypatch.setattr(table_commit, "SNAPSHOT_AGE", timedelta())  # a grace period can be longer
     world = World(tmp_path, compact=None)
     for seq in (1, 2, 3):
         world.write([seq], hour=0)
@@ -614,9 +615,9 @@ def test_what_a_table_dropped_stays_for_queries_for_the_grace_period(
     assert by_pyiceberg(world.load()) == truth(world)
 
 
-def compacted(world: World, *, incomplete: bool = False) -> PassResult:
+def compacted(world: World, *, incomplete: bool = False) -> Pass:
     """A pass of `jetcapture compact` with the world's settings."""
-    request = service.CompactRequest(incomplete=incomplete).of(world.config, dry_run=False)
+    request = command.CompactRequest(incomplete=incomplete).of(world.config, dry_run=False)
     return Maintenance(world.config, compact=request).run()
 
 
@@ -645,31 +646,36 @@ def test_a_commit_that_names_what_was_removed_meanwhile_is_done_again(
     for seq in (1, 2):
         world.write([seq], hour=0)
     mark(world, HOUR + 900)
-    commit, others = iceberg.IcebergTable.commit, [compacted]
+    commit, others = writer.TableWriter.commit, [compacted]
 
-    def beaten(table: Any, *arguments: Any, **options: Any) -> int:
+    def beaten(table: Any, *arguments: Any, **options: Any) -> Any:
         for other in [others.pop()] if others else ():
             mark(world, HOUR + 600)  # the other one read it before it moved: it has nothing to commit
             assert other(world, incomplete=True).removed == 2
             mark(world, HOUR + 900)
         return commit(table, *arguments, **options)
 
-    monkeypatch.setattr(iceberg.IcebergTable, "commit", beaten)
+    monkeypatch.setattr(writer.TableWriter, "commit", beaten)
     plain = World(tmp_path, compact=None)
     assert plain.commit().rows == 2
     assert by_pyiceberg(world.load()) == truth(world) == {("eu", HOUR // 3600): (2, 3)}
 
 
-def test_what_another_pass_has_put_back_into_the_table_is_not_removed(tmp_path: Path) -> None:
+def test_what_another_pass_has_put_back_into_the_table_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     for seq in (1, 2):
         world.write([seq], hour=0)
     World(tmp_path, compact=None).commit()
     before = (tmp_path / "catalog.db").read_bytes()
-    passes = Maintenance(world.config, compact=service.CompactRequest().of(world.config, dry_run=False))
-    remove = passes._named
-    passes._named = lambda part: (tmp_path / "catalog.db").write_bytes(before) and remove(part)
-    result = passes.run()
+
+    def named(*arguments: Any, **options: Any) -> Any:
+        (tmp_path / "catalog.db").write_bytes(before)
+        return table_commit.named_paths(*arguments, **options)
+
+    monkeypatch.setattr(passes, "named_paths", named)
+    result = compacted(world)
     assert (result.waiting, result.removed) == (2, 0)
     assert by_pyiceberg(world.load()) == truth(world)
 
@@ -792,12 +798,12 @@ def test_a_catalog_that_another_process_has_locked_is_asked_again(
     world.write([2], hour=1)
     world.catalog["uri"] += "?timeout=0.01"
     world.passes = Maintenance(world.config)
-    monkeypatch.setattr(table_module, "_ATTEMPTS", 2)
+    monkeypatch.setattr(table_commit, "_ATTEMPTS", 2)
     other = sqlite3.connect(tmp_path / "catalog.db")
     other.execute("BEGIN IMMEDIATE")
     (error,) = world.maintain().errors
     assert error == "cannot commit to table nats.orders: OperationalError: database is locked"
-    monkeypatch.setattr(table_module.time, "sleep", lambda _: other.rollback())
+    monkeypatch.setattr(table_commit.time, "sleep", lambda _: other.rollback())
     other.execute("BEGIN IMMEDIATE") if not other.in_transaction else None
     assert world.commit().rows == 2
     other.close()
@@ -806,8 +812,8 @@ def test_a_catalog_that_another_process_has_locked_is_asked_again(
 def test_old_snapshots_and_their_manifests_go_and_no_object_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_module, "SNAPSHOT_AGE", timedelta())
-    monkeypatch.setattr(manifests, "_MERGED", 3)
+    monkeypatch.setattr(table_commit, "SNAPSHOT_AGE", timedelta())
+    monkeypatch.setitem(writer._PROPERTIES, "commit.manifest.min-count-to-merge", "3")
     world = World(tmp_path)
     for hour in range(6):
         world.write([hour + 1], hour=hour)
@@ -831,7 +837,7 @@ def test_the_command_prints_what_it_did_to_tables_and_no_secret(
         sections = {"store": {"url": str(world.root)}, "source": {"stream": "ORDERS", "consumer": "archive"}}
         settings = {"compact": {"after": "0s", "grace": "0s"}, "table": {"name": "nats.orders", "catalog": catalog}}
         config.write_text(json.dumps({**sections, "maintain": settings}))
-        return service.maintain(CaptureFiles([config]), as_json=as_json)
+        return command.maintain(CaptureFiles([config]), as_json=as_json)
 
     assert maintain(world.catalog) == 0
     text = capsys.readouterr().out
@@ -844,8 +850,7 @@ def test_the_command_prints_what_it_did_to_tables_and_no_secret(
     error = capsys.readouterr().err
     assert "cannot open the table's catalog" in error
     assert "hunter2" not in error
-    monkeypatch.delitem(sys.modules, "jetcapture_py.maintain.iceberg")
-    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
+    monkeypatch.setitem(sys.modules, "pyiceberg.exceptions", None)
     assert maintain(world.catalog) == 1
     assert "pip install 'jetcapture[table]'" in capsys.readouterr().err
 
@@ -855,9 +860,9 @@ def test_a_service_tells_how_its_tables_are(tmp_path: Path) -> None:
     world.write([1], hour=0, v=[1])
     world.write([2, 3], hour=1, v=["x", "y"])
     state = MaintenanceState(stream="ORDERS")
-    service._note(world.maintain(), state)
+    schedule._note(world.maintain(), state)
     world.write([3, 4], hour=1, v=["x", "y"])
-    service._note(world.maintain(), state)
+    schedule._note(world.maintain(), state)
     site = MaintenanceSite({"orders": state})
     pages = {path: site.answer(path).body.decode() for path in ("/", "/metrics", "/status.json")}
     (row,) = re.findall(r"Iceberg table nats.orders: (.*?), snapshot", pages["/"])

@@ -13,21 +13,25 @@ from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConflictError
-from jetcapture_py.maintain import erase as command
-from jetcapture_py.maintain import iceberg
-from jetcapture_py.maintain.maintenance import Maintenance
-from jetcapture_py.maintain.manifests import SnapshotWriter
-from jetcapture_py.maintain.table import compare_tables
+from jetcapture_py.manage import erase as command
 from jetcapture_py.manage.many import show_one
 from jetcapture_py.store import configured_store
 from jetcapture_py.store.archive import ArchiveFiles, OldVersion
+from jetcapture_py.table import writer
 from tests.support.archives import HOUR, encoded
 from tests.support.erasing import plain, traces
+from tests.support.maintaining import Maintenance, compare_tables
 from tests.support.running import STREAM
 from tests.support.versity import Versity, options
 
 WHO = "person.parquet"  # as an object is called
 KEYS = ("anna", WHO, "zoe")
+
+
+@pytest.fixture(autouse=True)
+def merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every commit merge manifests, so that several name an object."""
+    monkeypatch.setitem(writer._PROPERTIES, "commit.manifest.min-count-to-merge", "2")
 
 
 def archived(url: str, root: Path, store: dict[str, Any] | None = None) -> Config:
@@ -65,7 +69,7 @@ def keys(config: Config) -> set[str]:
 
 
 def _files(config: Config) -> dict[str, str]:
-    from jetcapture_py.maintain.table import file_properties
+    from jetcapture_py.table.catalog import file_properties
 
     return file_properties(config.store)
 
@@ -73,7 +77,7 @@ def _files(config: Config) -> dict[str, str]:
 def test_no_manifest_has_an_erased_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "archive"
     config = archived(str(root), tmp_path)
-    assert len(traces(root / "_table", WHO.encode())) > 2, "manifests of several snapshots, and lists of them"
+    assert len(traces(root / "_table", WHO.encode())) > 1, "manifests of several snapshots"
     assert erase(config, key=WHO) == 0
     assert traces(tmp_path, WHO.encode()) == []
     assert keys(config) == {"anna", "zoe"}
@@ -109,24 +113,25 @@ def test_a_manifest_that_cannot_be_deleted_remains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = archived(str(tmp_path / "archive"), tmp_path)
-    monkeypatch.setattr(iceberg, "delete_files", lambda _, paths: [*paths])
+    monkeypatch.setattr(writer, "delete_manifests", lambda _, forgotten: [each.manifest_list for each in forgotten])
     assert erase(config, key=WHO) == 1
     assert "cannot be deleted" in capsys.readouterr().out
 
 
 def test_a_table_that_is_changed_meanwhile_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = archived(str(tmp_path / "archive"), tmp_path)
-    real, again = SnapshotWriter.write, []
+    real, commits = writer.TableWriter.commit, []
 
-    def write(self: SnapshotWriter, *arguments: Any, **named: Any) -> Any:
-        again.append(named.get("again"))
-        if [*filter(None, again)] == again[-1:]:
+    def commit(self: writer.TableWriter, **options: Any) -> Any:
+        commits.append(options)
+        if len(commits) == 1:
+            self.discard()
             raise ConflictError("another process was faster")
-        return real(self, *arguments, **named)
+        return real(self, **options)
 
-    monkeypatch.setattr(SnapshotWriter, "write", write)
+    monkeypatch.setattr(writer.TableWriter, "commit", commit)
     assert erase(config, key=WHO) == 0
-    assert len([*filter(None, again)]) == 2
+    assert len(commits) == 2
     assert traces(tmp_path, WHO.encode()) == []
 
 

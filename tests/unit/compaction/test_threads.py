@@ -61,7 +61,7 @@ def test_no_object_gets_more_rows_than_the_memory_has_room_for(tmp_path: Path, m
         compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0))
         compact_in_threads(files, compaction, 1 << 10)
         assert len(compaction.outcomes) == expected
-        compaction.remove()
+        compaction.remove(compaction.due())
         rows = [source.name.rows for source in Files(files).find(["ORDERS"])]
         assert (len(rows), sum(rows), max(rows) < 150) == (5, 500, True)
 
@@ -113,8 +113,7 @@ def test_no_clock_that_is_ahead_delays_the_removal(tmp_path: Path, ahead: str) -
     files = ArchiveFiles(archive.url, {})
     compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0), tell=pytest.fail)
     compact_in_threads(files, compaction, 1 << 30)
-    if ahead == "catalog":
-        (outcome,) = compaction.waiting
-        compaction.keep(frozenset(), dict.fromkeys(outcome.removable, later))
-    compaction.remove()
+    (outcome,) = compaction.waiting
+    dropped = dict.fromkeys(outcome.removable if ahead == "catalog" else (), later)
+    compaction.remove(compaction.due(frozenset(), dropped))
     assert [path.name for path in tmp_path.rglob("*.parquet")] == [Path(holder.path).name]

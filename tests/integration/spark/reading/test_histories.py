@@ -21,11 +21,11 @@ from jetcapture_py.archive import layout
 from jetcapture_py.capture import watermark
 from jetcapture_py.errors import SourceError
 from jetcapture_py.maintain.compact import CompactionSettings
-from jetcapture_py.maintain.maintenance import Maintenance
 from tests.integration.spark.live import Live
 from tests.integration.spark.reading.test_combined import Query
 from tests.integration.spark.reading.test_read_stream import Captured
 from tests.support.archives import merge
+from tests.support.maintaining import Maintenance
 from tests.support.nats_server import NatsServer
 from tests.support.restores import main as restore
 from tests.support.running import CONSUMER, STREAM, objects

@@ -33,6 +33,7 @@ from pyiceberg.types import (
     TimeType,
 )
 
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import MIN_FIELD_ID
 from jetcapture_py.archive.schema import family, field_id
 
@@ -49,16 +50,30 @@ _SIMPLE: dict[str, IcebergType] = {
     "timestamptz": TimestamptzType(),
 }
 """Types in a table by family. All numbers of a family have one, so that no column ever changes its type."""
+_RESERVED = frozenset(
+    f"_{name}"
+    for name in (
+        *("file", "pos", "deleted", "spec_id", "partition", "row_id", "last_updated_sequence_number"),
+        *("change_type", "change_ordinal", "commit_snapshot_id"),
+    )
+)
+"""Iceberg's own columns: with another one of such a name, Spark cannot select all columns."""
 _MAX_DIGITS = 38
 _INTEGER_BITS = 32
+
+
+def first_columns(time: int) -> Schema:
+    """Return the columns with which a table begins: one divides its files, and not every object has event time."""
+    return (
+        Schema(NestedField(time, layout.TIME, TimestamptzType())) if time == layout.FIELD_IDS[layout.TIME] else Schema()
+    )
 
 
 class TableColumns:
     """The columns of a table; `add` adds those of files."""
 
-    def __init__(self, schema: Schema, *, quarantine: bool) -> None:
+    def __init__(self, schema: Schema) -> None:
         self._fields: Sequence[NestedField] = schema.fields
-        self._quarantine = quarantine
         self._taken: set[str] = set()
         """Names of the columns and their fields, with dots between names: a name may have dots, too."""
         self.left_out: dict[str, str] = {}
@@ -68,7 +83,7 @@ class TableColumns:
         """Add the columns of a file; return False if they have no field ids: the table cannot have it."""
         if any(field_id(field) < 0 for field in file):
             return False
-        self._taken = set(_names(self._fields, ""))
+        self._taken = {*_RESERVED, *_names(self._fields, "")}
         self._fields = self._merged(self._fields, file, "")
         return True
 

@@ -127,6 +127,10 @@ class PathSet:
         """Whether it has all of these paths."""
         return bool(self._has(list(paths)).all())
 
+    def issuperset_of(self, other: PathSet) -> bool:
+        """Whether it has all paths of another set."""
+        return bool(np.isin(np.frombuffer(other._hashes, np.int64), np.frombuffer(self._hashes, np.int64)).all())
+
     def _has(self, paths: Sequence[str]) -> Any:
         """Return a mask of the paths that it has."""
         if not paths or not self._hashes:

@@ -1,0 +1,161 @@
+"""The commands `maintain` and `compact`: one pass over the archives of one or several captures."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import FrameType
+
+from jetcapture_py import text
+from jetcapture_py.config.maintain import CompactConfig
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.section import validated
+from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.maintain.compact import CompactionSettings
+from jetcapture_py.maintain.passes import Pass, PassRequest, Progress, run_pass
+from jetcapture_py.manage.many import NOTHING, CommandResult, show_line, show_one
+from jetcapture_py.reading.selection import Selection
+from jetcapture_py.store.archive import open_archive
+from jetcapture_py.text import MAX_LOGGED, escaped, one_line, plural
+
+log = logging.getLogger("jetcapture.maintain")
+
+DONE, FAILED, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+"""Exit codes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactRequest:
+    """What the command `compact` was asked for."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that replace those of `maintain.compact`, as text."""
+    selection: Selection = field(default_factory=Selection)
+    """Keys, and times of buckets."""
+    incomplete: bool = False
+    """Also compact buckets that the watermark has not passed."""
+
+    def of(self, config: Config, *, dry_run: bool) -> CompactionSettings:
+        """Return the settings for one capture. Raises JetcaptureError if they exclude one another."""
+        given = (config.maintain.compact if config.maintain else None) or CompactConfig()
+        given = validated(CompactConfig, {**given.model_dump(), **self.settings})
+        return CompactionSettings(
+            target=given.target,
+            after=given.after,
+            grace=given.grace,
+            selection=self.selection,
+            incomplete=self.incomplete,
+            dry_run=dry_run,
+        )
+
+
+def maintain(
+    files: CaptureFiles, request: CompactRequest | None = None, *, dry_run: bool = False, as_json: bool = False
+) -> int:
+    """Make one pass over the archive of each capture, with `request` only of compaction; return the exit code.
+
+    Raises ConfigError, and JetcaptureError for a request that cannot be met.
+    """
+    with handling(_interrupted, signal.SIGINT):
+        return _one_pass(files, request, dry_run=dry_run, as_json=as_json)
+
+
+def _one_pass(files: CaptureFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
+    results: list[tuple[CaptureId, str, Pass]] = []
+    selected = required(files, section=request is None)
+    for lines in selected.problems.values():
+        for line in lines:
+            _tell("", line)
+    if not selected.configs and not selected.problems:
+        sys.stderr.write(NOTHING)
+    code = FAILED if selected.problems else DONE
+    single = files.shows_one(selected)
+    width = max((len(escaped(capture.name)) for capture in selected.configs), default=0)
+    with text.progress_bars() as show:
+        for capture, config in selected.configs.items():
+            label = "" if single else f"{capture.name}: "
+            wanted = PassRequest.of(config, dry_run=dry_run, tell=partial(_tell, label), progress=_bars(show, label))
+            if request is not None:
+                wanted = replace(wanted, compact=request.of(config, dry_run=dry_run), keep=None)
+            try:
+                archive = open_archive(config.store.url, config.store.options)
+                results.append((capture, label, run_pass(config, archive, wanted)))
+            except Exception as error:  # also a bug, or a library's: other archives go on
+                _tell(label, reason_of(error))
+                code = FAILED
+    for capture, label, result in results:
+        done = CommandResult(summary=result.summary, lines=result.lines(), records=[result.as_dict()])
+        if single and not as_json:
+            show_one(done, as_json=False)
+        else:
+            show_line(capture.name, result.stream, done, width, as_json=as_json)
+        if reason := failure_of(result):
+            _tell(label, reason)
+            code = FAILED
+    return code
+
+
+def required(files: CaptureFiles, *, section: bool) -> Captures:
+    """Return the captures. Raises JetcaptureError, also if a file lacks `maintain` with `section`."""
+    selected = files.select()
+    lacking = {capture.path: None for capture, config in selected.configs.items() if config.maintain is None}
+    if section and lacking:
+        raise ConfigError(*(f"{'' if files.single else f'{path}: '}{_NO_SECTION}" for path in lacking))
+    return selected
+
+
+_NO_SECTION = "maintain: required by `jetcapture maintain`, but not set, such as {compact: {}}"
+
+
+def _bars(show: Callable[[str, int, int], None], label: str) -> Progress:
+    """Return what shows a bar for each part of an archive."""
+    totals: dict[str, int] = {}
+
+    def progress(part: str, objects: int, _size: int) -> None:
+        total = totals.setdefault(part, objects)
+        if total:
+            show(f"{label}compacting {part}", total - objects, total)
+
+    return progress
+
+
+def failure_of(result: Pass) -> str:
+    """Return what failed in a pass, in one line; "" if nothing did."""
+    errors = result.errors
+    more = f" (and {plural(len(errors) - 1, 'more failure')})" if len(errors) > 1 else ""
+    return f"{errors[0]}{more}" if errors else ""
+
+
+def reason_of(error: Exception) -> str:
+    """Return what failed, as a line."""
+    if isinstance(error, JetcaptureError):
+        return str(error)
+    log.debug("traceback", exc_info=error)
+    return one_line(error)
+
+
+def _tell(label: str, line: str) -> None:
+    sys.stderr.write(f"jetcapture: {label}{one_line(line, MAX_LOGGED)}\n")
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals; afterwards, they are handled as before."""
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)
+
+
+def _interrupted(*_: object) -> None:
+    sys.stderr.write("jetcapture: interrupted; another pass goes on from here\n")
+    os._exit(INTERRUPTED)

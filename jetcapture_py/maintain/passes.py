@@ -1,0 +1,237 @@
+"""One pass over one capture's archive: compact it, bring its table up to date, and remove what compaction replaced
+and what has expired.
+
+Nothing is coordinated but by the names of objects, so any number of passes may run at once, on any machine, and each
+may be killed at any moment. What a pass hands to the next one only saves work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from jetcapture_py.archive import layout, stream_config, watermark
+from jetcapture_py.archive.removed import expired_path
+from jetcapture_py.compaction.inventory import PathSet
+from jetcapture_py.compaction.summary import Summary, report, total, waiting_line
+from jetcapture_py.compaction.unit import Merged
+from jetcapture_py.config.maintain import CompactConfig, MaintainConfig
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
+from jetcapture_py.maintain.expire import Expiry, ExpirySummary
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.table.catalog import table_names
+from jetcapture_py.table.commit import CommitRequest, Committed, TableResult, commit, named_paths
+from jetcapture_py.verify.proof import own_suffix
+
+MESSAGES, QUARANTINE = "messages", "quarantine"
+"""The parts of an archive."""
+Progress = Callable[[str, int, int], object]
+"""Gets a part, the number of objects that are still to be merged, and their bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRequest:
+    """What a pass does, and who hears of it."""
+
+    compact: CompactionSettings | None
+    """None: nothing is compacted."""
+    keep: float | None = None
+    """Seconds that buckets are kept; None for ever."""
+    dry_run: bool = False
+    stop: threading.Event | None = None
+    """After it is set, no further objects are merged."""
+    tell: Callable[[str], object] = lambda _: None
+    """Gets messages for people."""
+    progress: Progress = lambda *_: None
+
+    @classmethod
+    def of(cls, config: Config, **options: Any) -> PassRequest:
+        """Return what the section `maintain` asks for; `options` are further fields."""
+        given = config.maintain or MaintainConfig()
+        settings = None
+        if given.compact is not None:
+            target, after, grace = given.compact.target, given.compact.after, given.compact.grace
+            dry_run = options.get("dry_run", False)
+            settings = CompactionSettings(target=target, after=after, grace=grace, dry_run=dry_run)
+        return cls(compact=settings, keep=given.keep, **options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a pass did to an archive, or would do."""
+
+    stream: str
+    """The stream's name."""
+    seconds: float
+    """How long the pass took."""
+    compacted: Mapping[str, Summary]
+    """What compaction did, by part."""
+    waiting: int
+    """Replaced objects that a later pass removes."""
+    removed: int
+    """Objects that compaction replaced and that are removed."""
+    tables: Mapping[str, TableResult]
+    """What was done to tables, by part."""
+    table_errors: Sequence[str] = ()
+    """What failed with tables; what they may still name is not removed."""
+    expired: ExpirySummary | None = None
+    """What has expired; None without the setting `keep`."""
+    pending: Mapping[str, Sequence[Merged]] = field(default_factory=dict, repr=False)
+    """What compaction has verified of objects that wait, by part: the next pass need not do it again."""
+
+    @property
+    def errors(self) -> list[str]:
+        """What failed; another pass may succeed."""
+        compacted = (error for summary in self.compacted.values() for error in summary.errors)
+        stuck = (table.error for table in self.tables.values() if table.error)
+        return [*compacted, *self.table_errors, *stuck, *(self.expired.errors if self.expired else ())]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        plain = asdict(replace(self, tables={}, pending={}))
+        del plain["pending"]
+        return {**plain, "tables": {part: table.as_dict() for part, table in self.tables.items()}}
+
+    @property
+    def summary(self) -> str:
+        parts = [
+            total(summary) if part == MESSAGES else f"{part}: {total(summary)}"
+            for part, summary in self.compacted.items()
+            if part == MESSAGES or summary.objects_before
+        ]
+        parts += [line for table in self.tables.values() for line in table.lines()]
+        if self.expired is not None:
+            parts.append(self.expired.line(self.stream).removeprefix(f"{self.stream}: "))
+        return "; ".join(parts)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as text; for a dry run also one line per group of objects."""
+        for part, summary in self.compacted.items():
+            if part == MESSAGES or summary.objects_before:
+                yield from report(self.stream if part == MESSAGES else f"{self.stream} ({part})", summary)
+        for table in self.tables.values():
+            yield from table.lines()
+        if self.waiting:
+            yield waiting_line(self.waiting)
+        if self.expired is not None:
+            yield self.expired.line(self.stream)
+
+
+def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previous: Pass | None = None) -> Pass:
+    """Make one pass. A later one removes replaced objects that readers may still need.
+
+    Raises JetcaptureError if the archive cannot be listed, or has nothing of the stream.
+    """
+    started, stream = time.monotonic(), config.source.stream
+    _refuse_nothing(archive, stream)
+    compactions = _compact(config, archive, request, previous)
+    expiry = _record_expired(config, archive, request)
+    tables, errors = _commit_tables(config, archive, request, compactions, expiry)
+
+    def named(part: str) -> PathSet:
+        """Return the paths in a part's table as it is now: another pass may have changed it."""
+        absent = request.dry_run or part not in tables
+        return PathSet() if absent else named_paths(config, archive, quarantine=part == QUARANTINE)
+
+    for part, compaction in compactions.items():
+        if part not in errors:
+            table = tables.get(part)
+            due = compaction.due(table.paths, table.dropped) if table else compaction.due()
+            if due:
+                compaction.remove(due, named(part))
+    if expiry is not None:
+        in_tables = [paths for table in tables.values() for paths in (table.paths, table.dropped)]
+        expiry.remove([*in_tables, *(named(part) for part in (tables if expiry.due else ()))], errors)
+        if expiry.removed and not request.dry_run:
+            archive.remove_empty(stream)
+    return Pass(
+        stream=stream,
+        seconds=time.monotonic() - started,
+        compacted={part: compaction.summary() for part, compaction in compactions.items()},
+        waiting=sum(len(outcome.removable) for compaction in compactions.values() for outcome in compaction.waiting),
+        removed=sum(compaction.removed for compaction in compactions.values()),
+        tables={part: table.result for part, table in tables.items()},
+        table_errors=list(errors.values()),
+        expired=None if expiry is None else expiry.summary(),
+        pending={part: compaction.waiting for part, compaction in compactions.items()},
+    )
+
+
+def _refuse_nothing(archive: ArchiveFiles, stream: str) -> None:
+    """Raise JetcaptureError if no capture of the stream has ever begun here, as with a wrong URL or name."""
+    if stream in archive.names() or stream in archive.names(layout.QUARANTINE):
+        return
+    notes = [*archive.notes(stream_config.directory(stream)), *archive.notes(watermark.directory(stream))]
+    if not notes and not archive.read_note(expired_path(stream)):
+        raise JetcaptureError(f"no archive of stream {stream} under {archive.shown}{archive.known_streams()}")
+
+
+def _compact(
+    config: Config, archive: ArchiveFiles, request: PassRequest, previous: Pass | None
+) -> dict[str, Compaction]:
+    """Compact the parts of the archive, one after the other: not two listings at once."""
+    if request.compact is None:
+        return {}
+    parts = {MESSAGES: request.compact}
+    if request.compact.selection.keys is None:
+        parts[QUARANTINE] = replace(request.compact, quarantine=True)
+    compactions: dict[str, Compaction] = {}
+    for part, settings in parts.items():
+        waiting = previous.pending.get(part, ()) if previous else ()
+        compaction = Compaction(archive, config.source.stream, settings, waiting=waiting, tell=request.tell)
+        progress = partial(request.progress, part)
+        compact_in_threads(archive, compaction, config.limits.memory, stop=request.stop, progress=progress)
+        compactions[part] = compaction
+    for compaction in compactions.values():
+        compaction.forget()  # not another listing beside it
+    return compactions
+
+
+def _record_expired(config: Config, archive: ArchiveFiles, request: PassRequest) -> Expiry | None:
+    """Record what has expired, which may be removed after that."""
+    if request.keep is None:
+        return None
+    expiry = Expiry(
+        archive,
+        config.source.stream,
+        request.keep,
+        own_suffix(config),
+        memory=config.limits.memory,
+        dry_run=request.dry_run,
+    )
+    expiry.record()
+    return expiry
+
+
+def _commit_tables(
+    config: Config,
+    archive: ArchiveFiles,
+    request: PassRequest,
+    compactions: Mapping[str, Compaction],
+    expiry: Expiry | None,
+) -> tuple[dict[str, Committed], dict[str, str]]:
+    """Bring the tables up to date; return them, and what failed, by part."""
+    tables: dict[str, Committed] = {}
+    errors: dict[str, str] = {}
+    compact = request.compact or CompactConfig()
+    for quarantine in table_names(config):
+        part = QUARANTINE if quarantine else MESSAGES
+        wanted = CommitRequest(
+            quarantine=quarantine,
+            after=compact.after,
+            outcomes=compactions[part].merged if part in compactions else (),
+            expired=expiry.paths if expiry else (),
+            recent=compact.grace,
+            dry_run=request.dry_run,
+        )
+        try:
+            tables[part] = commit(config, archive, wanted)
+        except JetcaptureError as error:
+            errors[part] = str(error)
+    return tables, errors

@@ -1,0 +1,177 @@
+"""The service of `maintain --every`: passes at an interval, which tell over HTTP how they go.
+
+The configuration files are read again before each round of passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures
+from jetcapture_py.config.units import format_duration
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.log import about, event, setup
+from jetcapture_py.maintain.command import DONE, FAILED, failure_of, handling, reason_of, required
+from jetcapture_py.maintain.passes import Pass, PassRequest, run_pass
+from jetcapture_py.monitoring.facts import MaintenanceState, TableState
+from jetcapture_py.monitoring.http import MaintenanceSite
+from jetcapture_py.monitoring.http_server import HttpServer
+from jetcapture_py.store.archive import open_archive
+from jetcapture_py.text import MAX_LOGGED, one_line
+
+log = logging.getLogger("jetcapture.maintain")
+
+
+def serve(files: CaptureFiles, every: float, server: HttpServer | None = None) -> int:
+    """Make a pass over each archive every `every` seconds until SIGTERM or SIGINT; return the exit code.
+
+    After the first signal, objects that are being merged are finished; a second one exits immediately. `server` already
+    answers probes. Raises ConfigError for problems at the start; later ones leave all settings as they were.
+    """
+    required(files, section=True)
+    service = _Service(files, every)
+    with handling(service.end, signal.SIGTERM, signal.SIGINT):
+        return service.run(server)
+
+
+@dataclass(slots=True)
+class _Scheduled:
+    """A capture whose archive gets passes."""
+
+    config: Config
+    state: MaintenanceState
+    last: Pass | None = None
+    """The last pass that ended."""
+
+
+class _Service:
+    """The passes of a process, one archive after the other."""
+
+    def __init__(self, files: CaptureFiles, every: float) -> None:
+        self._files, self._every = files, every
+        self._stop = threading.Event()
+        self._scheduled: dict[CaptureId, _Scheduled] = {}
+        self._states: dict[str, MaintenanceState] = {}
+
+    def end(self, number: int, _frame: object) -> None:
+        """Stop; when called again, exit immediately."""
+        if self._stop.is_set():
+            os._exit(FAILED)
+        event(log, logging.INFO, "maintain.stopping", signal=signal.Signals(number).name)
+        self._stop.set()
+
+    def run(self, server: HttpServer | None) -> int:
+        """Make passes until it is stopped."""
+        selected = self._files.select()
+        setup(selected.log.format, selected.log.level)
+        server = self._listening(selected, server)
+        event(log, logging.INFO, "maintain.started", captures=len(selected.configs), every=format_duration(self._every))
+        while not self._stop.is_set():
+            started = time.monotonic()
+            self._read_again()
+            for capture, scheduled in self._scheduled.items():
+                with about(None if self._files.single else capture.name):
+                    self._pass(scheduled)
+            self._stop.wait(max(0.0, started + self._every - time.monotonic()))
+        if server is not None:
+            server.stop()
+        return DONE
+
+    def _listening(self, selected: Captures, server: HttpServer | None) -> HttpServer | None:
+        """Serve metrics and probes. Raises JetcaptureError if nothing can listen on a configured address."""
+        site = MaintenanceSite(self._states)
+        if server is not None and server.listen != selected.listen:
+            server.stop()
+            server = None
+        if server is None and selected.listen is not None:
+            try:
+                server = HttpServer(selected.listen, site)
+            except JetcaptureError as error:
+                if selected.listen_required:
+                    raise
+                event(log, logging.WARNING, "http.off", reason=str(error))
+        if server is not None:
+            server.serve(site)
+        return server
+
+    def _read_again(self) -> None:
+        """Read the files again, for the archives of the next passes; if a file is wrong, keep the present ones."""
+        try:
+            selected = self._files.again().select()
+        except JetcaptureError as error:
+            event(log, logging.ERROR, "config.refused", error=one_line("; ".join(str(error).splitlines()), MAX_LOGGED))
+            return
+        for lines in selected.problems.values():
+            event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), MAX_LOGGED))
+        wanted = {capture: config for capture, config in selected.configs.items() if config.maintain is not None}
+        for capture in [capture for capture in self._scheduled if capture not in wanted]:
+            del self._scheduled[capture], self._states[capture.name]
+        for capture, config in wanted.items():
+            if capture not in self._scheduled or self._scheduled[capture].config != config:
+                state = self._states[capture.name] = MaintenanceState(stream=config.source.stream)
+                self._scheduled[capture] = _Scheduled(config, state)
+
+    def _pass(self, scheduled: _Scheduled) -> None:
+        """Make one pass, and note how it went. A failure is logged; the next pass tries again."""
+        if self._stop.is_set():
+            return
+        config, state = scheduled.config, scheduled.state
+        state.started, reason = time.time(), ""
+        try:
+            request = PassRequest.of(
+                config, stop=self._stop, progress=lambda part, *left: state.backlog.update({part: left})
+            )
+            archive = open_archive(config.store.url, config.store.options)
+            scheduled.last = run_pass(config, archive, request, scheduled.last)
+            reason = failure_of(scheduled.last)
+            _note(scheduled.last, state)
+        except Exception as error:  # also a bug, or a library's: other archives go on
+            reason = reason_of(error)
+        state.started, state.failure = None, one_line(reason, MAX_LOGGED)
+        state.passes += 1
+        if reason:
+            state.failures += 1
+            event(log, logging.ERROR, "maintain.failed", error=reason)
+        else:
+            state.ended = time.time()
+
+
+def _note(result: Pass, state: MaintenanceState) -> None:
+    """Log a pass, and keep its figures."""
+    summaries = result.compacted.values()
+    state.seconds, state.waiting = result.seconds, result.waiting
+    state.removed += result.removed
+    expired = 0 if result.expired is None else result.expired.objects
+    state.expired += expired
+    state.objects_before = sum(summary.objects_before for summary in summaries)
+    state.objects_after = sum(summary.objects_after for summary in summaries)
+    state.bytes_after = sum(summary.bytes_after for summary in summaries)
+    state.tables = tuple(
+        TableState(
+            name=table.name,
+            snapshot=table.snapshot,
+            files=table.files,
+            waiting=table.unsettled,
+            renamed=len(table.renamed),
+            complete_to=table.complete_to.timestamp() if table.complete_to else None,
+        )
+        for table in result.tables.values()
+    )
+    event(
+        log,
+        logging.INFO,
+        "maintain.done",
+        stream=result.stream,
+        seconds=round(result.seconds, 3),
+        objects_before=state.objects_before,
+        objects_after=state.objects_after,
+        waiting=result.waiting,
+        removed=result.removed,
+        expired=expired,
+    )

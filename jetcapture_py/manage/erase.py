@@ -1,0 +1,100 @@
+"""The `erase` command: remove messages for good, take them out of tables as well, and print a certificate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from jetcapture_py import log, text
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import format_time
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.manage.many import CommandResult
+from jetcapture_py.rewriting.erase import Erasure, erase
+from jetcapture_py.rewriting.select import Condition
+from jetcapture_py.table.catalog import table_names
+from jetcapture_py.text import escaped, plural
+from jetcapture_py.verify.findings import Progress, ignore
+
+
+def run(
+    config: Config,
+    *,
+    key: str | None,
+    subject: str | None,
+    seqs: str | None,
+    where: str | None,
+    reason: str,
+    in_stream: bool,
+    dry_run: bool,
+    progress: Progress = ignore,
+) -> CommandResult:
+    """Erase what one of the selectors selects. Raises ConfigError, JetcaptureError."""
+    condition = Condition.parse(key, subject, seqs, where)
+    if not reason.strip():
+        raise ConfigError("--reason: expected a text, which becomes part of the tombstone")
+    log.setup(config.log.format, "error")
+    done = asyncio.run(erase(config, condition, reason, in_stream=in_stream, dry_run=dry_run, progress=progress))
+    would = "would be " if done.dry_run else ""
+    erased = f"{plural(done.messages, 'message', grouped=True)} {would}erased"
+    return CommandResult(
+        summary="; ".join([erased, *(f"REMAINS: {line}" for line in done.remaining)]),
+        lines=_lines(done, tables=bool(table_names(config))),
+        records=[_fields(done)],
+        code=1 if done.remaining else 0,
+    )
+
+
+def _fields(done: Erasure) -> dict[str, object]:
+    """Return the certificate as plain values."""
+    return {
+        **asdict(done),
+        "started": format_time(done.started),
+        "ended": format_time(datetime.now(UTC)),
+        "remains": done.remaining,
+    }
+
+
+def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
+    def count(number: int, noun: str, nouns: str | None = None) -> str:
+        return plural(number, noun, nouns, grouped=True)
+
+    would, were = ("would be ", "would be") if done.dry_run else ("", "were")
+    yield f"stream {done.stream}: {count(done.messages, 'message')} {would}erased"
+    if not done.dry_run:
+        yield f"at {format_time(done.started)} by {escaped(done.by)}: {text.one_line(done.reason)}"
+    if done.earlier:
+        yield f"{count(done.earlier, 'message')} of earlier erasures {were} still stored"
+    if done.tombstone:
+        yield f"tombstone: {done.tombstone}"
+    yield (
+        f"searched: {count(done.searched, 'object')}; {count(done.copies, 'copy', 'copies')} "
+        f"in {count(len(done.objects), 'object')}"
+    )
+    for each in done.objects:
+        digest = f"  sha256 {each.sha256}" if each.sha256 else ""
+        yield f"  {escaped(each.path)}: {count(each.messages, 'message')}{digest}"
+        if not done.dry_run:
+            after = (
+                "removed" if each.after is None else f"{escaped(each.after)}  sha256 {each.sha256_after or 'compacted'}"
+            )
+            yield f"    now {after}"
+    if done.versions:
+        yield f"old versions of objects: {done.versions:,} {would}deleted"
+    if tables and not done.dry_run:
+        yield f"tables: {count(done.snapshots, 'snapshot')} expired"
+    if done.in_stream is not None:
+        yield f"in the stream: {count(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
+    for title, lines in (
+        ("REMAINS", done.remaining),
+        ("not checked", [*done.notes, *(done.in_stream.notes if done.in_stream else ())]),
+    ):
+        if lines:
+            yield f"{title}:"
+            yield from (f"  {line}" for line in lines)
+    if not done.remaining and not done.dry_run:
+        where = "the archive and the stream" if done.in_stream else "the archive"
+        known = "(no watermark says up to which sequence)" if done.up_to is None else f"up to sequence {done.up_to}"
+        yield f"nothing remains in {where} of what was stored {known}"

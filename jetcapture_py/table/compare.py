@@ -1,0 +1,71 @@
+"""Compare the tables with the archive, for `jetcapture verify --table`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jetcapture_py.archive.layout import clusters
+from jetcapture_py.compaction.inventory import root_url
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.config.model import Config
+from jetcapture_py.reading.plan import list_objects
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.table.catalog import AGAIN, ArchiveTable, open_table, table_config, table_names
+from jetcapture_py.table.commit import CommitRequest, after_of, columns_of, scope_of
+from jetcapture_py.table.plan import TablePlan, disjoint_objects, files_of
+from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings
+
+
+def compare_tables(config: Config, archive: ArchiveFiles) -> list[Finding]:
+    """Return what of the tables' files differs from the archive's. Raises JetcaptureError, ConfigError without one."""
+    table_config(config)
+    findings: list[Finding] = []
+    for quarantine in table_names(config):
+        request = CommitRequest(quarantine=quarantine, after=after_of(config))
+        with open_table(config, archive, quarantine=quarantine, read_only=True) as table:
+            findings += _differences(table, TablePlan(archive, table, columns_of(table), scope_of(config, request)))
+    return findings
+
+
+def _differences(table: ArchiveTable, plan: TablePlan) -> Iterator[Finding]:
+    """Yield what differs between a table and what it should have."""
+    archive, name, root = plan.archive, table.name, root_url(plan.archive)
+    joining = [file.file_path.removeprefix(root) for change in plan.changes() for file in change.added]
+    listing = list_objects(archive, plan.scope.directory)
+    present = {file.path: file.size for file in listing.values()}
+    gone, changed, twice, later, waiting, stuck = (FileList() for _ in range(6))
+    current = {file.file_path.removeprefix(root): file.file_size_in_bytes for file in files_of(table)}
+    for path, size in sorted(current.items()):
+        if path not in present:
+            gone.add(path)
+        elif present[path] != size:
+            changed.add(path, f"{present[path]:,} bytes, {size:,} in the table")
+    for cluster in clusters(known for known in listing if known.parquet and known.path in current):
+        if len(cluster) > 1:
+            alone, _ = disjoint_objects(archive, [Source(known, listing[known].size) for known in cluster])
+            for known in cluster if len(alone or ()) < len(cluster) else ():
+                twice.add(known.path)
+    for path in sorted(path for path in joining if path not in current):
+        later.add(path)
+    for path, reason in plan.tally.unsettled.items():
+        (stuck if path in plan.tally.stuck else waiting).add(path, reason)
+    run = "run `jetcapture maintain`"
+    for files, severity, summary, action in (
+        (gone, Severity.FAILURE, f"table {name} has objects that are gone: queries of it fail", run),
+        (
+            changed,
+            Severity.FAILURE,
+            f"table {name} has objects whose size has changed",
+            f"{run}; see `jetcapture verify --deep` if that does not help",
+        ),
+        (twice, Severity.FAILURE, f"table {name} has objects that share messages: queries count them twice", AGAIN),
+        (later, Severity.WARNING, f"table {name} does not have these objects of complete buckets yet", run),
+        (waiting, Severity.WARNING, f"table {name} cannot have these objects of complete buckets yet", run),
+        (
+            stuck,
+            Severity.WARNING,
+            f"table {name} cannot have these objects",
+            "no further pass can add them, for the reasons given",
+        ),
+    ):
+        yield from file_findings(Kind.TABLE, severity, files, summary, action)

@@ -1,0 +1,129 @@
+"""Take objects out of an archive's tables for good: out of every snapshot, and of every file of their metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.removed import Erased
+from jetcapture_py.compaction.inventory import root_url
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.table.catalog import ArchiveTable, open_table, table_names
+from jetcapture_py.table.commit import CommitRequest, after_of, commit
+from jetcapture_py.text import without_credentials
+
+_MANIFEST = ".avro"
+
+
+@dataclass(slots=True)
+class TablesErased:
+    """What was done to an archive's tables."""
+
+    snapshots: int = 0
+    """Snapshots that were forgotten."""
+    remains: list[str] = field(default_factory=list)
+    """What still names such objects, or may."""
+    unnamed: list[File] = field(default_factory=list)
+    """Manifests, and lists of them, that no snapshot names: commits that were killed leave them."""
+    directories: list[str] = field(default_factory=list)
+    """Those of the tables' metadata in the archive."""
+    notes: list[str] = field(default_factory=list)
+    """What was not searched."""
+
+
+def check_tables(config: Config, archive: ArchiveFiles) -> None:
+    """Open the tables, so that nothing begins that cannot end. Raises ConfigError, JetcaptureError."""
+    for quarantine in table_names(config):
+        with open_table(config, archive, quarantine=quarantine, read_only=True):
+            pass
+
+
+def drop_objects(config: Config, archive: ArchiveFiles, paths: Collection[str]) -> TablesErased:
+    """Replace objects that are about to be removed by those that have their other messages, in all snapshots."""
+    places = {f"{root_url(archive)}{path}" for path in paths}
+    done = TablesErased()
+    for _ in _forgetting(config, archive, paths, places.__contains__, done):
+        pass
+    return done
+
+
+def forget_erased(config: Config, archive: ArchiveFiles, erased: Erased, left: Collection[str]) -> TablesErased:
+    """Take out what is gone of objects that may have had erased messages, and those at the paths `left`.
+
+    Maintenance may have put objects back into a table before they were removed.
+    """
+    root, done, present = root_url(archive), TablesErased(), set[str]()
+
+    def is_gone(place: str) -> bool:
+        path = place.removeprefix(root)
+        name = layout.parse_path(path)
+        return name is not None and path not in present and erased.near(name.first_seq, name.last_seq)
+
+    if names := table_names(config):
+        stream = config.source.stream
+        directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream for quarantine in names]
+        present.update(file.path for file in archive.below(*directories))
+    for table in _forgetting(config, archive, left, is_gone, done):
+        _find_unnamed(archive, table, done)
+    return done
+
+
+def _forgetting(
+    config: Config, archive: ArchiveFiles, paths: Collection[str], is_removed: Callable[[str], bool], done: TablesErased
+) -> Iterator[ArchiveTable]:
+    """Commit each table without the objects at these paths, forget its earlier snapshots, and yield it as it is then.
+
+    `is_removed` gets places of files, as tables have them.
+    """
+    for quarantine, name in table_names(config).items():
+        try:
+            with open_table(config, archive, quarantine=quarantine) as table:
+                exists = table.loaded is not None
+            if not exists:
+                continue
+            request = CommitRequest(quarantine=quarantine, after=after_of(config), expired=paths, forget=True)
+            committed = commit(config, archive, request)
+            done.snapshots += committed.forgotten
+            done.remains += [f"table {name}: {place} cannot be deleted" for place in committed.remains]
+            with open_table(config, archive, quarantine=quarantine) as table:
+                for reference in _naming(table, is_removed):
+                    done.remains.append(f"table {name}: {reference} names snapshots that have erased messages")
+                yield table
+        except JetcaptureError as error:
+            done.remains.append(str(error))
+
+
+def _naming(table: ArchiveTable, is_removed: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the tags and branches whose snapshots name removed files."""
+    loaded = table.loaded
+    for name, reference in loaded.metadata.refs.items() if loaded else ():
+        snapshot = loaded.metadata.snapshot_by_id(reference.snapshot_id) if loaded else None
+        if loaded and snapshot and snapshot.snapshot_id != table.snapshot:
+            entries = (
+                entry
+                for manifest in snapshot.manifests(loaded.io)
+                for entry in manifest.fetch_manifest_entry(loaded.io, discard_deleted=False)
+            )
+            if any(is_removed(entry.data_file.file_path) for entry in entries):
+                yield name
+
+
+def _find_unnamed(archive: ArchiveFiles, table: ArchiveTable, done: TablesErased) -> None:
+    """Find the manifests of a table that no snapshot names: they may have the paths of objects, and keys."""
+    loaded, root = table.loaded, root_url(archive)
+    if loaded is None:
+        return
+    place = loaded.location_provider().new_metadata_location("").rstrip("/")
+    if not place.startswith(root):
+        done.notes.append(f"manifests below {without_credentials(place)} that no snapshot names")
+        return
+    directory = place.removeprefix(root)
+    files = [file for file in archive.below(directory) if file.path.endswith(_MANIFEST)]
+    snapshots = loaded.refresh().metadata.snapshots  # after the listing: a commit may have ended
+    named = {part.manifest_path for snapshot in snapshots for part in snapshot.manifests(loaded.io)}
+    named |= {snapshot.manifest_list for snapshot in snapshots}
+    done.directories.append(directory)
+    done.unnamed += [file for file in files if f"{root}{file.path}" not in named]

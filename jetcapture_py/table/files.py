@@ -1,0 +1,170 @@
+"""Describe an archive's objects as files of a table: partition, rows, and the bounds of their columns.
+
+Bounds come from the statistics in an object's footer, so a query opens only objects that may have matching rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.conversions import to_bytes
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.typedef import Record
+from pyiceberg.types import DecimalType, PrimitiveType, StringType
+from pyiceberg.utils.truncate import truncate_upper_bound_text_string
+
+from jetcapture_py.archive.schema import field_id
+
+WHOLE, DAILY = 0, 1
+"""The specifications of partitions that every table has: none, and the day of its column of time."""
+_DAY = 86_400_000_000
+_LENGTH = 16
+"""Characters of a text in its bounds."""
+
+
+class Leaf(NamedTuple):
+    """A column of an object that has bounds, not inside a list or map."""
+
+    position: int
+    """Its position among the columns of the file."""
+    field: int
+    """Its field id."""
+    type: PrimitiveType
+
+
+def leaves(schema: pa.Schema, table: Schema) -> list[Leaf]:
+    """Return the columns of objects with this schema whose bounds a table can have."""
+    types = {number: field.field_type for number, field in index_by_id(table).items()}
+    found, index = list[Leaf](), 0
+
+    def visit(field: pa.Field, *, single: bool) -> None:
+        nonlocal index
+        for child in _children(field.type):
+            visit(child, single=single and pa.types.is_struct(field.type))
+        if not field.type.num_fields:
+            type_ = types.get(field_id(field)) if single else None
+            if isinstance(type_, PrimitiveType) and _has_bounds(field.type):
+                found.append(Leaf(index, field_id(field), type_))
+            index += 1
+
+    for field in schema:
+        visit(field, single=True)
+    return found
+
+
+def _children(type_: pa.DataType) -> Iterator[pa.Field]:
+    if pa.types.is_map(type_):
+        yield from (type_.key_field, type_.item_field)
+    else:
+        yield from (type_.field(number) for number in range(type_.num_fields))
+
+
+def _has_bounds(type_: pa.DataType) -> bool:
+    """Whether statistics of a type are the bounds of a column: engines disagree on NaN, and long bytes help nobody."""
+    types = pa.types
+    if types.is_timestamp(type_):
+        return bool(type_.unit == "us")
+    signed = types.is_integer(type_) and not types.is_uint32(type_)  # Parquet's statistics of which are signed
+    text = types.is_string(type_) or types.is_large_string(type_)
+    return (
+        signed
+        or text
+        or any(test(type_) for test in (types.is_boolean, types.is_date32, types.is_time64, types.is_decimal))
+    )
+
+
+def data_file(place: str, size: int, metadata: pq.FileMetaData, columns: Sequence[Leaf], time_column: int) -> DataFile:
+    """Describe an object by its decoded footer. `time_column` is the field id of the table's column of time."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    lower, upper, empty = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
+    day: Sequence[int | None] | None = None if any(leaf.field == time_column for leaf in columns) else [None]
+    for leaf in columns:
+        limits, nulls = _limits(groups, leaf)
+        if limits is None:
+            if nulls == metadata.num_rows:
+                empty[leaf.field] = nulls
+            continue
+        low, high = limits
+        if leaf.field == time_column and not nulls and low // _DAY == high // _DAY:
+            day = [low // _DAY]
+        lower |= _bound(leaf, low, upper=False)
+        upper |= _bound(leaf, high, upper=True)
+    return _file(place, size, metadata.num_rows, day, (lower, upper), empty)
+
+
+def known_file(place: str, size: int, rows: int, spec: int, day: int | None) -> DataFile:
+    """Describe a file that the table has already, to remove it."""
+    return _file(place, size, rows, None if spec == WHOLE else [day])
+
+
+def _file(
+    place: str,
+    size: int,
+    rows: int,
+    day: Sequence[int | None] | None,
+    bounds: tuple[Mapping[int, bytes], Mapping[int, bytes]] = ({}, {}),
+    empty: Mapping[int, int] | None = None,
+) -> DataFile:
+    """Describe a file. `empty` are the columns without any value, and the file's rows."""
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=place,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*(day or ())),
+        record_count=rows,
+        file_size_in_bytes=size,
+        column_sizes=None,
+        value_counts=empty,
+        null_value_counts=empty,
+        nan_value_counts=None,
+        lower_bounds=bounds[0],
+        upper_bounds=bounds[1],
+        key_metadata=None,
+        split_offsets=None,
+        equality_ids=None,
+        sort_order_id=None,
+    )
+    file.spec_id = WHOLE if day is None else DAILY
+    return file
+
+
+def _limits(groups: Sequence[Any], leaf: Leaf) -> tuple[tuple[Any, Any] | None, int]:
+    """Return minimum and maximum of a column, None if unknown; and how many nulls it has, -1 if unknown."""
+    lows, highs, nulls = [], [], 0
+    for group in groups:
+        statistics = group.column(leaf.position).statistics
+        if statistics is None or not statistics.has_null_count:
+            return None, -1
+        nulls += statistics.null_count
+        if statistics.has_min_max:
+            lows.append(statistics.min_raw)
+            highs.append(statistics.max_raw)
+        elif statistics.num_values:
+            return None, -1
+    if not lows:
+        return None, nulls
+    if isinstance(leaf.type, DecimalType):
+        lows, highs = ([_unscaled(value) for value in values] for values in (lows, highs))
+    return (min(lows), max(highs)), nulls
+
+
+def _unscaled(value: Any) -> int:
+    return int.from_bytes(value, "big", signed=True) if isinstance(value, bytes) else int(value)
+
+
+def _bound(leaf: Leaf, value: Any, *, upper: bool) -> dict[int, bytes]:
+    """Return a limit as manifests have it, by field id; empty if there is none, as above some texts."""
+    if isinstance(leaf.type, DecimalType):
+        return {leaf.field: value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True)}
+    if isinstance(leaf.type, StringType):
+        value = value.decode()
+        if len(value) > _LENGTH:
+            value = truncate_upper_bound_text_string(value, _LENGTH) if upper else value[:_LENGTH]
+    try:
+        return {} if value is None else {leaf.field: to_bytes(leaf.type, value)}
+    except UnicodeEncodeError:  # the text after the last one before the surrogates
+        return {}
