@@ -13,32 +13,28 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.compaction.memory import MemoryBudget, rewriting, searching
-from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import (
-    ConfigError,
     JetcaptureError,
     MissingStreamError,
     SourceError,
     VanishedError,
 )
 from jetcapture_py.rewriting.old_versions import delete_old_versions
-from jetcapture_py.rewriting.select import Condition, Search, UndecidedError
+from jetcapture_py.rewriting.select import THREADS, Condition, Search, source_of
 from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_stream
 from jetcapture_py.rewriting.text_objects import rewrite_text
 from jetcapture_py.store import ABANDONED, NoteStore, change_note
@@ -50,8 +46,8 @@ from jetcapture_py.verify.findings import Progress, ignore
 
 SEALED_BY = "erase"
 """What footers of objects say that were written again."""
-THREADS, REMOTE_THREADS = 2, 8
-"""Objects that are written again at once, in a local archive and in a remote one, whose requests mostly wait."""
+REMOTE_THREADS = 8
+"""Objects of a remote archive that are written again at once: its requests mostly wait."""
 _ROUNDS = 20
 """How often the archive is listed again, while compactions bring messages back."""
 
@@ -171,12 +167,8 @@ class _Eraser:
         self._config, self._archive, self._examiner = config, archive, examiner
         self._progress = progress
         self._budget = MemoryBudget(config.limits.memory)
-        self._told: dict[tuple[str, int], MessageSet] = {}
-        """What objects, by path and size, have said of their messages."""
         self._left: dict[str, str] = {}
         """Why objects keep erased messages, by their paths."""
-        self._undecided: dict[str, str] = {}
-        """Why objects do not say which of their messages are selected."""
         self._clean: set[str] = set()
         """Paths of objects without erased messages. An object never changes its messages."""
         self._others = 0
@@ -195,14 +187,15 @@ class _Eraser:
         with suppress(JetcaptureError):
             mark = self._archive.watermark(stream)
             done.up_to = None if mark is None else mark.seq
-        chosen = retried(lambda: self._select(condition))
+        with Search(self._archive, self._config, condition, self._progress) as search:
+            selected = retried(lambda: search.run(self._files()))
         if not known and not done.searched:
             raise JetcaptureError(
                 f"no archive of stream {stream} under {self._archive.shown}{self._archive.known_streams()}"
             )
-        erased = self._bury(chosen, known)
+        erased = self._bury(selected.messages, known)
         if erased:
-            self._remove(erased, chosen)
+            self._remove(erased, selected.messages)
             self._remove_versions(erased)
         if erased and not done.dry_run:
             self._forget(erased)
@@ -212,7 +205,7 @@ class _Eraser:
         left = {path: reason for path, reason in self._left.items() if path in present}  # others were compacted
         self.clean = not left
         done.remains += self._unfinished
-        done.remains += _grouped({**self._undecided, **left})
+        done.remains += _grouped({**selected.undecided, **left})
         self._note()
         return erased
 
@@ -223,51 +216,6 @@ class _Eraser:
         self.done.searched = max(self.done.searched, len(objects))
         self._others = len(files) - len(objects)
         return sorted(objects, key=lambda file: file.path)
-
-    # ------------------------------------------------------------------ selection
-
-    def _select(self, condition: Condition) -> MessageSet:
-        """Return the selected messages that are stored. Raises ConfigError, VanishedError, JetcaptureError."""
-        files = self._files()
-        self._undecided.clear()
-        files = [file for file in files if condition.may_match(_name(file))]
-        with Search(self._archive, self._config, condition) as search:
-            broken = search.prepare(files)
-            self._undecided |= {path: f"{_NOT_SEARCHED}{reason}" for path, reason in broken.items()}
-            chosen = self._asked([file for file in files if file.path not in broken], search.selected)
-        if condition.where is not None and self._undecided and len(self._undecided) == len(files):
-            raise ConfigError(f"--where: {next(iter(self._undecided.values())).removeprefix(_NOT_SEARCHED)}")
-        if condition.seqs is not None and (np.diff(chosen.seqs) == 0).any():
-            raise ConfigError(
-                "--seq: several messages have the same sequence, because the stream was created again: select them by "
-                "--where, with _nats_seq and _nats_timestamp"
-            )
-        return chosen
-
-    def _asked(self, files: Sequence[File], ask: Callable[[File], MessageSet]) -> MessageSet:
-        """Return the selected messages of objects, and record which do not say which they are."""
-
-        def told(file: File) -> MessageSet:
-            at = file.path, file.size
-            if at not in self._told:
-                try:
-                    with self._budget.taken(searching(_source(file), local=self._archive.local)):
-                        self._told[at] = ask(file)
-                except VanishedError:
-                    raise
-                except UndecidedError as error:
-                    self._undecided[file.path] = f"{_NOT_SEARCHED}{error}"
-                    return error.messages
-                except (DamagedError, JetcaptureError) as error:
-                    self._undecided[file.path] = f"{_NOT_SEARCHED}{error}"
-                    return MessageSet()
-            return self._told[at]
-
-        found: list[MessageSet] = []
-        for number, messages in enumerate(self._archive.map(told, files, threads=self._threads), 1):
-            found.append(messages)
-            self._progress("searched", number, len(files))
-        return MessageSet.union(found)
 
     def _bury(self, chosen: MessageSet, known: Erased) -> Erased:
         """Write the tombstone of selected messages that have none yet; return all that is erased."""
@@ -299,7 +247,7 @@ class _Eraser:
 
         def hold(file: File) -> _Holder | None:
             try:
-                with self._budget.taken(searching(_source(file), local=self._archive.local)):
+                with self._budget.taken(searching(source_of(file), local=self._archive.local)):
                     _, seqs, times = self._examiner.identities(file, _name(file))
             except DamagedError as error:
                 self._left[file.path] = f"may have erased messages: {error}"
@@ -349,7 +297,7 @@ class _Eraser:
         def work(several: Sequence[ObjectName]) -> int:
             for holder in (by_name[name] for name in several):
                 try:
-                    with self._budget.taken(rewriting(_source(holder.file), local=self._archive.local)):
+                    with self._budget.taken(rewriting(source_of(holder.file), local=self._archive.local)):
                         digest = _sha256(self._archive, holder.file)
                         rewritten.append((holder, digest, self._rewrite(holder, erased)))
                 except VanishedError:  # a compaction has stored its messages elsewhere: the next round finds them
@@ -388,7 +336,7 @@ class _Eraser:
         """Store an object's other messages. Raises VanishedError, JetcaptureError."""
         file, name = holder.file, _name(holder.file)
         if name.parquet:
-            return rewrite(self._archive, _source(file), erased, SEALED_BY)
+            return rewrite(self._archive, source_of(file), erased, SEALED_BY)
         return rewrite_text(self._archive, file, erased)
 
     def _record(
@@ -426,7 +374,7 @@ class _Eraser:
         name = version.file.name
         if name is None or not erased.near(name.first_seq, name.last_seq):
             return False
-        with self._budget.taken(searching(_source(version.file), local=False)):
+        with self._budget.taken(searching(source_of(version.file), local=False)):
             _, seqs, times = replace(self._examiner, storage=version.archive).identities(version.file, name)
         return bool(erased.contains(seqs, times).any())
 
@@ -499,9 +447,6 @@ class _Eraser:
         )
 
 
-_NOT_SEARCHED = "not searched: "
-
-
 def _grouped(reasons: Mapping[str, str]) -> Iterator[str]:
     """Yield one line for each reason, with the first path and how many there are."""
     paths: dict[str, list[str]] = {}
@@ -517,10 +462,6 @@ def unfinished(file: File) -> str:
     if file.modified is None or time.time() - file.modified <= ABANDONED:
         return f"{file.path}: a process is writing it, or was killed: run it again in an hour"
     return ""
-
-
-def _source(file: File) -> Source:
-    return Source(_name(file), file.size)
 
 
 def _name(file: File) -> ObjectName:

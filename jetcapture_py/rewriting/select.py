@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,11 +23,13 @@ from jetcapture_py.archive.info import BadObject, InfoReader
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
+from jetcapture_py.compaction.memory import MemoryBudget, searching
+from jetcapture_py.compaction.plan import Source
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.template import STREAM, parse_template
-from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import PlanReader, partition_of
 from jetcapture_py.reading.columns import Table, as_read
 from jetcapture_py.reading.duckdb import connect, sql_type
@@ -35,8 +38,12 @@ from jetcapture_py.rewriting.text_values import TextError, column_names, typed_r
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey
-from jetcapture_py.verify.examine import IDENTITY_TYPES, text_rows
+from jetcapture_py.verify.examine import IDENTITY_TYPES, DamagedError, text_rows
+from jetcapture_py.verify.findings import Progress, ignore
 
+THREADS = 2
+"""Objects of a local archive that are read at once; of a remote one, as many as it reads otherwise."""
+_NOT_SEARCHED = "not searched: "
 _FUNCTIONS = frozenset(("user", "current_user", "session_user", "current_role", "current_catalog", "current_schema"))
 """What SQL takes for a function where no column has that name, besides the time now."""
 _UNFIT = "the condition does not fit its columns: try it with jetcapture query"
@@ -104,12 +111,32 @@ def _range(text: str) -> tuple[int, int]:
     raise ConfigError(f"--seq: {text}: expected a sequence, or two such as 100-199")
 
 
-class Search:
-    """Finds the messages of a condition, object by object; a context manager. Only `where` needs DuckDB."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """What a search has found."""
 
-    def __init__(self, archive: ArchiveFiles, config: Config, condition: Condition) -> None:
+    messages: MessageSet
+    undecided: Mapping[str, str]
+    """Why objects were not searched, or not as a whole, by their paths."""
+
+
+def source_of(file: File) -> Source:
+    """Return an object as compaction names it."""
+    assert file.name is not None  # noqa: S101  # only objects are asked for it
+    return Source(file.name, file.size)
+
+
+class Search:
+    """Finds the messages of a condition; a context manager. Only `where` needs DuckDB."""
+
+    def __init__(
+        self, archive: ArchiveFiles, config: Config, condition: Condition, progress: Progress = ignore
+    ) -> None:
         """Raises ConfigError for what is no condition in SQL, JetcaptureError without DuckDB."""
         self._archive, self._config, self._condition = archive, config, condition
+        self._budget, self._progress = MemoryBudget(config.limits.memory), progress
+        self._answers: dict[tuple[str, int], MessageSet] = {}
+        """The selected messages of objects, by path and size."""
         self._sql = None if condition.where is None else _Sql(condition.where)
         self._tables = {quarantine: Table([pa.schema(_TYPES)], quarantine, None) for quarantine in (False, True)}
         self._schema_of: dict[ObjectName, int] = {}
@@ -121,7 +148,44 @@ class Search:
         if self._sql is not None:
             self._sql.close()
 
-    def prepare(self, files: Sequence[File]) -> dict[str, str]:
+    def run(self, files: Sequence[File]) -> Selected:
+        """Search these objects; after VanishedError, those that were searched are not read again.
+
+        Raises ConfigError, VanishedError, JetcaptureError.
+        """
+        condition = self._condition
+        files = [file for file in files if file.name is not None and condition.may_match(file.name)]
+        undecided = {path: f"{_NOT_SEARCHED}{reason}" for path, reason in self._prepare(files).items()}
+
+        def ask(file: File) -> MessageSet:
+            at = file.path, file.size
+            if at not in self._answers:
+                try:
+                    with self._budget.taken(searching(source_of(file), local=self._archive.local)):
+                        self._answers[at] = self.selected(file)
+                except VanishedError:
+                    raise
+                except (UndecidedError, DamagedError, JetcaptureError) as error:
+                    undecided[file.path] = f"{_NOT_SEARCHED}{error}"
+                    return error.messages if isinstance(error, UndecidedError) else MessageSet()
+            return self._answers[at]
+
+        readable = [file for file in files if file.path not in undecided]
+        parts: list[MessageSet] = []
+        for part in self._archive.map(ask, readable, threads=THREADS if self._archive.local else 0):
+            parts.append(part)
+            self._progress("searched", len(parts), len(readable))
+        messages = MessageSet.union(parts)
+        if condition.where is not None and undecided and len(undecided) == len(files):
+            raise ConfigError(f"--where: {next(iter(undecided.values())).removeprefix(_NOT_SEARCHED)}")
+        if condition.seqs is not None and (np.diff(messages.seqs) == 0).any():
+            raise ConfigError(
+                "--seq: several messages have the same sequence, because the stream was created again: select them by "
+                "--where, with _nats_seq and _nats_timestamp"
+            )
+        return Selected(messages=messages, undecided=undecided)
+
+    def _prepare(self, files: Sequence[File]) -> dict[str, str]:
         """Find the types that the columns of SQL have in all objects; return why some cannot be read, by their paths.
 
         Raises VanishedError, JetcaptureError.

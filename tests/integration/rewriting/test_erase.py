@@ -36,7 +36,7 @@ from jetcapture_py.manage import erase as command
 from jetcapture_py.manage.many import show_one
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as module
-from jetcapture_py.rewriting import text_objects
+from jetcapture_py.rewriting import select, text_objects
 from jetcapture_py.rewriting.erase import Erasure, erase
 from jetcapture_py.rewriting.select import Condition, Search
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
@@ -270,7 +270,7 @@ def test_a_message_that_moves_while_a_condition_is_evaluated_is_found(
             (tmp_path / old.path).unlink()
         return found
 
-    monkeypatch.setattr(module, "THREADS", 1)  # so that the old one is not read before
+    monkeypatch.setattr(select, "THREADS", 1)  # so that the old one is not read before
     monkeypatch.setattr(Search, "selected", selects)
     assert run(config, "_nats_seq >= 7").remaining == []
     assert positions(config) == [1]
@@ -355,7 +355,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
         (module, "change_note"),
     ):
         wrapped(owner, name)
-    monkeypatch.setattr(module, "THREADS", 1)
+    monkeypatch.setattr(select, "THREADS", 1)
     return steps
 
 
