@@ -15,8 +15,8 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, one_line, plural
 
-QUOTED, NUMBERS = r"\"[^\"]*\"|'[^']*'", "[0-9]+"
-"""What errors of one kind differ in. Arrow and Java interpret the patterns alike."""
+_QUOTED, _NUMBERS = r"\"[^\"]*\"|'[^']*'", "[0-9]+"
+"""What errors of one kind differ in."""
 COLUMNS = (layout.SEQ, layout.TIMESTAMP, layout.SUBJECT, layout.STAGE, layout.ERROR)
 """What is read of each message."""
 
@@ -28,7 +28,7 @@ _MAX_SHOWN = 5
 
 def alike(errors: pa.Array) -> pa.Array:
     """Return errors without what they differ in: quoted text becomes "…", and numbers N."""
-    return pc.replace_substring_regex(pc.replace_substring_regex(errors, QUOTED, '"…"'), NUMBERS, "N")
+    return pc.replace_substring_regex(pc.replace_substring_regex(errors, _QUOTED, '"…"'), _NUMBERS, "N")
 
 
 def matching(rows: pa.Table, texts: Sequence[str]) -> Any:
