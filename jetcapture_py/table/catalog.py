@@ -150,7 +150,7 @@ def _refuse_other(table: Table, name: str, content: str) -> None:
 
 def _time_column(config: Config, *, quarantine: bool) -> int:
     """Return the field id of the column whose day divides the files of a new table."""
-    return FIELD_IDS[TIME if config.block.time and not quarantine else TIMESTAMP]
+    return FIELD_IDS[TIMESTAMP if quarantine or config.block.time == "timestamp" else TIME]
 
 
 def table_names(config: Config) -> dict[bool, str]:

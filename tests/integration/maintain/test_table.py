@@ -73,6 +73,7 @@ class World:
         self.stream = "ORDERS"
         self.tabulated = True
         self.keep: str | None = None
+        self.time = "timestamp"
         self.store: dict[str, Any] = {"url": str(self.root)}
         self.passes = Maintenance(self.config)
 
@@ -83,6 +84,7 @@ class World:
             {
                 "source": {"stream": self.stream, "consumer": "archive"},
                 "store": self.store,
+                "block": {"time": self.time},
                 "maintain": {"compact": self.compact, "table": table if self.tabulated else None, "keep": self.keep},
             }
         )
@@ -298,15 +300,22 @@ def test_a_name_with_dots_and_the_path_of_another_column_are_two_columns(tmp_pat
     assert [tuple(row) for row in duckdb.rows(sql, table.metadata_location)] == expected
 
 
+@pytest.mark.parametrize("time", ["timestamp", "header.At"])
 def test_messages_without_event_time_that_were_merged_with_others_are_found(
-    tmp_path: Path, duckdb: DuckdbIceberg
+    tmp_path: Path, duckdb: DuckdbIceberg, time: str
 ) -> None:
     world = World(tmp_path)
+    world.time = time
+    world.passes = Maintenance(world.config)
     world.write([1, 2], hour=0)
     world.write([3, 4], hour=0, times=[HOUR * 1_000_000 + 5] * 2)  # `block.time` was set since
     assert world.commit().files == 1
+    world.write([5], hour=0, times=[HOUR * 1_000_000 + 6])
+    assert world.commit().files == 1
     table = world.load()
-    for condition, rows in ((f"{layout.TIME} IS NULL", [1, 2]), (f"{layout.TIME} IS NOT NULL", [3, 4])):
+    (task,) = table.scan().plan_files()
+    assert list(task.file.partition) == ([HOUR // 86_400] if time == "timestamp" else [])
+    for condition, rows in ((f"{layout.TIME} IS NULL", [1, 2]), (f"{layout.TIME} IS NOT NULL", [3, 4, 5])):
         assert sorted(table.scan(row_filter=condition).to_arrow()[layout.SEQ].to_pylist()) == rows
         sql = f"SELECT {layout.SEQ} FROM {{table}} WHERE {condition} ORDER BY 1"
         assert duckdb.rows(sql, table.metadata_location) == [[seq] for seq in rows]
@@ -754,6 +763,20 @@ def test_a_table_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     assert other.maintain().errors == [error]
     (other.root / "EVENTS").rename(other.root / "ORDERS")
     assert by_pyiceberg(world.load()) == truth(world)
+
+
+def test_a_table_with_other_partitions_is_refused_and_names_of_icebergs_own_columns_are_changed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write([1], _file=["a"], note=["b"])
+    assert world.commit().renamed == ["_file_string"]
+    assert [task.file.partition[0] for task in world.load().scan().plan_files()] == [HOUR // 86_400]
+    with world.load().update_spec() as spec:
+        spec.add_identity(layout.KEY)
+    (error,) = world.maintain().errors
+    assert error == (
+        "table nats.orders is partitioned by _nats_timestamp_day, key, and not by day: drop the table from its catalog,"
+        " without purging it, and run `jetcapture maintain`, which makes it again"
+    )
 
 
 def test_of_two_archives_with_one_table_the_second_is_refused(tmp_path: Path) -> None:
