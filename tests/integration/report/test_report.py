@@ -72,6 +72,7 @@ class Store:
             layout.SUBJECT: pa.array([subject] * count),
             layout.SEQ: pa.array(seqs, pa.int64()),
             layout.TIMESTAMP: pa.array(times, ENVELOPE.field(layout.TIMESTAMP).type),
+            layout.NANOS: pa.array([0] * count, ENVELOPE.field(layout.NANOS).type),
             layout.DELIVERED: pa.array(delivered or [1] * count, pa.int32()),
             layout.HEADERS: pa.nulls(count, HEADERS_TYPE),
             layout.PAYLOAD: pa.array([b"{}"] * count, pa.binary()),
