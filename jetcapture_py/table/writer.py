@@ -135,7 +135,8 @@ class TableWriter:
     def _finish(self, producer: _SnapshotProducer[Any]) -> None:
         """Write a snapshot, later than the one before: a clock may have been ahead."""
         self._producers.append(producer)
-        before = self._tx.table_metadata.last_updated_ms
+        known = self._tx.table_metadata.snapshots
+        before = max(self._tx._table.metadata.last_updated_ms, *(snapshot.timestamp_ms for snapshot in known), 0)
         producer.commit()
         producer._added_data_files = []
         self._tx._updates = tuple(
