@@ -4,8 +4,8 @@
     ├── ConfigError         the configuration is wrong: print the problems, exit 2
     ├── SourceError         NATS cannot serve us and waiting will not help: exit 1
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
-    ├── ConflictError       another process changed a table first: plan the change again
     └── StoreError          an object could not be stored: retry, hold the data
+        ├── ConflictError         another process changed a table or a note first: plan the change again
         ├── VanishedError         an object that was listed is gone: removed by maintenance; list again
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): report it immediately
 
@@ -40,12 +40,12 @@ class MissingStreamError(SourceError):
     """The stream does not exist."""
 
 
-class ConflictError(JetcaptureError):
-    """Another process has changed a table since it was loaded. Load it again, and plan the change again."""
-
-
 class StoreError(JetcaptureError):
     """An object was not stored. The block must be held and the store tried again."""
+
+
+class ConflictError(StoreError):
+    """Another process has changed a table or a note since it was loaded. Load it again, and plan the change again."""
 
 
 class VanishedError(StoreError):

@@ -35,7 +35,8 @@ from jetcapture_py.config.buckets import PREFIXES, AsOf, is_name, moment
 from jetcapture_py.config.units import format_time, microseconds_of, moment_of, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.bucket import incarnations, start_of
-from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import escaped, plural
 
 

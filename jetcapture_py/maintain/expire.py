@@ -24,7 +24,8 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source, batches
 from jetcapture_py.config.units import format_time, moment_of
-from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.errors import ConflictError, StoreError, VanishedError
+from jetcapture_py.retry import retried_on_conflict
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.removal import Removal, remove
@@ -33,8 +34,6 @@ from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 
 _ROWS = 4_000_000
 """Rows of objects that are recorded at once."""
-_ATTEMPTS = 5
-"""How often a note is written that another process overwrites with an older one."""
 _MAX_DENIED = 32
 """Objects that a store may refuse to read before the pass ends."""
 _STAYS = "it stays, because what it holds cannot be recorded"
@@ -225,11 +224,13 @@ class Expiry:
             return None if before == after else after.encode()
 
         path = expired_path(self.stream)
-        for _ in range(_ATTEMPTS):
+
+        def written() -> None:
             change_note(cast("NoteStore", self.archive.store), path, change)
-            if change(self.archive.read_note(path)) is None:  # stores without conditional writes may lose it
-                return
-        raise StoreError(f"{path} was overwritten {_ATTEMPTS} times; nothing was removed")
+            if change(self.archive.read_note(path)) is not None:  # stores without conditional writes may lose it
+                raise ConflictError(f"{path} was overwritten each time; nothing was removed")
+
+        retried_on_conflict(written)
 
 
 def _part(file: File) -> str:

@@ -16,7 +16,8 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.reading.selection import Selection
-from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import escaped, plural, size
 
 

@@ -22,8 +22,9 @@ from jetcapture_py.manage.tap import fields, shown
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
+from jetcapture_py.retry import retried
 from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
-from jetcapture_py.store.archive import open_archive, retried
+from jetcapture_py.store.archive import open_archive
 from jetcapture_py.text import escaped, plural
 from jetcapture_py.transform.frames import received_of
 from jetcapture_py.verify.findings import Progress, ignore

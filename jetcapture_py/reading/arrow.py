@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import blake2b
-from itertools import count, islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,12 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
-from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import INSTANT, Columns, Table
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, Dedupe, Keep, ReadPlan, ReadRequest
 from jetcapture_py.reading.selection import Keys, Moment, Selection
+from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.store.object_file import belongs
 
@@ -37,8 +38,6 @@ _PIECE_BYTES = 8 << 20
 """Decoded bytes after which the other objects have their turn."""
 _REMOTE_OBJECTS = 8
 """Remote objects that are read at the same time; of local ones, one more than there are cores."""
-_ATTEMPTS = 3
-"""Plans before giving up, if objects vanish before the first row."""
 
 Batches = Generator[pa.RecordBatch]
 
@@ -308,17 +307,13 @@ class _Reading:
 
     def batches(self) -> Batches:
         """Yield all rows, of a new plan if objects vanish before the first one. Raises JetcaptureError."""
-        begun = False
-        for attempt in count(1):
-            try:
-                for batch in self._rows(self._plan):
-                    begun = True
-                    yield batch
-                return
-            except VanishedError:
-                if begun or attempt == _ATTEMPTS:
-                    raise
-            self._plan = self._planned()
+        plans = chain([self._plan], iter(self._planned, None))
+
+        def begun() -> Iterable[pa.RecordBatch]:
+            rows = self._rows(next(plans))
+            return chain(list(islice(rows, 1)), rows)
+
+        yield from retried(begun)
 
     def _rows(self, plan: ReadPlan) -> Batches:
         local = plan.files.local

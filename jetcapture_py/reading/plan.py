@@ -23,7 +23,8 @@ from jetcapture_py.archive.schema import EXACT
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, Table, listed
 from jetcapture_py.reading.selection import Selection, check_stream
-from jetcapture_py.store.archive import ArchiveFiles, File, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
 
 Dedupe = Literal["auto", "full", "none"]

@@ -10,7 +10,8 @@ from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.output import whole_file
 from jetcapture_py.report.facts import Scope, collect
 from jetcapture_py.report.page import page, verdict
-from jetcapture_py.store.archive import open_archive, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import open_archive
 from jetcapture_py.text import progress_bars
 from jetcapture_py.verify.proof import own_suffix
 

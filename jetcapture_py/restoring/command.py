@@ -36,7 +36,7 @@ from jetcapture_py.restoring.part import Reading, last_until, make_part, survey_
 from jetcapture_py.restoring.plan import RestorePlan, plan_restore, removed_ranges
 from jetcapture_py.restoring.request import RestoreRequest
 from jetcapture_py.restoring.send import RestoreOrder, ahead, check_target, send
-from jetcapture_py.store.archive import retried
+from jetcapture_py.retry import retried
 from jetcapture_py.text import duration, plural, progress_bars
 
 _INTERRUPTED = 130

@@ -33,12 +33,13 @@ from jetcapture_py.errors import (
     SourceError,
     VanishedError,
 )
+from jetcapture_py.retry import retried
 from jetcapture_py.rewriting.old_versions import delete_old_versions
 from jetcapture_py.rewriting.select import THREADS, Condition, Search, source_of
 from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_stream
 from jetcapture_py.rewriting.text_objects import rewrite_text
 from jetcapture_py.store import ABANDONED, NoteStore, change_note
-from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive, retried
+from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive
 from jetcapture_py.table.erase import TablesErased, check_tables, drop_objects, forget_erased
 from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer

@@ -32,7 +32,8 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary, matching
-from jetcapture_py.store.archive import ArchiveFiles, File, open_archive, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.store.object_file import open_parquet
 from jetcapture_py.table.commit import drop_quarantined
 from jetcapture_py.transform.frames import received_of

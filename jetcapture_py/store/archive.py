@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -51,8 +50,6 @@ _TAIL = 1 << 14
 """Bytes that are read first from the end of an object; almost every footer is shorter."""
 _REMOVAL = "removal of objects"
 """What is locked while an object is removed."""
-_ATTEMPTS = 3
-"""How often the same object may be gone and still be listed."""
 SMALL = 4 << 20
 """Maximum bytes of a remote object that is fetched in one request, and cannot vanish after that."""
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
@@ -63,21 +60,6 @@ AGAIN = "read it again; maintain.compact.grace is how long a read may take"
 IF_DAMAGED = "if it is damaged, jetcapture verify CONFIG --deep --repair stores its messages again or moves it aside"
 T = TypeVar("T")
 Item = TypeVar("Item")
-
-
-def retried(work: Callable[[], T]) -> T:
-    """Call `work` again when an object disappears because a compaction has replaced it.
-
-    While a compaction removes objects, others may be gone each time; the same one is not listed again.
-    """
-    vanished: Counter[str] = Counter()
-    while True:
-        try:
-            return work()
-        except VanishedError as error:
-            vanished[str(error)] += 1
-            if vanished[str(error)] == _ATTEMPTS:
-                raise
 
 
 def open_archive(url: str | os.PathLike[str], options: Mapping[str, Any]) -> ArchiveFiles:

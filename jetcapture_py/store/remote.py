@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from jetcapture_py.archive.layout import PROBE, ObjectName, escape_key
-from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
+from jetcapture_py.errors import ConfigError, ConflictError, PermanentStoreError, StoreError
+from jetcapture_py.retry import retried_on_conflict
 from jetcapture_py.text import one_line
 
 NoteChange = Callable[[bytes | None], bytes | None]
@@ -53,8 +54,6 @@ _CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestC
 """Error codes of a conditional write after a concurrent change."""
 NEW = "*"
 """The condition of a write that there is no such file."""
-CHANGES = 10
-"""Maximum attempts to change a note that others change concurrently."""
 _NOTES = threading.Lock()
 """Serializes the writers of this process, for stores without conditional writes."""
 _UNKNOWN_HEADER = (400, 405, 501)
@@ -209,18 +208,20 @@ class RemoteStore(ABC):
         S3 and Azure support such conditions; in other stores a concurrent change by another process may be lost.
         """
         place = f"{root_of(self.root, None)}/{path}"
-        for _ in range(CHANGES):
+
+        def attempt() -> None:
             with _NOTES if self.scheme not in EXTRAS else contextlib.nullcontext():
                 if change(self.read_note(path)) is None:  # the usual case, with a single request
                     return
                 tag = self._tag(place)  # before the content, which then has this tag or a later one
                 there = self.read_note(path)
-                if self._once and tag is None and there is not None and self.scheme in EXTRAS:
-                    continue  # created meanwhile: without its tag, a write would have no condition
                 data = change(there)
-                if data is None or self._write_if(place, data, NEW if there is None else tag):
-                    return
-        raise StoreError(f"cannot write {path}: it was changed concurrently {CHANGES} times in a row")
+                # created meanwhile: without its tag, a write would have no condition
+                untagged = self._once and tag is None and there is not None and self.scheme in EXTRAS
+                if data is not None and (untagged or not self._write_if(place, data, NEW if there is None else tag)):
+                    raise ConflictError(f"cannot write {path}: it was changed concurrently each time")
+
+        retried_on_conflict(attempt)
 
     def _tag(self, path: str) -> str | None:
         """Return the file's entity tag; None without one."""

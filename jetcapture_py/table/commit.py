@@ -11,7 +11,6 @@ Nothing is remembered between passes, so any number of them may run at once:
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,8 @@ from jetcapture_py.compaction.unit import Merged
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
-from jetcapture_py.errors import ConflictError, VanishedError
+from jetcapture_py.errors import ConflictError
+from jetcapture_py.retry import retried_on_conflict
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import ArchiveTable, open_table, table_names
 from jetcapture_py.table.plan import Scope, TablePlan, files_of
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
 SNAPSHOT_AGE = timedelta(hours=1)
 """How long snapshots are kept, at least. Older ones name objects that compaction has removed."""
-_ATTEMPTS = 8
-"""How often a commit is planned again because another one was faster."""
-_WAIT = 0.2
-"""Seconds that the first of them waits at most; each further one twice as long."""
 _LISTED = 10
 """Objects that wait of which the reason is told."""
 
@@ -133,14 +129,7 @@ def commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Com
 
     Raises JetcaptureError, ConfigError without the extra `table`.
     """
-    for attempt in range(_ATTEMPTS):
-        try:
-            return _commit(config, archive, request)
-        except (ConflictError, VanishedError):
-            if attempt + 1 == _ATTEMPTS:
-                raise
-            time.sleep(random.uniform(0, _WAIT * 2**attempt))  # noqa: S311  # only so that two do not meet again
-    raise AssertionError  # the last attempt returns or raises
+    return retried_on_conflict(lambda: _commit(config, archive, request))
 
 
 def _commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Committed:

@@ -22,7 +22,8 @@ from jetcapture_py.reading.arrow import PlanReader, read_planned
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Keep, Objects, ReadPlan, ReadRequest, list_objects
 from jetcapture_py.reading.selection import Selection
-from jetcapture_py.store.archive import ArchiveFiles, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import ArchiveFiles
 
 _ROWS_PER_TASK = 100_000
 

@@ -27,7 +27,8 @@ from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Bound, Objects, list_objects
 from jetcapture_py.reading.selection import Selection
-from jetcapture_py.store.archive import ArchiveFiles, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
 from spark_jobs.datasource.archived import ArchivedMessages
 from spark_jobs.datasource.offsets import check_there

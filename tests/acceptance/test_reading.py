@@ -28,7 +28,8 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import units
 from jetcapture_py.compaction.unit import CompactionSpec, Merged, compact_unit
 from jetcapture_py.errors import VanishedError
-from jetcapture_py.store.archive import ArchiveFiles, retried
+from jetcapture_py.retry import retried
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import remove
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, settings

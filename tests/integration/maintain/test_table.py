@@ -25,7 +25,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import snapshot
 
-from jetcapture_py import read_archive
+from jetcapture_py import read_archive, retry
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId, ObjectName
@@ -821,12 +821,12 @@ def test_a_catalog_that_another_process_has_locked_is_asked_again(
     world.write([2], hour=1)
     world.catalog["uri"] += "?timeout=0.01"
     world.passes = Maintenance(world.config)
-    monkeypatch.setattr(table_commit, "_ATTEMPTS", 2)
+    monkeypatch.setattr(retry, "CONFLICT_ATTEMPTS", 2)
     other = sqlite3.connect(tmp_path / "catalog.db")
     other.execute("BEGIN IMMEDIATE")
     (error,) = world.maintain().errors
     assert error == "cannot commit to table nats.orders: OperationalError: database is locked"
-    monkeypatch.setattr(table_commit.time, "sleep", lambda _: other.rollback())
+    monkeypatch.setattr(retry.time, "sleep", lambda _: other.rollback())
     other.execute("BEGIN IMMEDIATE") if not other.in_transaction else None
     assert world.commit().rows == 2
     other.close()

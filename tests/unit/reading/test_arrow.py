@@ -23,7 +23,7 @@ from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Bound
-from jetcapture_py.store import archive as store
+from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles, File
 from tests.support.archives import HOUR, Archive, merge
 
@@ -106,10 +106,10 @@ def test_objects_may_vanish_one_after_the_other_while_an_archive_is_planned_but_
             raise VanishedError(f"{number} is gone")
         return "planned"
 
-    assert store.retried(planned) == "planned"
+    assert retried(planned) == "planned"
     gone = iter([1] * 3)
     with pytest.raises(VanishedError):
-        store.retried(planned)
+        retried(planned)
 
 
 def test_objects_that_vanish_before_the_first_batch_are_read_where_their_messages_are_then(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Try again what another process has overtaken: maintenance that removed an object, a writer that was faster."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from typing import TypeVar
+
+from jetcapture_py.backoff import delays
+from jetcapture_py.errors import ConflictError, VanishedError
+
+VANISHED_ATTEMPTS = 3
+"""How often the same object may be gone and still be listed."""
+CONFLICT_ATTEMPTS = 8
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+T = TypeVar("T")
+
+
+def retried(work: Callable[[], T]) -> T:
+    """Call `work` again when an object disappears because a compaction has replaced it.
+
+    While a compaction removes objects, others may be gone each time; the same one is not listed again.
+    """
+    vanished: Counter[str] = Counter()
+    while True:
+        try:
+            return work()
+        except VanishedError as error:
+            vanished[str(error)] += 1
+            if vanished[str(error)] == VANISHED_ATTEMPTS:
+                raise
+
+
+def retried_on_conflict(work: Callable[[], T]) -> T:
+    """Call `work` again, after a random pause, when another process has changed or removed something meanwhile."""
+    for pause in islice(delays(_PAUSE_S, _LONGEST_PAUSE_S), CONFLICT_ATTEMPTS - 1):
+        try:
+            return work()
+        except (ConflictError, VanishedError):
+            time.sleep(pause)  # so that two processes do not meet again
+    return work()
