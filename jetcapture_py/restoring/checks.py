@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from jetcapture_py import text
 from jetcapture_py.config.units import format_duration, format_size, format_time, moment_of
 from jetcapture_py.restoring.config import limits_of
@@ -73,38 +71,37 @@ class RestoreSurvey:
 
         The sequences `removed` have expired or were erased.
         """
-        counts, subjects = Counter[str](), Counter[str]()
-        shown: list[tuple[int, int]] = []
-        last = before = removed_before = 0
-        stored: list[tuple[int, int, int, int]] = []
+        stored, counts, subjects = Sequences(), Counter[str](), Counter[str]()
+        bounds: list[tuple[int, int, int]] = []
         for contents in filter(None, ranges):
-            seqs = contents.seqs
-            if not stored:
-                _, _, removed_before = gaps_in(np.array([min(begins, seqs[0]) - 1, seqs[0]]), removed)
-                before = max(0, int(seqs[0]) - begins) - removed_before
-            firsts, lasts, gone = gaps_in(np.concatenate([[last], seqs]) if stored else seqs, removed)
-            shown += zip(firsts.tolist()[:_MAX_SHOWN], lasts.tolist()[:_MAX_SHOWN], strict=True)
+            stored.add(contents.seqs)
             counts.update(contents.counts)
-            counts.update(gaps=len(firsts), missing=int((lasts - firsts + 1).sum()), removed=gone)
             subjects.update(contents.subjects)
-            last = int(seqs[-1])
-            stored.append((int(seqs[0]), contents.oldest, contents.newest, contents.largest))
-        if not stored:
+            bounds.append((contents.oldest, contents.newest, contents.largest))
+        first, last = stored.first, stored.last
+        if first is None or last is None:
             return cls()
-        firsts, oldest, newest, largest = zip(*stored, strict=True)
+        oldest, newest, largest = zip(*bounds, strict=True)
+        begins, here = min(begins, first), len(stored)
+        for low, high in removed:
+            if low <= last and high >= begins:
+                stored.add_range(max(low, begins), min(high, last))
+        removed_before = stored.count(begins, first - 1)
+        gaps = missing = 0
+        shown: list[tuple[int, int]] = []
+        for firsts, lasts in stored.gaps(first, last):
+            gaps, missing = gaps + len(firsts), missing + int((lasts - firsts + 1).sum())
+            more = _MAX_SHOWN - len(shown)
+            shown += zip(firsts[:more].tolist(), lasts[:more].tolist(), strict=True)
         return cls(
-            messages=counts["messages"],
-            schedules=counts["schedules"],
-            quarantined=counts["quarantine"],
-            copies=counts["copies"],
-            later=counts["later"],
-            first=firsts[0],
+            **counts,
+            first=first,
             last=last,
-            removed=counts["removed"],
-            gaps=counts["gaps"],
-            missing=counts["missing"],
-            shown=tuple(shown[:_MAX_SHOWN]),
-            before=before,
+            removed=len(stored) - here - removed_before,
+            gaps=gaps,
+            missing=missing,
+            shown=tuple(shown),
+            before=first - begins - removed_before,
             removed_before=removed_before,
             after=max(0, ends - last),
             oldest=min(oldest),
@@ -112,25 +109,6 @@ class RestoreSurvey:
             largest=max(largest),
             subjects=subjects,
         )
-
-
-def gaps_in(seqs: Any, removed: Sequence[tuple[int, int]]) -> tuple[Any, Any, int]:
-    """Return the first and last sequences of the gaps between sorted sequences that are not `removed`, and how many
-    sequences between them are."""
-    breaks = np.flatnonzero(np.diff(seqs) > 1)
-    starts, ends = seqs[breaks] + 1, seqs[breaks + 1] - 1
-    if not len(starts) or not any(first <= ends[-1] and last >= starts[0] for first, last in removed):
-        return starts, ends, 0
-    known = Sequences()
-    known.add(seqs)
-    low, high = int(seqs[0]), int(seqs[-1])
-    for first, last in removed:
-        if first <= high and last >= low:
-            known.add_range(max(first, low), min(last, high))
-    left = list(known.gaps(low, high))
-    none = np.zeros(0, np.int64)
-    starts, ends = (np.concatenate([none, *(gap[side] for gap in left)]) for side in (0, 1))
-    return starts, ends, len(known) - len(seqs)
 
 
 def notes(found: RestoreSurvey) -> Iterator[str]:

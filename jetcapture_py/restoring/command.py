@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rich.console import Console
-
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.restoring.checks import RestoreSurvey, describe, drops, holes, notes
@@ -35,7 +33,7 @@ from jetcapture_py.restoring.config import (
 from jetcapture_py.restoring.part import Reading, last_until, make_part, survey_part
 from jetcapture_py.restoring.plan import RestorePlan, plan_restore, removed_ranges
 from jetcapture_py.restoring.request import RestoreRequest
-from jetcapture_py.restoring.send import RestoreOrder, ahead, check_target, send
+from jetcapture_py.restoring.send import ahead, check_target, send
 from jetcapture_py.retry import retried
 from jetcapture_py.text import duration, plural, progress_bars
 
@@ -60,22 +58,6 @@ class PreparedRestore:
     """What else to say about it, one line each."""
     drops: tuple[str, ...]
     """Why the new stream would drop messages, one line each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """Result of a restore."""
-
-    messages: int
-    """Messages sent."""
-    kept: int
-    """Messages that the server has kept of them."""
-    first: int
-    """First sequence sent."""
-    last: int
-    """Last sequence sent."""
-    seconds: float
-    """Duration."""
 
 
 def prepare(request: RestoreRequest) -> PreparedRestore:
@@ -147,33 +129,22 @@ def _check(request: RestoreRequest, survey: RestoreSurvey, limits: Mapping[str, 
             )
 
 
-def restore(prepared: PreparedRestore, login: NatsConfig, console: Console | None = None) -> Restored:
-    """Create the stream. Raises JetcaptureError; the incomplete stream is then removed."""
+def restore(prepared: PreparedRestore, login: NatsConfig) -> int:
+    """Create the stream; return how many messages the server has kept. Raises JetcaptureError; the incomplete stream is
+    then removed."""
     request, survey = prepared.request, prepared.survey
-    order = RestoreOrder(
-        login=login,
-        stream=request.target,
-        config=prepared.config,
-        first=survey.first,
-        last=survey.last,
-        consumers=[
-            (consumer_settings(name, request.source, request.prefix), floor) for name, floor in request.consumers
-        ],
-    )
-    began = time.monotonic()
+    consumers = [(consumer_settings(name, request.source, request.prefix), floor) for name, floor in request.consumers]
     made = ahead(partial(make_part, prepared.reading), prepared.plan.parts)
     try:
-        with closing(made), progress_bars(console) as progress:
-            info = asyncio.run(send(order, made, lambda done: progress("restoring", done, survey.messages)))
+        with closing(made), progress_bars() as progress:
+            span = survey.first, survey.last
+            sending = send(
+                login, prepared.config, span, consumers, made, lambda n: progress("restoring", n, survey.messages)
+            )
+            info = asyncio.run(sending)
     except asyncio.CancelledError as error:
         raise JetcaptureError(f"terminated; the incomplete stream {request.target} was removed") from error
-    return Restored(
-        messages=survey.messages,
-        kept=int(info["state"]["messages"]),
-        first=survey.first,
-        last=survey.last,
-        seconds=time.monotonic() - began,
-    )
+    return int(info["state"]["messages"])
 
 
 def run(request: RestoreRequest) -> int:
@@ -203,13 +174,15 @@ def _restored(request: RestoreRequest, login: NatsConfig) -> Iterable[str]:
         f"jetcapture: creating stream {name}; if this process is killed, remove what it has left with: "
         f"nats stream rm {name}\n"
     )
-    done = restore(prepared, login)
+    began, survey = time.monotonic(), prepared.survey
+    dropped = survey.messages - restore(prepared, login)
+    seconds = time.monotonic() - began
     text = (
-        f"restored {plural(done.messages, 'message')} into stream {name}, sequences {done.first} to {done.last}, "
-        f"in {duration(done.seconds)} ({done.messages / max(done.seconds, 0.001):,.0f} messages/s)"
+        f"restored {plural(survey.messages, 'message')} into stream {name}, sequences {survey.first} to {survey.last}, "
+        f"in {duration(seconds)} ({survey.messages / max(seconds, 0.001):,.0f} messages/s)"
     )
-    if done.kept < done.messages:
-        text += f"; {done.messages - done.kept} of them have expired or are beyond the stream's limits"
+    if dropped > 0:
+        text += f"; {dropped} of them have expired or are beyond the stream's limits"
     return [text]
 
 

@@ -99,8 +99,7 @@ class RangeContents:
     seqs: Any
     """Its stored sequences, schedules included, in order: an int64 array."""
     counts: Mapping[str, int]
-    """`messages` to restore, `schedules` that are left out, and `copies`; of the messages, those that are only in the
-    `quarantine`, and those that are `later` than the requested time."""
+    """`messages`, `schedules`, `quarantined`, `copies` and `later`, as a `RestoreSurvey` has them."""
     oldest: int
     """Earliest timestamp in nanoseconds."""
     newest: int
@@ -146,7 +145,7 @@ def survey_part(reading: Reading, wanted: RestoreRange) -> RangeContents | None:
         messages=len(rows.seqs),
         schedules=len(stored.seqs) - len(rows.seqs),
         copies=stored.copies,
-        quarantine=int(np.count_nonzero(rows.quarantined)),
+        quarantined=int(np.count_nonzero(rows.quarantined)),
         later=0 if reading.until is None else int(np.count_nonzero(stored.nanoseconds > reading.until)),
     )
     subjects = {}

@@ -56,9 +56,6 @@ class _Object:
     file: File
     bounds: Mapping[str, Bounds]
 
-    def is_within(self, first: int, last: int | None) -> bool:
-        return _is_within(self.info.name, first, last)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
@@ -74,8 +71,6 @@ class RestorePlan:
     """Creation times of other incarnations in the archive."""
     begins: int
     """First sequence of the restored incarnation and those before it."""
-    objects: int
-    """Number of objects to read."""
     weight: int
     """Bytes of messages in all row groups."""
     rows: int
@@ -97,12 +92,12 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
     the beginning of its creation time; default: the last one. Raises JetcaptureError, VanishedError."""
     objects = list(files.map(partial(_object, files), _infos(files, stream, first, last)))
-    incarnations = in_order(created for each in objects for created in each.bounds)
-    chosen = _choose(incarnations, created, stream)  # of all, because the last one may have nothing in the range
     bounds = _united(each.bounds for each in objects)
+    incarnations = in_order(bounds)
+    chosen = _choose(incarnations, created, stream)  # of all, because the last one may have nothing in the range
     until = [created for created in incarnations if moment(created) <= moment(chosen)]
     united = tuple(continued(until, bounds)) or ("",)
-    within = [each for each in objects if each.is_within(first, last)]
+    within = [each for each in objects if _is_within(each.info.name, first, last)]
     wanted = [each for each in within if not each.bounds or not {*united}.isdisjoint(each.bounds)]
     for column, text in _REQUIRED.items():
         if lacking := [each for each in wanted if each.info.schema.get_field_index(column) < 0]:
@@ -136,7 +131,6 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
         continued=united[:-1],
         others=tuple(each for each in incarnations if each not in united),
         begins=min((bounds[created][0] for created in until), default=1 << 62),
-        objects=len(wanted),
         weight=int(weights.sum()),
         rows=int(rows.sum()),
         read=int((reads * weights).sum()),

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from jetcapture_py.config.model import NatsConfig
@@ -37,43 +36,34 @@ def ahead(work: Callable[[RestoreRange], T], ranges: Sequence[RestoreRange]) -> 
     return futures_of(work, ranges, parallel, parallel + 1 + _AHEAD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreOrder:
-    """A stream to create."""
-
-    login: NatsConfig
-    stream: str
-    """Its name."""
-    config: Mapping[str, Any]
-    """Its configuration, as the JetStream API has it."""
-    first: int
-    """First sequence."""
-    last: int
-    """Last sequence."""
-    consumers: Sequence[tuple[Mapping[str, Any], int]]
-    """Configurations of consumers to create, as the JetStream API has them, and their ack floors."""
-
-
 async def check_target(login: NatsConfig, stream: str) -> None:
     """Check that the server can restore and that the stream does not exist. Raises SourceError."""
     async with ReadSession(login, _NAME, timeout=_TIMEOUT) as session:
         await _restore(session, stream).check()
 
 
-async def send(order: RestoreOrder, made: Made, sent: Callable[[int], None]) -> dict[str, Any]:
-    """Restore the stream from the numbers of messages and pieces in `made`; return the server's STREAM.INFO.
+async def send(
+    login: NatsConfig,
+    config: Mapping[str, Any],
+    span: tuple[int, int],
+    consumers: Sequence[tuple[Mapping[str, Any], int]],
+    made: Made,
+    sent: Callable[[int], None],
+) -> dict[str, Any]:
+    """Create a stream with this `config` from the numbers of messages and pieces in `made`; return its STREAM.INFO.
 
-    `sent` is called with the number of messages sent so far. If anything fails, the incomplete stream is deleted.
+    `span` is its first and last sequence. `consumers` are configurations, as the JetStream API has them, and ack
+    floors. `sent` is called with the number of messages sent so far. If anything fails, the incomplete stream is
+    deleted.
     """
-    total = 0
-    async with ReadSession(order.login, _NAME, timeout=_TIMEOUT) as session:
-        restore = _restore(session, order.stream)
+    total, stream = 0, config["name"]
+    async with ReadSession(login, _NAME, timeout=_TIMEOUT) as session:
+        restore = _restore(session, stream)
         await restore.check()
-        state = {"first_seq": order.first, "last_seq": order.last}
         with _terminated() as ignore_termination:
             try:
-                await restore.begin(order.config, state)
-                await restore.create(b"".join(backup.framed(backup.head(order.first, order.last, order.consumers))))
+                await restore.begin(config, dict(zip(("first_seq", "last_seq"), span, strict=True)))
+                await restore.create(b"".join(backup.framed(backup.head(*span, consumers))))
                 for future in made:
                     count, chunks = await _patiently(future, restore)
                     for chunk in chunks:
@@ -90,8 +80,8 @@ async def send(order: RestoreOrder, made: Made, sent: Callable[[int], None]) -> 
                 if reason is None:
                     raise
                 raise SourceError(
-                    f"{str(error) or 'interrupted'}; the incomplete stream {order.stream} could not be removed "
-                    f"({reason}); if this restore created it, delete it: nats stream rm {order.stream}"
+                    f"{str(error) or 'interrupted'}; the incomplete stream {stream} could not be removed "
+                    f"({reason}); if this restore created it, delete it: nats stream rm {stream}"
                 ) from error
 
 

@@ -20,7 +20,7 @@ from jetcapture_py.capture import side_tasks
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import StoreError
 from jetcapture_py.restoring import backup
-from jetcapture_py.restoring.send import RestoreOrder, send
+from jetcapture_py.restoring.send import send
 from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, capture_all, config, connection, publish, rows, running, until
@@ -86,9 +86,8 @@ async def restore_old(url: str) -> None:
     subject, payload = pa.array([b"orders.eu"], pa.binary()), pa.array([b"x"], pa.binary())
     part: Future[tuple[int, list[bytes]]] = Future()
     part.set_result((1, backup.framed(backup.messages(subject, old, np.array([1]), None, payload))))
-    config = {"subjects": ["orders.>"], "storage": "file"}
-    order = RestoreOrder(login=NatsConfig(servers=[url]), stream=STREAM, config=config, first=1, last=1, consumers=[])
-    await send(order, iter([part]), lambda _: None)
+    config = {"name": STREAM, "subjects": ["orders.>"], "storage": "file"}
+    await send(NatsConfig(servers=[url]), config, (1, 1), [], iter([part]), lambda _: None)
 
 
 def test_a_stream_with_messages_from_before_its_creation_is_recorded_as_continuing_an_earlier_one(
