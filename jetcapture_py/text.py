@@ -10,10 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MAX_LENGTH = 300
 """Maximum length of an error that is stored or becomes part of another error."""
@@ -145,19 +141,19 @@ def _escape(char: str) -> str:
 
 
 @contextmanager
-def progress_bars(console: Console | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """Show bars on `console`, by default standard error, if that is a terminal.
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Show bars on standard error, if that is a terminal.
 
     Yields what is called with a stage, the amount done, and the total, from any thread.
     """
-    if not (sys.stderr.isatty() if console is None else console.is_terminal):
+    if not sys.stderr.isatty():
         yield lambda *_: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console or Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         stages: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int) -> None:

@@ -28,6 +28,10 @@ WINDOW = 4 << 20
 """Bytes sent and not acknowledged."""
 KEEP_ALIVE = 1.0
 """Seconds without a chunk after which one without content is sent."""
+PADDING = b"\xfe\x01\x00\x00\x00"
+"""A frame of Snappy that readers skip."""
+BROKEN = b"\x02\x00\x00\x00"
+"""A frame of Snappy that no reader accepts."""
 
 _SUBJECT = "$JS.SNAPSHOT.RESTORE"
 _ACK_TIMEOUT = 60.0
@@ -42,12 +46,11 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 class StreamRestore:
-    """One restore. `padding` is a piece of a backup without content, `broken` one that the server cannot read."""
+    """One restore."""
 
-    def __init__(self, session: ReadSession, stream: str, *, padding: bytes, broken: bytes) -> None:
+    def __init__(self, session: ReadSession, stream: str) -> None:
         self.stream = stream
         self._session, self._connection = session, session.connection
-        self._padding, self._broken = padding, broken
         self._inbox = self._connection.new_inbox()
         self._to = ""
         self._sent: dict[int, int] = {}  # bytes of each chunk that is not acknowledged
@@ -105,7 +108,7 @@ class StreamRestore:
     async def _await_stream(self) -> None:
         """Wait until the server has created the stream, and note when it did, by which it is known later."""
         while self._created is None:
-            await self.send(self._padding)
+            await self.send(PADDING)
             while self._sent:
                 await self._answer(_ACK_TIMEOUT)
             info, allowed = await self._looked_up()
@@ -152,7 +155,7 @@ class StreamRestore:
     async def keep_alive(self) -> None:
         """Keep the restore alive: announce the next chunk. Raises SourceError."""
         if not self._sent:
-            await self.send(self._padding)
+            await self.send(PADDING)
         self._check()
 
     async def finish(self) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class StreamRestore:
         while not self._over and clock() < deadline:
             self._answered.clear()
             with suppress(TimeoutError, OSError, nats.errors.Error):
-                for chunk in (self._broken, b""):
+                for chunk in (BROKEN, b""):
                     await self._connection.publish(self._to, chunk, f"{self._inbox}.end")
                 async with asyncio.timeout(_ABORT_PAUSE):
                     while not self._over:

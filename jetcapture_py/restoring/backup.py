@@ -24,10 +24,6 @@ from jetcapture_py.jetstream.wire.inbox import joined
 
 MAGIC = b"NATSARC1"
 END = bytes(5)
-PADDING = b"\xfe\x01\x00\x00\x00"
-"""A frame that readers skip."""
-BROKEN = b"\x02\x00\x00\x00"
-"""A frame that no reader accepts."""
 
 _DIGIT = 7
 _LARGEST = (1 << 64) - 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -150,7 +150,7 @@ def restore(prepared: PreparedRestore, login: NatsConfig) -> int:
 def run(request: RestoreRequest) -> int:
     """Restore, or without a login print what would be restored; return the exit code. Raises JetcaptureError."""
     try:
-        lines = _examined(request) if request.login is None else _restored(request, request.login)
+        lines = _examined(request) if request.login is None else [_restored(request, request.login)]
         sys.stdout.writelines(f"{line}\n" for line in lines)
     except KeyboardInterrupt:
         sys.stderr.write("jetcapture: interrupted\n")
@@ -158,7 +158,7 @@ def run(request: RestoreRequest) -> int:
     return 0
 
 
-def _restored(request: RestoreRequest, login: NatsConfig) -> Iterable[str]:
+def _restored(request: RestoreRequest, login: NatsConfig) -> str:
     name = request.target
     asyncio.run(check_target(login, name))
     prepared = prepare(request)
@@ -183,7 +183,7 @@ def _restored(request: RestoreRequest, login: NatsConfig) -> Iterable[str]:
     )
     if dropped > 0:
         text += f"; {dropped} of them have expired or are beyond the stream's limits"
-    return [text]
+    return text
 
 
 def _examined(request: RestoreRequest) -> Iterator[str]:

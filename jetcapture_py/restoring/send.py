@@ -39,7 +39,7 @@ def ahead(work: Callable[[RestoreRange], T], ranges: Sequence[RestoreRange]) -> 
 async def check_target(login: NatsConfig, stream: str) -> None:
     """Check that the server can restore and that the stream does not exist. Raises SourceError."""
     async with ReadSession(login, _NAME, timeout=_TIMEOUT) as session:
-        await _restore(session, stream).check()
+        await StreamRestore(session, stream).check()
 
 
 async def send(
@@ -58,7 +58,7 @@ async def send(
     """
     total, stream = 0, config["name"]
     async with ReadSession(login, _NAME, timeout=_TIMEOUT) as session:
-        restore = _restore(session, stream)
+        restore = StreamRestore(session, stream)
         await restore.check()
         with _terminated() as ignore_termination:
             try:
@@ -83,10 +83,6 @@ async def send(
                     f"{str(error) or 'interrupted'}; the incomplete stream {stream} could not be removed "
                     f"({reason}); if this restore created it, delete it: nats stream rm {stream}"
                 ) from error
-
-
-def _restore(session: ReadSession, stream: str) -> StreamRestore:
-    return StreamRestore(session, stream, padding=backup.PADDING, broken=backup.BROKEN)
 
 
 async def _patiently(future: Future[tuple[int, list[bytes]]], restore: StreamRestore) -> tuple[int, list[bytes]]:

@@ -22,10 +22,10 @@ main()
 """
 
 
-def test_an_archive_is_captured_proven_queried_described_and_maintained(
+def test_an_archive_is_captured_proven_queried_described_maintained_and_restored(
     nats_server: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
-    server, path = nats_server(), tmp_path / "config.yaml"
+    server, other, path = nats_server(), nats_server(), tmp_path / "config.yaml"
     asyncio.run(publish(server.url, [(f"orders.{n % 3}", b'{"id": %d}' % n, None) for n in range(100)]))
     sections = {"decode": {"format": "json"}, "key": "{subject[1]}", "maintain": {"compact": {"after": "0s"}}}
     path.write_text(yaml.safe_dump(settings(server.url, tmp_path / "archive", **sections)))
@@ -51,3 +51,4 @@ def test_an_archive_is_captured_proven_queried_described_and_maintained(
     jetcapture("erase", "--key", "1", "--reason", "test")
     assert "Complete: no sequence is missing" in jetcapture("report", "--output", "report.html")
     assert "33 messages were erased." in (tmp_path / "report.html").read_text()
+    assert jetcapture("restore", "--servers", other.url).startswith("restored 67 messages into stream ORDERS, ")

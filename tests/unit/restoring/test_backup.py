@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jetcapture_py.jetstream.restore import CHUNK
+from jetcapture_py.jetstream.restore import BROKEN, CHUNK, PADDING
 from jetcapture_py.restoring import backup
 from tests.support.backups import Entry, entries, inflated
 
@@ -72,7 +72,7 @@ def test_the_end_is_an_entry_of_zeros() -> None:
 
 def test_pieces_can_be_joined_with_padding_between_them() -> None:
     pieces = [b"NATSARC1", b"x" * 200_000, b"", bytes(range(256)) * 500, random.Random(1).randbytes(300_000)]
-    frames = backup.PADDING.join(b"".join(backup.framed(piece)) for piece in pieces)
+    frames = PADDING.join(b"".join(backup.framed(piece)) for piece in pieces)
     assert inflated(frames) == b"".join(pieces)
 
 
@@ -87,4 +87,4 @@ def test_only_what_becomes_shorter_is_compressed() -> None:
 
 def test_a_broken_frame_is_read_by_nobody() -> None:
     with pytest.raises(Exception, match="unsupported"):
-        inflated(b"".join(backup.framed(b"x")) + backup.BROKEN)
+        inflated(b"".join(backup.framed(b"x")) + BROKEN)
