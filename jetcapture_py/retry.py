@@ -1,14 +1,14 @@
-"""Try again what another process has overtaken: maintenance that removed an object, a writer that was faster."""
+"""Try again: what another process has overtaken, such as maintenance that removed an object, and after what pauses."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-from jetcapture_py.backoff import delays
 from jetcapture_py.errors import ConflictError, VanishedError
 
 VANISHED_ATTEMPTS = 3
@@ -16,6 +16,14 @@ VANISHED_ATTEMPTS = 3
 CONFLICT_ATTEMPTS = 8
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 T = TypeVar("T")
+
+
+def delays(first: float, longest: float) -> Iterator[float]:
+    """Yield seconds to wait between attempts, endlessly: doubling from `first` to `longest`, with jitter."""
+    delay = first
+    while True:
+        yield delay * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
+        delay = min(delay * 2, longest)
 
 
 def retried(work: Callable[[], T]) -> T:

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Sequence
 import pyarrow as pa
 
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.backoff import delays
 from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import DrainError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.log import event
+from jetcapture_py.retry import delays
 from jetcapture_py.store import Store
 from jetcapture_py.text import one_line
 
