@@ -21,10 +21,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from jetcapture_py.archive.arrays import Mask, Micros, Seqs
 from jetcapture_py.config.units import microseconds_of
 
-Seqs = npt.NDArray[np.int64]
-Micros = npt.NDArray[np.int64]
 Bounds = tuple[int, int]
 """First and last sequence, inclusive."""
 Link = tuple[int, int]
@@ -62,8 +61,8 @@ class Origin:
             return False
         if self.sample.seq == other.sample.seq:
             return self.sample.time == other.sample.time
-        known = {self.created, self.sample.created} & {other.created, other.sample.created}
-        return bool(known - {""})
+        common = {self.created, self.sample.created} & {other.created, other.sample.created}
+        return bool(common - {""})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +138,9 @@ def owners(begins: Sequence[int], times: Micros) -> npt.NDArray[np.intp]:
 
 def bounds_by_incarnation(created: Sequence[C], seqs: Seqs, times: Micros) -> dict[C, Bounds]:
     """Return the first and last sequence of each incarnation that has messages, of those `created`, oldest first."""
-    numbers = owners([each if isinstance(each, int) else moment(each) for each in created], times)
-    parts = ((each, seqs[numbers == number]) for number, each in enumerate(created))
-    return {each: (int(part.min()), int(part.max())) for each, part in parts if len(part)}
+    numbers = owners([birth if isinstance(birth, int) else moment(birth) for birth in created], times)
+    parts = ((birth, seqs[numbers == number]) for number, birth in enumerate(created))
+    return {birth: (int(part.min()), int(part.max())) for birth, part in parts if len(part)}
 
 
 def continued(created: Sequence[C], bounds: Mapping[C, Bounds], anew: Collection[C] = frozenset()) -> Sequence[C]:
@@ -165,12 +164,12 @@ def span(created: Collection[str], chosen: Sequence[str]) -> tuple[int, int] | N
     if {*created} <= {*chosen}:
         return None
     began, ended = moment(chosen[0]), moment(chosen[-1])
-    others = [moment(each) for each in created]
-    later = [each for each in others if each > ended]
-    return began if min(others) < began else -1 << 62, min(later, default=1 << 62)
+    births = [moment(birth) for birth in created]
+    later = [birth for birth in births if birth > ended]
+    return began if min(births) < began else -1 << 62, min(later, default=1 << 62)
 
 
-def are_of(oldest: int, links: Iterable[Link], seqs: Seqs, times: Micros) -> npt.NDArray[np.bool_]:
+def are_of(oldest: int, links: Iterable[Link], seqs: Seqs, times: Micros) -> Mask:
     """Return a mask of the messages of a stream: none from before `oldest`, and of those from before it continued
     others, only what these had until then."""
     mask = times >= oldest
@@ -204,7 +203,7 @@ class Incarnation:
         """Parse a creation time. Raises ValueError."""
         return cls(created=created, since=moment(created), mirror=mirror, restored=restored, oldest=oldest)
 
-    def includes(self, seqs: Seqs, times: Micros) -> npt.NDArray[np.bool_]:
+    def includes(self, seqs: Seqs, times: Micros) -> Mask:
         """Return a mask of the messages of this incarnation."""
         if self.mirror:
             return np.ones(len(seqs), np.bool_)

@@ -210,9 +210,9 @@ def _texts(entries: Mapping[str, str], entry: str) -> tuple[str, ...]:
 def _bounds(columns: Iterable[Mapping[str, Any]], column: str) -> tuple[Any, Any] | None:
     """Return minimum and maximum of a column in row groups' statistics; None without them."""
     statistics = [chunks.get(column) for chunks in columns]
-    if not all(known is not None and known.has_min_max for known in statistics):
+    if not all(chunk is not None and chunk.has_min_max for chunk in statistics):
         return None
-    return min(known.min for known in statistics if known), max(known.max for known in statistics if known)
+    return min(chunk.min for chunk in statistics if chunk), max(chunk.max for chunk in statistics if chunk)
 
 
 def _is_full(statistics: Any) -> bool:

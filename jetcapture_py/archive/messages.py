@@ -15,10 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-
-Int64s = npt.NDArray[np.int64]
-"""Sequences, or timestamps in microseconds since the epoch, or positions."""
-Mask = npt.NDArray[np.bool_]
+from jetcapture_py.archive.arrays import Int64s, Mask, Micros, Seqs
 
 _NONE = np.zeros(0, np.int64)
 _MICROSECONDS = pa.timestamp("us", "UTC")
@@ -27,12 +24,12 @@ _MICROSECONDS = pa.timestamp("us", "UTC")
 class MessageSet:
     """Messages in order, each once; 16 bytes of memory for each."""
 
-    seqs: Int64s
+    seqs: Seqs
     """Their sequences."""
-    times: Int64s
+    times: Micros
     """Their timestamps in microseconds."""
 
-    def __init__(self, seqs: Int64s = _NONE, times: Int64s = _NONE) -> None:
+    def __init__(self, seqs: Seqs = _NONE, times: Micros = _NONE) -> None:
         """Take messages in any order, also with repetitions."""
         if not _ascending(seqs, times):
             order = np.lexsort((times, seqs))
@@ -55,11 +52,11 @@ class MessageSet:
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def contains(self, seqs: Int64s, times: Int64s) -> Mask:
+    def contains(self, seqs: Seqs, times: Micros) -> Mask:
         """Return a mask of the messages that are in the set."""
         return self._index(seqs, times) >= 0
 
-    def positions(self, seqs: Int64s, times: Int64s) -> Int64s:
+    def positions(self, seqs: Seqs, times: Micros) -> Int64s:
         """Return the position of each message, which must be in the set, among all of them in order."""
         return self._index(seqs, times)
 
@@ -83,7 +80,7 @@ class MessageSet:
         """Whether a message has a sequence from `first` to `last`."""
         return self.count(first, last) > 0
 
-    def _index(self, seqs: Int64s, times: Int64s) -> Int64s:
+    def _index(self, seqs: Seqs, times: Micros) -> Int64s:
         """Return the index of each message in the set; -1 for others."""
         index = np.full(len(seqs), -1, np.int64)
         at, ends = np.searchsorted(self.seqs, seqs), np.searchsorted(self.seqs, seqs, "right")
@@ -94,19 +91,19 @@ class MessageSet:
         return index
 
 
-def runs(seqs: Int64s) -> Iterator[tuple[int, int]]:
+def runs(seqs: Seqs) -> Iterator[tuple[int, int]]:
     """Yield sorted sequences as ranges; one that is there several times is in several."""
     yield from map(tuple, bounds_of(seqs).tolist())
 
 
-def bounds_of(seqs: Int64s) -> Int64s:
+def bounds_of(seqs: Seqs) -> Int64s:
     """Return sorted sequences as `runs` does, as an array with a row for each range."""
     starts = np.flatnonzero(np.diff(seqs, prepend=-2) != 1)
     ends = np.append(starts[1:], len(seqs))[: len(starts)] - 1
     return np.stack([seqs[starts], seqs[ends]], axis=1).astype(np.int64)
 
 
-def _ascending(seqs: Int64s, times: Int64s) -> bool:
+def _ascending(seqs: Seqs, times: Micros) -> bool:
     """Whether messages are in order, each once."""
     return bool(((seqs[1:] > seqs[:-1]) | ((seqs[1:] == seqs[:-1]) & (times[1:] > times[:-1]))).all())
 
@@ -115,8 +112,8 @@ def _ascending(seqs: Int64s, times: Int64s) -> bool:
 class RowIds:
     """The identities of rows, in any order: sequence, timestamp in microseconds, position in the message."""
 
-    seqs: Int64s
-    times: Int64s
+    seqs: Seqs
+    times: Micros
     rows: Int64s
 
     @classmethod

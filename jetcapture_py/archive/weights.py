@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Seqs = npt.NDArray[np.int64]
-Weights = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+from jetcapture_py.archive.arrays import Int64s, Seqs
+
+Weights = npt.NDArray[np.float64] | Int64s
 
 
 def cut(firsts: Seqs, lasts: Seqs, weights: Weights, target: float) -> Seqs:

@@ -18,9 +18,9 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.messages import Mask
 
 T = TypeVar("T")
 

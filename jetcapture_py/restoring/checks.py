@@ -111,22 +111,22 @@ class RestoreSurvey:
         )
 
 
-def notes(found: RestoreSurvey) -> Iterator[str]:
+def notes(survey: RestoreSurvey) -> Iterator[str]:
     """Yield a line each about schedules that are left out, and about messages after `--to-time`."""
-    if found.schedules:
-        count = plural(found.schedules, "schedule", grouped=True)
+    if survey.schedules:
+        count = plural(survey.schedules, "schedule", grouped=True)
         yield f"{count} left out, because the server would fire schedules again (--with-schedules restores them)"
-    if found.later:
-        count = plural(found.later, "message", grouped=True)
+    if survey.later:
+        count = plural(survey.later, "message", grouped=True)
         yield (
-            f"{count} with a sequence below {found.last} and a time after --to-time: "
+            f"{count} with a sequence below {survey.last} and a time after --to-time: "
             "the servers' clocks differ, or the server rewound the stream and the archive lacks the earlier messages"
         )
 
 
-def holes(found: RestoreSurvey, stream: str) -> str | None:
+def holes(survey: RestoreSurvey, stream: str) -> str | None:
     """Describe missing sequences, in one line; None if there are none."""
-    lacking = [line for line, _ in _absent(found)]
+    lacking = [line for line, _ in _absent(survey)]
     if not lacking:
         return None
     return (
@@ -135,59 +135,59 @@ def holes(found: RestoreSurvey, stream: str) -> str | None:
     )
 
 
-def drops(found: RestoreSurvey, config: Mapping[str, Any], size: int, *, consumers: bool) -> Iterator[str]:
+def drops(survey: RestoreSurvey, config: Mapping[str, Any], size: int, *, consumers: bool) -> Iterator[str]:
     """Yield one line for each setting of the new stream with which it would not keep all messages.
 
     `size` is an estimate of their bytes.
     """
     limits = limits_of(config)
-    if (age := limits.get("max_age")) and time.time_ns() - found.oldest > age:
+    if (age := limits.get("max_age")) and time.time_ns() - survey.oldest > age:
         yield (
-            f"it keeps messages for {format_duration(age / 1e9)} (max_age), but the oldest is of {_time(found.oldest)}"
+            f"it keeps messages for {format_duration(age / 1e9)} (max_age), but the oldest is of {_time(survey.oldest)}"
         )
-    if (most := limits.get("max_msgs")) and found.messages > most:
-        yield f"it keeps {plural(most, 'message', grouped=True)} (max_msgs), not {found.messages:,}"
+    if (most := limits.get("max_msgs")) and survey.messages > most:
+        yield f"it keeps {plural(most, 'message', grouped=True)} (max_msgs), not {survey.messages:,}"
     if (most := limits.get("max_bytes")) and size * _SURE > most:
         yield f"it keeps {format_size(most)} (max_bytes), not about {text.size(size)}"
-    frequent = max(found.subjects.values(), default=0)
+    frequent = max(survey.subjects.values(), default=0)
     if (most := limits.get("max_msgs_per_subject")) and frequent > most:
         yield f"it keeps {most:,} messages per subject (max_msgs_per_subject), not {frequent:,}"
     if config.get("retention") == "interest" and not consumers:
         yield "it keeps only messages that a consumer waits for (retention: interest); name one with --consumer"
 
 
-def describe(found: RestoreSurvey) -> Iterator[str]:
+def describe(survey: RestoreSurvey) -> Iterator[str]:
     """Yield lines about what will be restored."""
     yield (
-        f"{plural(found.messages, 'message', grouped=True)}, sequences {found.first} to {found.last}, "
-        f"from {_time(found.oldest)} to {_time(found.newest)}"
+        f"{plural(survey.messages, 'message', grouped=True)}, sequences {survey.first} to {survey.last}, "
+        f"from {_time(survey.oldest)} to {_time(survey.newest)}"
     )
-    if gone := found.removed_before + found.removed:
-        effect = "the stream begins later" if found.removed_before else "they become deleted messages"
+    if gone := survey.removed_before + survey.removed:
+        effect = "the stream begins later" if survey.removed_before else "they become deleted messages"
         yield f"{plural(gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
-    for what, effect in _absent(found):
+    for what, effect in _absent(survey):
         yield f"missing: {what}; {effect}"
-    if found.quarantined:
-        yield f"{plural(found.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
-    if found.copies:
-        yield f"{plural(found.copies, 'copy', 'copies', grouped=True)} left out"
+    if survey.quarantined:
+        yield f"{plural(survey.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
+    if survey.copies:
+        yield f"{plural(survey.copies, 'copy', 'copies', grouped=True)} left out"
 
 
-def _absent(found: RestoreSurvey) -> Iterator[tuple[str, str]]:
+def _absent(survey: RestoreSurvey) -> Iterator[tuple[str, str]]:
     """Yield which sequences are missing, and with which effect."""
-    if found.missing:
-        shown = ", ".join(span_text(first, last) for first, last in found.shown)
-        more = ", …" if found.gaps > len(found.shown) else ""
-        count = plural(found.missing, "sequence", grouped=True)
-        yield f"{count} between {found.first} and {found.last}: {shown}{more}", "they become deleted messages"
-    if found.before:
-        count, end = plural(found.before, "sequence", grouped=True), found.first - 1
-        where = "" if found.removed_before else f": {span_text(end + 1 - found.before, end)}"
+    if survey.missing:
+        shown = ", ".join(span_text(first, last) for first, last in survey.shown)
+        more = ", …" if survey.gaps > len(survey.shown) else ""
+        count = plural(survey.missing, "sequence", grouped=True)
+        yield f"{count} between {survey.first} and {survey.last}: {shown}{more}", "they become deleted messages"
+    if survey.before:
+        count, end = plural(survey.before, "sequence", grouped=True), survey.first - 1
+        where = "" if survey.removed_before else f": {span_text(end + 1 - survey.before, end)}"
         yield f"{count} at the beginning{where}", "the stream begins later"
-    if found.after:
-        after = span_text(found.last + 1, found.last + found.after)
-        count = plural(found.after, "sequence", grouped=True)
-        yield f"{count} at the end: {after}", f"the next message gets sequence {found.last + 1}"
+    if survey.after:
+        after = span_text(survey.last + 1, survey.last + survey.after)
+        count = plural(survey.after, "sequence", grouped=True)
+        yield f"{count} at the end: {after}", f"the next message gets sequence {survey.last + 1}"
 
 
 def _time(nanoseconds: int) -> str:

@@ -87,7 +87,7 @@ def _prepared(request: RestoreRequest) -> PreparedRestore:
         prefix=request.prefix,
         until=request.until,
         erased=erased,
-        without_schedules=not request.with_schedules and any(each.get("allow_msg_schedules") for each in configs),
+        without_schedules=not request.with_schedules and any(item.get("allow_msg_schedules") for item in configs),
         by_subject="max_msgs_per_subject" in limits,
         by_size="max_msg_size" in limits,
     )

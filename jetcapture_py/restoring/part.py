@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask, Micros, Nanos, Seqs
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.units import format_time, moment_of
@@ -96,8 +96,8 @@ class Reading:
 class RangeContents:
     """What a range of sequences has."""
 
-    seqs: Any
-    """Its stored sequences, schedules included, in order: an int64 array."""
+    seqs: Seqs
+    """Its stored sequences, schedules included, in order."""
     counts: Mapping[str, int]
     """`messages`, `schedules`, `quarantined`, `copies` and `later`, as a `RestoreSurvey` has them."""
     oldest: int
@@ -115,12 +115,12 @@ class _Rows:
     """The rows of a range in order, each message once, with what identifies them."""
 
     table: pa.Table
-    seqs: Any
-    nanoseconds: Any
-    quarantined: Any
+    seqs: Seqs
+    nanoseconds: Nanos
+    quarantined: Mask
     copies: int
 
-    def filter(self, mask: Any) -> _Rows:
+    def filter(self, mask: Mask) -> _Rows:
         if mask.all():
             return self
         table = self.table.filter(pa.array(mask))
@@ -165,7 +165,8 @@ def survey_part(reading: Reading, wanted: RestoreRange) -> RangeContents | None:
 def last_until(reading: Reading, wanted: RestoreRange) -> int:
     """Return the last sequence of a range with a timestamp not after `reading.until`; 0 without one."""
     rows = _read(reading, wanted, _IDENTITY)
-    return int(rows.seqs[rows.nanoseconds <= reading.until].max(initial=0))
+    seqs = rows.seqs if reading.until is None else rows.seqs[rows.nanoseconds <= reading.until]
+    return int(seqs.max(initial=0))
 
 
 def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Rows:
@@ -173,7 +174,7 @@ def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Ro
     batches, quarantined = [], []
     for part in wanted.objects:
 
-        def keep(seqs: Any, times: Any, span: tuple[int, int] | None = part.span) -> Any:
+        def keep(seqs: Seqs, times: Micros, span: tuple[int, int] | None = part.span) -> Mask:
             mask = ~reading.erased.contains(seqs, times)
             return mask if span is None else mask & (times >= span[0]) & (times < span[1])
 
@@ -205,15 +206,16 @@ def _without_schedules(reading: Reading, rows: _Rows) -> _Rows:
     return rows.filter(~np.concatenate([_schedules(some) for some in _slices(rows)]))
 
 
-def _schedules(some: pa.RecordBatch) -> Any:
+def _schedules(some: pa.RecordBatch) -> Mask:
     """Return which messages are schedules, as a mask."""
     blocks = header_blocks_of(some)
     if blocks is None:
         return np.zeros(len(some), bool)
-    return pc.match_substring(blocks, "\r\nNats-Schedule:", ignore_case=True).to_numpy(zero_copy_only=False)
+    schedules: Mask = pc.match_substring(blocks, "\r\nNats-Schedule:", ignore_case=True).to_numpy(zero_copy_only=False)
+    return schedules
 
 
-def _once(table: pa.Table, others: Any, until: int | None) -> _Rows:
+def _once(table: pa.Table, others: Mask, until: int | None) -> _Rows:
     """Return rows, of which `others` are from the quarantine, in order and each message once; `until` as in `Reading`.
 
     Raises JetcaptureError if a sequence belongs to two messages.

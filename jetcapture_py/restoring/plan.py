@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int64s, Seqs
 from jetcapture_py.archive.incarnations import (
     Bounds,
     bounds_by_incarnation,
@@ -29,7 +30,7 @@ from jetcapture_py.archive.info import BadObject, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import runs
 from jetcapture_py.archive.removed import Erased, Expired
-from jetcapture_py.archive.weights import Seqs, cut
+from jetcapture_py.archive.weights import cut
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import INSTANT
@@ -92,15 +93,15 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
     the beginning of its creation time; default: the last one. Raises JetcaptureError, VanishedError."""
     objects = list(files.map(partial(_object, files), _infos(files, stream, first, last)))
-    bounds = _united(each.bounds for each in objects)
+    bounds = _united(stored.bounds for stored in objects)
     incarnations = in_order(bounds)
     chosen = _choose(incarnations, created, stream)  # of all, because the last one may have nothing in the range
     until = [created for created in incarnations if moment(created) <= moment(chosen)]
     united = tuple(continued(until, bounds)) or ("",)
-    within = [each for each in objects if _is_within(each.info.name, first, last)]
-    wanted = [each for each in within if not each.bounds or not {*united}.isdisjoint(each.bounds)]
+    within = [stored for stored in objects if _is_within(stored.info.name, first, last)]
+    sources = [stored for stored in within if not stored.bounds or not {*united}.isdisjoint(stored.bounds)]
     for column, text in _REQUIRED.items():
-        if lacking := [each for each in wanted if each.info.schema.get_field_index(column) < 0]:
+        if lacking := [stored for stored in sources if stored.info.schema.get_field_index(column) < 0]:
             raise JetcaptureError(
                 f"{plural(len(lacking), 'object')} of stream {stream} were stored without {text}, such as "
                 f"{lacking[0].info.name.path}: their messages cannot be restored"
@@ -113,8 +114,8 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
             group.message_bytes + group.rows * _ROW_BYTES,
             group.rows,
         )
-        for number, each in enumerate(wanted)
-        for group in each.info.details.groups
+        for number, stored in enumerate(sources)
+        for group in stored.info.details.groups
         if group.last >= first and (last is None or group.first <= last)
     ]
     if not groups:
@@ -122,14 +123,16 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
             f"the archive of stream {stream} has no messages in this range"
             f"{_elsewhere(chosen, united, within)}{_gone(files, stream)}"
         )
-    parts = [RestoreObject(name=each.info.name, file=each.file, span=span(each.bounds, united)) for each in wanted]
+    parts = [
+        RestoreObject(name=stored.info.name, file=stored.file, span=span(stored.bounds, united)) for stored in sources
+    ]
     numbers, firsts, lasts, weights, rows = np.array(groups, np.int64).T
     cuts, reads = _cut(firsts, lasts, weights)
     return RestorePlan(
         parts=tuple(_ranges(parts, numbers, firsts, lasts, cuts)),
         created=chosen,
         continued=united[:-1],
-        others=tuple(each for each in incarnations if each not in united),
+        others=tuple(created for created in incarnations if created not in united),
         begins=min((bounds[created][0] for created in until), default=1 << 62),
         weight=int(weights.sum()),
         rows=int(rows.sum()),
@@ -158,7 +161,7 @@ def removed_ranges(
 
 def _elsewhere(chosen: str, united: Collection[str], within: Iterable[_Object]) -> str:
     """Name the other incarnations with objects in a range where `chosen` has none, for an error; "" without any."""
-    others = in_order({created for each in within for created in each.bounds}.difference(united))
+    others = in_order({created for stored in within for created in stored.bounds}.difference(united))
     if not others:
         return ""
     return f" of the incarnation created {chosen}; --created chooses another, with messages there: {', '.join(others)}"
@@ -176,8 +179,8 @@ def _infos(files: ArchiveFiles, stream: str, first: int, last: int | None) -> It
     """Yield all objects of the stream, by path. Raises JetcaptureError if one within the range is not Parquet."""
     objects = [file for file in files.files(stream) if file.name is not None]
     if not objects:
-        known = _gone(files, stream) or files.known_streams()
-        raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{known}")
+        reason = _gone(files, stream) or files.known_streams()
+        raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{reason}")
     names = [file.name for file in objects if file.name is not None and not file.name.parquet]
     if others := [name for name in names if _is_within(name, first, last)]:
         kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
@@ -208,7 +211,7 @@ def _object(files: ArchiveFiles, pair: tuple[ObjectInfo, File]) -> _Object:
     return _Object(info, file, bounds_by_incarnation(created, table[layout.SEQ].to_numpy(), times.to_numpy()))
 
 
-def _cut(firsts: Seqs, lasts: Seqs, weights: Seqs) -> tuple[Seqs, Seqs]:
+def _cut(firsts: Seqs, lasts: Seqs, weights: Int64s) -> tuple[Seqs, Int64s]:
     """Return the first sequences of the ranges, and for how many ranges each row group is read."""
     target = PART_BYTES
     while True:
@@ -220,7 +223,7 @@ def _cut(firsts: Seqs, lasts: Seqs, weights: Seqs) -> tuple[Seqs, Seqs]:
 
 
 def _ranges(
-    objects: Sequence[RestoreObject], numbers: Seqs, firsts: Seqs, lasts: Seqs, cuts: Seqs
+    objects: Sequence[RestoreObject], numbers: Int64s, firsts: Seqs, lasts: Seqs, cuts: Seqs
 ) -> Iterator[RestoreRange]:
     """Yield the ranges that have row groups; `numbers` are those of the row groups' objects."""
     low, high = (np.searchsorted(cuts, seqs, "right") - 1 for seqs in (firsts, lasts))
@@ -229,8 +232,8 @@ def _ranges(
     pairs = np.unique(np.stack([parts, np.repeat(numbers, reads)], axis=1), axis=0)
     ends = np.append(cuts[1:] - 1, lasts.max())
     for part, inside in groupby(pairs.tolist(), key=itemgetter(0)):
-        wanted = sorted((objects[number] for _, number in inside), key=lambda each: each.name.first_seq)
-        yield RestoreRange(first=int(cuts[part]), last=int(ends[part]), objects=tuple(wanted))
+        inputs = sorted((objects[number] for _, number in inside), key=lambda item: item.name.first_seq)
+        yield RestoreRange(first=int(cuts[part]), last=int(ends[part]), objects=tuple(inputs))
 
 
 def _choose(incarnations: Sequence[str], prefix: str | None, stream: str) -> str:
@@ -242,9 +245,9 @@ def _choose(incarnations: Sequence[str], prefix: str | None, stream: str) -> str
         return incarnations[-1] if incarnations else ""
     matching = [created for created in incarnations if created.startswith(prefix)]
     if len(matching) != 1:
-        known = ", ".join(incarnations) or "none is known"
+        times = ", ".join(incarnations) or "none is known"
         raise JetcaptureError(
-            f"--created {prefix}: {len(matching)} incarnations of stream {stream} were created then; there are: {known}"
+            f"--created {prefix}: {len(matching)} incarnations of stream {stream} were created then; there are: {times}"
         )
     return matching[0]
 

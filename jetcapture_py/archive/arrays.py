@@ -1,0 +1,16 @@
+"""The types of arrays about messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Seqs = Int64s
+"""Sequences."""
+Micros = Int64s
+"""Times in microseconds since the epoch."""
+Nanos = Int64s
+"""Times in nanoseconds since the epoch."""
+Mask = npt.NDArray[np.bool_]
+"""Which of an array's elements are chosen."""
