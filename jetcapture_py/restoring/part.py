@@ -45,7 +45,9 @@ _TABLE = Table(
     columns=None,
 )
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.NANOS, layout.ROW)
-_HEADERS = (layout.HEADERS, layout.RAW_HEADERS, layout.STAGE)
+_QUARANTINE = (layout.RAW_HEADERS, layout.STAGE)
+"""Columns of the quarantine; elsewhere, fields of messages may be called so."""
+_HEADERS = (layout.HEADERS, *_QUARANTINE)
 _RESTORED = (*_IDENTITY, layout.SUBJECT, layout.PAYLOAD, *_HEADERS)
 _ROWS, _BYTES = 1 << 16, 64 << 20
 """Messages and bytes to encode at once."""
@@ -171,7 +173,8 @@ def last_until(reading: Reading, wanted: RestoreRange) -> int:
 
 def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Rows:
     """Read the rows of a range. Raises JetcaptureError, also if a sequence belongs to two messages."""
-    batches, quarantined = [], []
+    schema = pa.schema([_TABLE.schema.field(name) for name in columns])
+    tables, quarantined = [schema.empty_table()], [np.zeros(0, bool)]
     for part in wanted.objects:
 
         def keep(seqs: Seqs, times: Micros, span: tuple[int, int] | None = part.span) -> Mask:
@@ -181,7 +184,7 @@ def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Ro
         reader = PlanReader(
             files=reading.files,
             table=_TABLE,
-            columns=columns,
+            columns=[name for name in columns if part.name.quarantine or name not in _QUARANTINE],
             bounds=(),
             keys=None,
             seqs=(wanted.first, wanted.last),
@@ -193,11 +196,9 @@ def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Ro
                 batch = batch.filter(pc.equal(pc.fill_null(rows, 0), 0))
             if layout.PAYLOAD in columns and batch.column(layout.PAYLOAD).null_count:
                 raise JetcaptureError(f"{part.name.path} has messages without {layout.PAYLOAD}; restore needs it")
-            batches.append(batch)
+            tables.append(pa.Table.from_batches([batch]))
             quarantined.append(np.full(len(batch), part.name.quarantine))
-    schema = pa.schema([_TABLE.schema.field(name) for name in columns])
-    others = np.concatenate([np.zeros(0, bool), *quarantined])
-    return _once(pa.Table.from_batches(batches, schema), others, reading.until)
+    return _once(pa.concat_tables(tables, promote_options="default"), np.concatenate(quarantined), reading.until)
 
 
 def _without_schedules(reading: Reading, rows: _Rows) -> _Rows:

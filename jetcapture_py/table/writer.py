@@ -106,12 +106,21 @@ class TableWriter:
         added, removed = self._replaced
         self._replaced = Change([], [])
         files = {spec: [file for file in added if file.spec_id == spec] for spec in (WHOLE, DAILY)}
-        if files[WHOLE]:  # a snapshot has files of one specification: this one has messages twice, and is forgotten
+        first = len(self._producers)
+        if files[WHOLE]:  # a snapshot has files of one specification: those before the last one are forgotten
+            whole = {file.file_path for file in files[WHOLE]}
+            if again := [file for file in removed if file.file_path in whole]:  # a removal takes all of this path
+                self._overwrite([], again)
+                removed = [file for file in removed if file.file_path not in whole]
             self._added[WHOLE] += files[WHOLE]
             self._append(WHOLE)
-            self._passing.add(self._producers[-1].snapshot_id)
+        if files[DAILY] or removed:
+            self._overwrite(files[DAILY], removed)
+        self._passing.update(producer.snapshot_id for producer in self._producers[first:-1])
+
+    def _overwrite(self, added: Iterable[DataFile], removed: Iterable[DataFile]) -> None:
         producer = self._tx.update_snapshot(self._summary).overwrite()
-        for file in files[DAILY]:
+        for file in added:
             producer.append_data_file(file)
         for file in removed:
             producer.delete_data_file(file)

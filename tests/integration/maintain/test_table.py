@@ -467,6 +467,22 @@ def test_an_object_that_was_stored_again_is_read_with_its_new_columns(tmp_path: 
     assert world.commit().snapshot == result.snapshot
 
 
+def test_an_object_without_a_single_day_that_was_stored_again_stays_in_the_table(tmp_path: Path) -> None:
+    world = World(tmp_path, compact=None)
+    world.time = "header.At"
+    world.passes = Maintenance(world.config)
+    times: list[Any] = [HOUR * 1_000_000, None]
+    first = world.write([1, 2], hour=0, times=times)
+    for hour in (1, 2):
+        world.write([hour * 10, hour * 10 + 1], hour=hour, times=times[:1] * 2)
+    world.commit()
+    expected = by_pyiceberg(world.load())
+    assert world.write([1, 2], hour=0, times=times, note=["a" * 300, "b" * 200]) == first
+    world.write([20, 21], hour=2, times=times[:1] * 2, note=["a" * 300, "b" * 200])
+    assert (result := world.commit()).added == result.removed == 2
+    assert by_pyiceberg(world.load()) == expected == truth(world)
+
+
 def mark(world: World, time: int) -> None:
     moment = datetime.fromtimestamp(time, UTC)
     written = ConsumerWatermark(

@@ -282,3 +282,13 @@ def test_what_cannot_be_restored_is_said_in_one_line(archive: Archive) -> None:
         planned(archive)
     (wanted,) = planned(archive, 1, 2).parts
     assert len(wanted.objects) == 1
+
+
+def test_fields_that_are_called_like_columns_of_the_quarantine_are_not_headers(archive: Archive) -> None:
+    columns = {
+        layout.NANOS: pa.array([nanos(1), nanos(2)], pa.int16()),
+        "raw_headers": pa.array([1, 2]),
+        "stage": pa.array(["subject"] * 2),
+    }
+    archive.write([1, 2], "a", payloads=[b"1", b"2"], columns=columns, created=CREATED)
+    assert restored(archive, planned(archive)) == expected([1, 2])
