@@ -24,7 +24,7 @@ from fsspec.spec import AbstractFileSystem
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
-from jetcapture_py.archive.schema import fields_in
+from jetcapture_py.archive.schema import common, fields_in
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import INSTANT, Table, inner_types, read_as
 from jetcapture_py.reading.convert import convert
@@ -347,11 +347,10 @@ def _has_nameless(type_: pa.DataType) -> bool:
 
 def _casts(stored: pa.DataType, target: pa.DataType) -> bool:
     """Whether DuckDB's own cast gives the values that `convert` gives."""
-    if stored == pa.null():
-        return True
-    # DuckDB finds a field by its name, in which only ASCII letters may differ in case
+    # nulls may become anything, also in lists; but DuckDB finds a field by its name, of which `common` ignores the case
     known, names = ({path for path, _ in fields_in(pa.schema([("", type_)]))} for type_ in (target, stored))
-    return read_as(stored, target) == target and names <= known
+    same = common([target, stored], lossless=True) == target or read_as(stored, target) == target
+    return same and names <= known
 
 
 def _within(ranges: Iterable[Range]) -> str:

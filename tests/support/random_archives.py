@@ -108,7 +108,7 @@ FIELDS: dict[str, tuple[Way, ...]] = {
     "no_day": (Way(pa.null(), some.none()), Way(pa.date32(), some.dates(date(1900, 1, 1), date(2200, 1, 1)))),
     "no_items": (
         Way(pa.list_(pa.null()), some.lists(some.none(), max_size=3)),
-        Way(pa.list_(pa.int64()), some.lists(some.none() | _INTS, max_size=3)),
+        Way(pa.list_(_A_TYPE), some.lists(some.none() | _A, max_size=3)),
     ),
     "flag": (Way(pa.bool_(), some.booleans(), _json), Way(pa.int64(), _INTS, str)),
     "moment": (Way(pa.timestamp("us", "UTC"), _MOMENTS, _rfc3339), Way(pa.string(), _TEXT)),
