@@ -56,32 +56,11 @@ def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
     }
 
 
-def bounds(metadata: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a column at the top level; None without statistics in the footer."""
-    found = []
-    for number in range(metadata.num_row_groups):
-        if (group := group_bounds(metadata.row_group(number), column)) is None:
-            return None
-        found.append(group)
-    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
-
-
 def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
     """Return minimum and maximum of a column in a row group; None without statistics."""
     columns = (group.column(number) for number in range(group.num_columns))
     known = next((each.statistics for each in columns if each.path_in_schema == column), None)
     return (known.min, known.max) if known is not None and known.has_min_max else None
-
-
-def may_have_nulls(metadata: pq.FileMetaData, column: str) -> bool:
-    """Whether a column at the top level may have nulls; False is exact."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        columns = (group.column(at) for at in range(group.num_columns))
-        known = next((each.statistics for each in columns if each.path_in_schema == column), None)
-        if known is None or not known.has_null_count or known.null_count:
-            return True
-    return False
 
 
 def is_proven(footer: bytes) -> bool:
