@@ -19,6 +19,13 @@ def decimals(value: str, precision: int, scale: int) -> pa.Array:
     return pa.array([Decimal(value)], pa.decimal128(precision, scale))
 
 
+_A, _B = pa.struct([("a", pa.int64())]), pa.struct([("b", pa.string())])
+
+
+def maps(entries: list[tuple[Any, Any]], value: pa.DataType, key: pa.DataType = pa.string()) -> pa.Array:  # noqa: B008
+    return pa.array([entries], pa.map_(key, value))
+
+
 def together(*batches: pa.RecordBatch) -> list[dict[str, Any]]:
     schema = unify_batches(batches)
     table = pa.Table.from_batches([conform(each, schema) for each in batches], schema)
@@ -89,6 +96,27 @@ def test_many_columns_cost_little_more_than_their_names_and_types() -> None:
             pa.array([["x"]]),
             ['{"k":1}', '["x"]'],
         ),
+        (
+            maps([("k", {"a": 1})], _A),
+            maps([("k", {"b": "x"})], _B),
+            [[("k", {"a": 1, "b": None})], [("k", {"a": None, "b": "x"})]],
+        ),
+        (
+            maps([("k", 1), ("l", None)], pa.int64()),
+            maps([("k", "x")], pa.string()),
+            [[("k", "1"), ("l", None)], [("k", "x")]],
+        ),
+        (
+            maps([("k", 2**53 + 1)], pa.int64()),
+            maps([("k", 0.5)], pa.float64()),
+            ['{"k":9007199254740993}', '{"k":0.5}'],
+        ),
+        (maps([], pa.null()), maps([("k", True)], pa.bool_()), [[], [("k", True)]]),
+        (
+            maps([(1, True), (2, False)], pa.bool_(), pa.int32()),
+            maps([("x", True)], pa.bool_()),
+            [[("1", True), ("2", False)], [("x", True)]],
+        ),
         (pa.array([0], pa.timestamp("us", "UTC")), pa.array(["x"]), ["1970-01-01T00:00:00Z", "x"]),
     ],
 )
@@ -104,8 +132,13 @@ def test_names_that_differ_in_case_are_one_column() -> None:
 
 
 def test_slices_give_the_values_of_their_own_rows() -> None:
-    whole = batch(x=[[{"a": 1}], None, [{"a": 2}, {"a": 3}], [None]], y=[{"b": [1]}, None, {"b": None}, {"b": [2, 3]}])
-    other = batch(x=[[{"a": 0.5, "z": "z"}]], y=[{"b": ["t"], "c": 1}])
+    entries = pa.array([[("k", 1)], None, [("l", 2), ("m", 3)], []], pa.map_(pa.string(), pa.int64()))
+    whole = batch(
+        x=[[{"a": 1}], None, [{"a": 2}, {"a": 3}], [None]],
+        y=[{"b": [1]}, None, {"b": None}, {"b": [2, 3]}],
+        z=entries,
+    )
+    other = batch(x=[[{"a": 0.5, "z": "z"}]], y=[{"b": ["t"], "c": 1}], z=maps([("k", "t")], pa.string()))
     schema = unify([whole.schema, other.schema])
     complete = conform(whole, schema).to_pylist()
     for start in range(5):
