@@ -184,10 +184,14 @@ def read_bucket(
         "options": options,
     }
 
-    def readers(chosen: Any) -> list[pa.RecordBatchReader]:
-        return [read_archive(url, stream, columns=chosen, quarantine=bad, **read) for bad in (False, True)]
+    def reader_of(chosen: Any, *, quarantine: bool) -> pa.RecordBatchReader:
+        return read_archive(url, stream, columns=chosen, quarantine=quarantine, **read)
 
-    good, bad = ([_facts(batch) for batch in reader] for reader in readers(NEEDED.__contains__))
+    # the quarantine first: what is decoded meanwhile is stored in the archive before it leaves the quarantine
+    bad, good = (
+        [_facts(batch) for batch in reader_of(NEEDED.__contains__, quarantine=quarantine)]
+        for quarantine in (True, False)
+    )
     counts = [sum(batch.num_rows for batch in batches) for batches in (good, bad)]
     entries = _Entries.of([*good, *bad], np.repeat([False, True], counts))
     life, since = start_of(known, None if until is None else microseconds_of(until), entries.seqs, entries.times)
@@ -198,15 +202,16 @@ def read_bucket(
         if len(entries.seqs):
             time = int(entries.times[np.argmax(entries.seqs)])
     entries = entries.take(pc.not_equal(entries.keys, "").to_numpy(zero_copy_only=False))
-    good, bad = readers(None if names is None else {*NEEDED, *names}.__contains__)
-    types = entry_types(good.schema, bad.schema)
+    needed = None if names is None else {*NEEDED, *names}.__contains__
+    good_rows, bad_rows = (reader_of(needed, quarantine=quarantine) for quarantine in (False, True))
+    types = entry_types(good_rows.schema, bad_rows.schema)
     chosen = [(name, name) for name in types] if names is None else outputs(list(types), names)
     schema = pa.schema([(name, types[source]) for name, source in chosen])
     reader = EntryReader(limits=life.limits, moment=time, history=history, types=types)
     kept = entries.take(reader.chosen(entries))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for quarantined, rows in enumerate((good, bad)):
+        for quarantined, rows in enumerate((good_rows, bad_rows)):
             ids = np.unique(kept.identities[kept.quarantined == bool(quarantined)])
             returned = np.zeros(len(ids), bool)
             for batch in rows if len(ids) else ():

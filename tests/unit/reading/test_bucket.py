@@ -212,6 +212,23 @@ def test_wrong_arguments_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_an_entry_that_is_decoded_while_entries_are_chosen_is_returned(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(archive, [("a", {}), ("b", {})])
+    bad = archive.root / store(archive, [("a", {})], first=3, quarantine=True, columns=QUARANTINED).path
+    facts_of = reading._facts
+
+    def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+        monkeypatch.undo()
+        bad.unlink()
+        store(archive, [("a", {})], first=3)
+        return facts_of(batch)
+
+    monkeypatch.setattr(reading, "_facts", decoded)
+    assert rows(archive, "key_name", "revision") == [("a", 3), ("b", 2)]
+
+
 def test_an_entry_that_is_decoded_while_the_bucket_is_read_is_not_left_out(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
