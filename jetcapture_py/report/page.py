@@ -114,9 +114,8 @@ def verdict(facts: Facts) -> PageVerdict:
         sentence += f"{'is' if lost == 1 else 'are'} not stored{f', and {kept}' if bad else ''}."
         more = "This is not necessarily a loss: messages that the capture's filter excludes leave holes, and so do "
         more += "messages that were deleted or expired before they were captured."
-        largest = max(
-            hole.missing for incarnation in facts.incarnations for hole in incarnation.largest if not hole.open
-        )
+        closed = [hole for incarnation in facts.incarnations for hole in incarnation.largest if not hole.open]
+        largest = max((hole.missing for hole in closed), default=0)  # open ones may all be larger
         if holes >= 1000 and largest * 100 < lost:
             more += " Many small holes are typical of a filter."
         return PageVerdict(action=True, sentence=sentence, more=more)

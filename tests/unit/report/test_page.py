@@ -259,6 +259,11 @@ class TestVerdict:
         assert "typical of a filter" in verdict(facts(life(*small, last=5000)))[2]
         assert "typical of a filter" not in verdict(facts(life(hole(1, 4000), last=5000)))[2]
 
+    def test_holes_that_are_still_open_may_be_all_that_are_listed(self) -> None:
+        given = life(hole(3, 3), hole(8, 9, beyond=True), settled=7)
+        given = replace(given, largest=given.largest[1:])
+        assert verdict(facts(given)).sentence == "1 of 10 sequences, in 1 hole, is not stored."
+
     def test_what_needs_a_hand_comes_first(self) -> None:
         given = facts(life(hole(3, 5)), objects=200)
         late = replace(given.objects[0], newest=(given.objects[0].end + 60) * 1_000_000)
