@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -275,6 +275,8 @@ class ObjectName:
     event_time: bool = False
     suffix: str = SUFFIX
     bundle: str = ""
+    _parsed: str = field(init=False, repr=False, compare=False, default="")
+    """The path that it was parsed from: plans of many objects ask for it again and again."""
 
     @property
     def directory(self) -> str:
@@ -290,6 +292,8 @@ class ObjectName:
     @property
     def path(self) -> str:
         """Path of the object, relative to the archive's root."""
+        if self._parsed:
+            return self._parsed
         start = _bucket_names(self.bucket)[1]
         start = f"{start[:-1]}E" if self.event_time else start
         name = f"{start}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{self.suffix}"
@@ -359,7 +363,10 @@ def parse_path(path: str) -> ObjectName | None:
         event_time=match.group(2) == "E",
         suffix=suffix,
     )
-    return name if name.path == path else None
+    if name.path != path:
+        return None
+    object.__setattr__(name, "_parsed", path)
+    return name
 
 
 def _is_other(suffix: str) -> bool:
@@ -406,7 +413,7 @@ def layout_of(name: ObjectName, bundles: Bundles | None = None) -> int:
 
     If that is not among `bundles`, it is a negative number that only bundles with as many digits share.
     """
-    return (bundles or {}).get(name, -len(name.bundle))
+    return bundles.get(name, -len(name.bundle)) if bundles else -len(name.bundle)
 
 
 def split_overlapping(

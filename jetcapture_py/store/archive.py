@@ -179,6 +179,12 @@ class ArchiveFiles:
         for (root, _), entries in zip(tops, self.map(lambda top: list(self._find(top[1])), tops), strict=True):
             yield from (self._file(root, path, info) for path, info in entries if wanted(path[start:]))
 
+    def paths(self, directory: str) -> Iterator[str]:
+        """Yield the path of every file below a directory, without parsing it, unordered. Raises StoreError."""
+        self._do(_fresh)
+        start = len(self._base) + 1
+        return (path[start:] for root in self._roots() for path, _ in self._find(f"{root}/{directory}"))
+
     def directories(self, stream: str, keys: Iterable[str | None]) -> list[str]:
         """List the directories that may hold messages of `keys`: those of the keys, and all bundles."""
         bundles = sorted(name for name in self.names(stream) if name.startswith(f"{layout.BUNDLE}="))
@@ -327,9 +333,9 @@ class ArchiveFiles:
         if self.again(file).size != file.size:
             raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
 
-    def at(self, path: str, size: int | None = None) -> File:
+    def at(self, path: str, size: int | None = None, name: ObjectName | None = None) -> File:
         """Return the file at `path`, as in `File`; without `size`, look it up. Raises VanishedError, StoreError."""
-        file = File(path=path, place=f"{self._base}/{path}", size=size or 0, name=layout.parse_path(path))
+        file = File(path=path, place=f"{self._base}/{path}", size=size or 0, name=name or layout.parse_path(path))
         return self.again(file) if size is None else file
 
     def open(self, file: File) -> pa.PythonFile:

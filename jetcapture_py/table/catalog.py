@@ -58,6 +58,8 @@ class ArchiveTable:
     catalog: Catalog
     name: str
     """Namespace and name, separated by dots."""
+    root: str
+    """URL before the paths of the archive's objects."""
     location: str
     """URL of the directory for a new table's metadata."""
     content: str
@@ -101,7 +103,8 @@ def open_table(
     name = given.quarantine if quarantine else given.name
     if name is None:
         raise ConfigError("maintain.table.quarantine: not set")
-    location = (given.location or f"{root_url(archive)}{DIRECTORY}").rstrip("/")
+    root = root_url(archive)
+    location = (given.location or f"{root}{DIRECTORY}").rstrip("/")
     content = f"{'quarantine of ' if quarantine else ''}stream {config.source.stream}"
     with _open_catalog({**file_properties(config.store), **given.catalog}, read_only=read_only) as catalog:
         loaded = None
@@ -120,6 +123,7 @@ def open_table(
                 yield ArchiveTable(
                     catalog=catalog,
                     name=name,
+                    root=root,
                     location=f"{location}/{name}",
                     content=content,
                     time=_time_column(config, quarantine=quarantine)
@@ -132,7 +136,7 @@ def open_table(
         except JetcaptureError as error:
             if "location" not in str(error).lower():
                 raise
-            allow = f"the catalog must allow {root_url(archive)} for the files and {location}/ for the metadata"
+            allow = f"the catalog must allow {root} for the files and {location}/ for the metadata"
             raise JetcaptureError(f"{error}; {allow}") from error
 
 

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.compaction.inventory import PathSet, root_url
+from jetcapture_py.compaction.inventory import PathSet
 from jetcapture_py.compaction.unit import Merged
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
@@ -147,12 +147,11 @@ def _commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Co
             table, forgotten, remains = _write(plan, columns, request)
         if plan.tally.new and not request.dry_run:
             _refuse_gone(plan)
-        root = root_url(archive)
         dropped = removed_since(table, time.time() - request.recent) if request.recent else {}
         return Committed(
             result=_result(plan, columns, table.snapshot),
             paths=plan.tally.paths,
-            dropped={place.removeprefix(root): moment for place, moment in dropped.items()},
+            dropped={place.removeprefix(table.root): moment for place, moment in dropped.items()},
             forgotten=forgotten,
             remains=remains,
         )
@@ -210,16 +209,15 @@ def _has_history(table: ArchiveTable) -> bool:
 
 def _refuse_gone(plan: TablePlan) -> None:
     """Raise ConflictError if an object was removed while it was committed. Those in the table before are not."""
-    present = PathSet(file.path for file in plan.archive.below(plan.scope.directory))
+    present = PathSet(plan.archive.paths(plan.scope.directory))
     if not present.issuperset_of(plan.tally.new):
         raise ConflictError(f"{plan.archive.shown} has lost objects while table {plan.table.name} was committed")
 
 
 def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = False) -> PathSet:
     """Return the paths of the objects that the table names now. Raises JetcaptureError, and ConfigError."""
-    root = root_url(archive)
     with open_table(config, archive, quarantine=quarantine) as table:
-        return PathSet(file.file_path.removeprefix(root) for file in files_of(table))
+        return PathSet(file.file_path.removeprefix(table.root) for file in files_of(table))
 
 
 def drop_quarantined(config: Config, archive: ArchiveFiles, paths: Collection[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jetcapture_py.archive.layout import clusters
-from jetcapture_py.compaction.inventory import root_url
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.config.model import Config
 from jetcapture_py.reading.plan import list_objects
@@ -29,12 +28,12 @@ def compare_tables(config: Config, archive: ArchiveFiles) -> list[Finding]:
 
 def _differences(table: ArchiveTable, plan: TablePlan) -> Iterator[Finding]:
     """Yield what differs between a table and what it should have."""
-    archive, name, root = plan.archive, table.name, root_url(plan.archive)
-    joining = [file.file_path.removeprefix(root) for change in plan.changes() for file in change.added]
+    archive, name = plan.archive, table.name
+    joining = [joining.info.name.path for change in plan.changes() for joining in change.added]
     listing = list_objects(archive, plan.scope.directory)
     present = {file.path: file.size for file in listing.values()}
     gone, changed, twice, later, waiting, stuck = (FileList() for _ in range(6))
-    current = {file.file_path.removeprefix(root): file.file_size_in_bytes for file in files_of(table)}
+    current = {file.file_path.removeprefix(table.root): file.file_size_in_bytes for file in files_of(table)}
     for path, size in sorted(current.items()):
         if path not in present:
             gone.add(path)

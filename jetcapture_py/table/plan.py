@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName, clusters
 from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.inventory import Inventory, PathSet, bucket_in, names_of, root_url
+from jetcapture_py.compaction.inventory import Inventory, PathSet, bucket_in, names_of
 from jetcapture_py.compaction.merge import classes, disjoint
 from jetcapture_py.compaction.plan import Source, Unit
 from jetcapture_py.compaction.unit import Merged
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import ArchiveTable
 from jetcapture_py.text import plural, without_credentials
 
@@ -49,10 +49,19 @@ _DRIFTED = " whose column types differ, which compaction cannot merge"
 _NOT_PARQUET = "it is not Parquet, which a table requires"
 
 
+class Joining(NamedTuple):
+    """An object that joins a table."""
+
+    info: ObjectInfo
+    footer: bytes
+    columns: Sequence[Leaf]
+    """Its columns whose bounds the table can have."""
+
+
 class Change(NamedTuple):
     """What changes in one bucket of a table."""
 
-    added: list[DataFile]
+    added: list[Joining]
     removed: list[DataFile]
 
 
@@ -107,8 +116,8 @@ class Tally:
 class _Bucket:
     """What archive and table have in one bucket, where they differ."""
 
-    names: Sequence[ObjectName]
-    """The archive's objects, ordered by sequence."""
+    paths: Sequence[str]
+    """The archive's objects."""
     sizes: Mapping[str, int]
     """Their bytes, by path."""
     current: Mapping[str, Sequence[int]]
@@ -133,7 +142,7 @@ class TablePlan:
             self.closed = min(self.closed, self.mark.time.timestamp())
         self.replaced = {path: outcome for outcome in scope.outcomes for path in outcome.removable}
         """What compaction has verified, by the paths of replaced objects."""
-        self._footers = _Footers(columns, table.time)
+        self._footers = _Footers(columns)
 
     def changes(self) -> Iterator[Change]:
         """Yield what changes, bucket by bucket.
@@ -151,13 +160,13 @@ class TablePlan:
         waiting: list[_Bucket] = []
         for number in sorted({*current.buckets, *present.buckets}):
             sizes = {path: size for path, (size,) in present.take(number)}
-            names = names_of(self._lasting(number, sizes, note))
-            bucket = _Bucket(names=names, sizes=sizes, current=dict(current.take(number)))
+            paths = self._lasting(number, sizes, note)
+            bucket = _Bucket(paths=paths, sizes=sizes, current=dict(current.take(number)))
             if self._is_same(number, bucket):
-                yield from self._change(bucket, [name.path for name in names if name.path in bucket.current], [])
+                yield from self._change(bucket, paths, [])
                 continue
             waiting.append(bucket)
-            if sum(len(each.names) for each in waiting) >= _CHUNK:
+            if sum(len(each.paths) for each in waiting) >= _CHUNK:
                 yield from self._settle(waiting)
                 waiting = []
         yield from self._settle(waiting)
@@ -175,7 +184,7 @@ class TablePlan:
 
     def _current(self) -> tuple[Inventory, list[DataFile]]:
         """Return the table's files that are objects of the archive, and the others."""
-        found, elsewhere, root = Inventory(4), list["DataFile"](), root_url(self.archive)
+        found, elsewhere, root = Inventory(4), list["DataFile"](), self.table.root
         for file in files_of(self.table):
             path = file.file_path.removeprefix(root)
             bucket = None if path == file.file_path else bucket_in(path)
@@ -195,8 +204,11 @@ class TablePlan:
             raise JetcaptureError(
                 f"{shown} has no objects of stream {stream}, but table {name} does: it is left as it is"
             )
-        root = root_url(self.archive)
-        if elsewhere and not current.files and not any(file.file_path.startswith(root) for file in elsewhere):
+        if (
+            elsewhere
+            and not current.files
+            and not any(file.file_path.startswith(self.table.root) for file in elsewhere)
+        ):
             other = without_credentials(min(file.file_path for file in elsewhere))
             raise JetcaptureError(
                 f"table {name} is of another archive than {shown}, such as {other}: it is left as it is; use another "
@@ -223,36 +235,36 @@ class TablePlan:
 
     def _is_same(self, number: int, bucket: _Bucket) -> bool:
         """Whether the archive has nothing in a bucket that the table lacks and may have."""
-        paths = [name.path for name in bucket.names]
-        lacks = any(path not in bucket.current for path in paths)
-        return not any(map(bucket.is_stale, paths)) and (not lacks or number >= self.closed)
+        lacks = any(path not in bucket.current for path in bucket.paths)
+        return not any(map(bucket.is_stale, bucket.paths)) and (not lacks or number >= self.closed)
 
     def _settle(self, buckets: Sequence[_Bucket]) -> Iterator[Change]:
         """Read the footers of the objects in these buckets, and decide which of them the table has."""
-        files = {
-            name: self.archive.at(name.path, bucket.sizes[name.path]) for bucket in buckets for name in bucket.names
-        }
+        names = [names_of(bucket.paths) for bucket in buckets]
+        files = [
+            self.archive.at(name.path, bucket.sizes[name.path], name)
+            for bucket, objects in zip(buckets, names, strict=True)
+            for name in objects
+        ]
         self.tally.opened += len(files)
         self._footers.forget_many()
-        data = dict(zip(files, self.archive.footers(list(files.values())), strict=True))
-        for bucket in buckets:
-            infos = {name: self._footers.read(files[name], data[name]) for name in bucket.names}
+        data = iter(list(self.archive.footers(files)))
+        for bucket, objects in zip(buckets, names, strict=True):
+            footers = {name: next(data) for name in objects}
+            infos = {name: self._footers.read(name, bucket.sizes[name.path], footers[name]) for name in objects}
             stays, joins = _Settlement(self, bucket, infos, self._footers).run()
-            added = [
-                self._footers.data_file(f"{root_url(self.archive)}{info.name.path}", info, data[info.name])
-                for info in joins
-            ]
-            self.tally.rows += sum(info.name.rows for info in joins)
             for info in joins:
+                self.tally.rows += info.name.rows
                 self.tally.new.add(info.name.path)
                 self.tally.paths.add(info.name.path)
+            added = [Joining(info, footers[info.name], self._footers.columns(info)) for info in joins]
             yield from self._change(bucket, stays, added)
 
-    def _change(self, bucket: _Bucket, stays: Collection[str], added: list[DataFile]) -> Iterator[Change]:
+    def _change(self, bucket: _Bucket, stays: Collection[str], added: list[Joining]) -> Iterator[Change]:
         """Count the files that stay, and yield those that join and leave."""
         from jetcapture_py.table.files import known_file
 
-        removed, root, staying = list["DataFile"](), root_url(self.archive), frozenset(stays)
+        removed, root, staying = list["DataFile"](), self.table.root, frozenset(stays)
         for path, (size, rows, spec, day) in bucket.current.items():
             if path in staying:
                 self.tally.paths.add(path)
@@ -273,10 +285,10 @@ def files_of(table: ArchiveTable) -> Iterator[DataFile]:
 
 
 class _Footers:
-    """Parses footers, and describes objects as files of the table."""
+    """Parses footers, and says what of the objects the table can have."""
 
-    def __init__(self, columns: TableColumns, time_column: int) -> None:
-        self._columns, self._time = columns, time_column
+    def __init__(self, columns: TableColumns) -> None:
+        self._columns = columns
         self._reader = InfoReader()
         self._leaves: dict[int, list[Leaf] | None] = {}
         """The columns that have bounds, by the number of a schema; None for schemas that the table cannot have."""
@@ -287,10 +299,9 @@ class _Footers:
             self._reader = InfoReader()
             self._leaves.clear()
 
-    def read(self, file: File, data: bytes) -> ObjectInfo | BadObject:
+    def read(self, name: ObjectName, size: int, data: bytes) -> ObjectInfo | BadObject:
         """Return what an object's footer says."""
-        assert file.name is not None  # noqa: S101  # it is an object
-        return self._reader.read(file.name, data, size=file.size)
+        return self._reader.read(name, data, size=size)
 
     def fits(self, info: ObjectInfo) -> bool:
         """Whether the table can have an object, by its columns, which it then has."""
@@ -301,12 +312,9 @@ class _Footers:
             self._leaves[info.schema_number] = leaves(info.schema, self._columns.schema) if fits else None
         return self._leaves[info.schema_number] is not None
 
-    def data_file(self, place: str, info: ObjectInfo, data: bytes) -> DataFile:
-        """Describe an object that fits."""
-        from jetcapture_py.table.files import data_file
-
-        columns = self._leaves[info.schema_number] or []
-        return data_file(place, info.size, footer.decoded(data), columns, self._time)
+    def columns(self, info: ObjectInfo) -> Sequence[Leaf]:
+        """Return the columns of an object that fits whose bounds the table can have."""
+        return self._leaves[info.schema_number] or []
 
 
 class _Settlement:
@@ -324,7 +332,7 @@ class _Settlement:
 
     def run(self) -> tuple[list[str], list[ObjectInfo]]:
         """Return the paths of the objects that stay in the table, and the objects that join it."""
-        names, plan = self._bucket.names, self._plan
+        names, plan = list(self._infos), self._plan
         ends = [info.end for info in self._infos.values() if isinstance(info, ObjectInfo)]
         if names and max(ends, default=names[0].bucket + MAX_INTERVAL) > plan.closed:
             self._hold(names)

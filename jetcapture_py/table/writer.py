@@ -28,8 +28,9 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.transforms import DayTransform
 
+from jetcapture_py.archive import footer
 from jetcapture_py.table.catalog import CONTENT, ArchiveTable, explained, is_refused
-from jetcapture_py.table.files import DAILY, WHOLE
+from jetcapture_py.table.files import DAILY, WHOLE, data_file
 from jetcapture_py.table.plan import Change
 
 if TYPE_CHECKING:
@@ -53,14 +54,15 @@ class TableWriter:
     """Writes the changes of one commit."""
 
     def __init__(self, table: ArchiveTable, summary: Mapping[str, str]) -> None:
-        self._name = table.name
+        self._table = table
         self._summary = {f"{SUMMARY}{name}": text for name, text in summary.items()}
         self._producers: list[_SnapshotProducer[Any]] = []
         self._passing: set[int] = set()
         """Snapshots that are forgotten at once."""
         self._added: dict[int, list[DataFile]] = {DAILY: [], WHOLE: []}
         """Files to add, by the specification of their partitions."""
-        self._replaced = Change([], [])
+        self._replaced: list[DataFile] = []
+        self._removed: list[DataFile] = []
         """What is done at once, because messages move from some files to others."""
         if table.loaded is None:
             with suppress(NamespaceAlreadyExistsError):  # by another process, just now
@@ -71,7 +73,6 @@ class TableWriter:
         properties = {**_PROPERTIES, CONTENT: table.content}
         if not properties.items() <= self._tx.table_metadata.properties.items():
             self._tx.set_properties(properties)
-        self._time = table.time
 
     def set_columns(self, schema: Schema) -> None:
         """Give the table these columns, if it has others."""
@@ -81,21 +82,25 @@ class TableWriter:
             added = AddSchemaUpdate(schema=Schema(*schema.fields, schema_id=number))
             self._tx._stage((added, SetCurrentSchemaUpdate(schema_id=-1)))
         if DAILY not in metadata.specs():
-            name = schema.find_column_name(self._time)
-            day = PartitionField(self._time, PARTITION_FIELD_ID_START, DayTransform(), f"{name}_day")
+            name = schema.find_column_name(self._table.time)
+            day = PartitionField(self._table.time, PARTITION_FIELD_ID_START, DayTransform(), f"{name}_day")
             self._tx._stage(
                 (AddPartitionSpecUpdate(spec=PartitionSpec(day, spec_id=DAILY)), SetDefaultSpecUpdate(spec_id=DAILY))
             )
 
     def add(self, change: Change) -> None:
         """Write a change, or keep it for the next snapshot."""
+        added = [
+            data_file(f"{self._table.root}{info.name.path}", info.size, footer.decoded(data), columns, self._table.time)
+            for info, data, columns in change.added
+        ]
         if change.removed:
-            self._replaced.added.extend(change.added)
-            self._replaced.removed.extend(change.removed)
-            if len(self._replaced.added) >= _FILES:
+            self._replaced.extend(added)
+            self._removed.extend(change.removed)
+            if len(self._replaced) >= _FILES:
                 self._replace()
             return
-        for file in change.added:
+        for file in added:
             self._added[file.spec_id].append(file)
         for spec, files in self._added.items():
             if len(files) >= _FILES:
@@ -103,8 +108,8 @@ class TableWriter:
 
     def _replace(self) -> None:
         """Make a snapshot in which files take the place of others."""
-        added, removed = self._replaced
-        self._replaced = Change([], [])
+        added, removed = self._replaced, self._removed
+        self._replaced, self._removed = [], []
         files = {spec: [file for file in added if file.spec_id == spec] for spec in (WHOLE, DAILY)}
         first = len(self._producers)
         if files[WHOLE]:  # a snapshot has files of one specification: those before the last one are forgotten
@@ -161,8 +166,8 @@ class TableWriter:
         Returns the table, and the forgotten snapshots. Raises ConflictError if the table was changed since it was
         loaded, and JetcaptureError.
         """
-        with explained(f"cannot commit to table {self._name}"):
-            if self._replaced.removed:
+        with explained(f"cannot commit to table {self._table.name}"):
+            if self._removed:
                 self._replace()
             self._append(WHOLE)
             # also without files: after it, no manifest names a file that was removed
