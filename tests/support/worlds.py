@@ -39,7 +39,7 @@ from jetcapture_py.manage import erase
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as erasure
 from jetcapture_py.rewriting.redecode import QuarantineSelection, redecode
-from jetcapture_py.store import archive, read_erased, root
+from jetcapture_py.store import read_erased, root, threads
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.frames import received_of
 from jetcapture_py.transform.keys import Run
@@ -287,7 +287,7 @@ class World:
                 (root, "LOCK_TIMEOUT", math.inf),
                 (erasure, "THREADS", 1),
                 (compact, "_AHEAD", 0),
-                *((module, "ThreadPoolExecutor", AtOnce) for module in (archive, compact, state)),
+                *((module, "ThreadPoolExecutor", AtOnce) for module in (threads, compact, state)),
             ):
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
@@ -425,6 +425,7 @@ def _rows(messages: Sequence[Message]) -> pa.RecordBatch:
             "_nats_subject": pa.array([message.key for message in messages]),
             "_nats_seq": pa.array([message.seq for message in messages], pa.int64()),
             "_nats_timestamp": pa.array(times, pa.timestamp("us", "UTC")),
+            "_nats_nanos": pa.array([0] * size, pa.int16()),
             "_nats_delivered": pa.array([1] * size, pa.int32()),
             "_nats_headers": pa.nulls(size, pa.map_(pa.string(), pa.list_(pa.string()))),
             "_nats_payload": pa.array([message.payload for message in messages], pa.binary()),

@@ -148,8 +148,7 @@ class TestDrift:
     def test_the_envelope_comes_first_and_the_partitions_last(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1], z=[1])
         archive.write([2], z=[1], a=[1], _nats_row=pa.array([0], pa.int32()))
-        envelope = [name for name in layout.ENVELOPE if name != layout.NANOS]  # which these objects lack
-        expected = [*envelope, layout.ROW, "z", "a", *layout.PARTITIONS]
+        expected = [*layout.ENVELOPE, layout.ROW, "z", "a", *layout.PARTITIONS]
         assert read_archive(spark, archive.url, "ORDERS").columns == expected
 
     def test_a_time_of_day_needs_a_session_that_knows_times_or_is_left_out(
