@@ -94,13 +94,12 @@ class Source:
     def in_order(self, messages: DataFrame, tasks: int | None) -> DataFrame:
         """Partition prepared messages for `tasks` parallel tasks, each subject in one task and in order.
 
-        Rows without a timestamp stay as they are.
+        Rows without a timestamp stay in the order of their partitions, which one task publishes one after another.
         """
-        if not self.ordered:
-            return messages
-        one = tasks == 1
-        parts = messages.coalesce(1) if one else messages.repartition(tasks or _parallelism(messages), SUBJECT)
-        return parts.sortWithinPartitions(TIME, SEQ, ROW)
+        if self.ordered and tasks != 1:
+            messages = messages.repartition(tasks or _parallelism(messages), SUBJECT)
+        parts = messages.coalesce(1) if tasks == 1 else messages
+        return parts.sortWithinPartitions(TIME, SEQ, ROW) if self.ordered else parts
 
 
 def _parallelism(frame: DataFrame) -> int:

@@ -65,7 +65,7 @@ def _first_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = (SUBJECT, ID, TIME)
         new = np.zeros(len(batch), bool)
         for column in map(batch.column, names):
-            same = pc.fill_null(pc.equal(column.slice(1), column.slice(0, len(column) - 1)), False)  # noqa: FBT003
+            same = pc.fill_null(pc.equal(column.slice(1), column.slice(0, len(column) - 1)), True)  # noqa: FBT003  TIME
             new[1:] |= ~same.to_numpy(zero_copy_only=False)
         new[0] = last != [batch.column(name)[0].as_py() for name in names]
         last = [batch.column(name)[-1].as_py() for name in names]

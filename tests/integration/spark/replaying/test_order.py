@@ -161,6 +161,11 @@ def test_gaps_follow_from_speed_longest_gap_and_rate() -> None:
     assert Pace(rate=10).gaps(moments[:0]).tolist() == []
 
 
+def test_a_pace_has_one_task_also_without_timestamps(spark: SparkSession) -> None:
+    frame = spark.range(4, numPartitions=4)
+    assert Source.of(frame, "replay.a").in_order(frame, tasks=1).rdd.getNumPartitions() == 1
+
+
 def test_the_original_pace_needs_timestamps(spark: SparkSession, server: NatsServer) -> None:
     with pytest.raises(JetcaptureError, match="needs the columns _nats_stream, _nats_seq, _nats_timestamp"):
         replay(spark.range(1), server.url, "replay.a", pace=Pace(speed=1))
