@@ -8,9 +8,8 @@ its position in it, and a hash of the message.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +29,6 @@ from jetcapture_py.jetstream.publish.frames import (
     check_subject,
     header_blocks,
     unusual_subjects,
-    without,
 )
 from jetcapture_py.reading.convert import encode_json, rfc3339, text_of
 from jetcapture_py.reading.output import check_names
@@ -41,13 +39,13 @@ from spark_jobs.publishing.instructions import instructed, instructs, without_in
 from spark_jobs.reading.columns import find
 from spark_jobs.reading.row_json import encode_rows, encode_values, is_nested, shorten
 
-SUBJECT, PAYLOAD, LINES, ID = "subject", "payload", "lines", "id"
-"""Columns of a message; `LINES` are raw header lines without that of the id, null without any."""
+SUBJECT, PAYLOAD, HEADERS, ID = "subject", "payload", "headers", "id"
+"""Columns of a message; `HEADERS` are whole blocks, with the id; null without any."""
 TIME, SEQ, ROW, INSTRUCTED = "time", "seq", "row", "instructed"
 """Columns of an archived message: its timestamp in microseconds, its sequence, the row's number in the message, and
 whether headers have been removed as instructions to a server."""
 SCHEMA = (
-    f"{SUBJECT} binary, {PAYLOAD} binary, {LINES} binary, {ID} string, "
+    f"{SUBJECT} binary, {PAYLOAD} binary, {HEADERS} binary, {ID} string, "
     f"{TIME} long, {SEQ} long, {ROW} int, {INSTRUCTED} boolean"
 )
 """Columns of a prepared replay, for Spark."""
@@ -199,13 +197,10 @@ class Rows:
         columns = {layout.SUBJECT: own, layout.HEADERS: headers}
         return MessageBatch(stream="", rows=pa.RecordBatch.from_pydict(columns))
 
-    def subjects(
-        self, rows: pa.RecordBatch, headers: pa.MapArray | None, shown: Callable[[int], str] | None = None
-    ) -> pa.StringArray:
-        """Return valid subjects. Raises SourceError with the row, as `shown` or as JSON."""
+    def subjects(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> pa.StringArray:
+        """Return valid subjects. Raises SourceError with the row."""
         fields, message = rows.rename_columns(self._aliases), self.message(rows, headers)
         subjects = self.template(message, fields)
-        shown = shown or (lambda row: self._shown(rows, row))
         if subjects.null_count:
             row = pc.index(subjects.is_null(), True).as_py()
             null = (
@@ -213,15 +208,18 @@ class Rows:
                 for name in map(part_name, self.template.parts)
                 if name and not TemplateKey(f"{{{name}}}")(message, fields)[row].is_valid
             )
-            raise SourceError(f"a row has no subject: {next(null)} is null in {shown(row)}")
+            raise SourceError(f"a row has no subject: {next(null)} is null in {self._shown(rows, row)}")
         for subject in unusual_subjects(subjects):
             try:
                 check_subject(subject)
             except SourceError as error:
-                raise SourceError(f"{error} in {shown(pc.index(subjects, subject).as_py())}") from None
+                raise SourceError(f"{error} in {self._shown(rows, pc.index(subjects, subject).as_py())}") from None
         return subjects
 
     def _shown(self, rows: pa.RecordBatch, row: int) -> str:
+        stream, seq = self.find(layout.STREAM), self.find(layout.SEQ)
+        if stream is not None and seq is not None:
+            return f"message {rows.column(seq)[row]} of stream {rows.column(stream)[row]}"
         (text,) = encode_rows([column.slice(row, 1) for column in rows.columns], self.schema)
         return shorten(text.as_py())
 
@@ -243,9 +241,6 @@ def _is_headers(kind: st.DataType) -> bool:
         return False
     value = kind.valueType
     return isinstance(value, _TEXT) or (isinstance(value, st.ArrayType) and isinstance(value.elementType, _TEXT))
-
-
-# ------------------------------------------------------------------ archived messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +301,7 @@ class Archived:
         archived = stream is not None and seq is not None
 
         headers = self.rows.header_maps(rows)
-        subjects = self.rows.subjects(rows, headers, partial(_named, stream, seq) if archived else None)
+        subjects = self.rows.subjects(rows, headers)
         if self.targets is not None:
             self.targets.check(subjects)
         removed = pa.repeat(pa.scalar(False), count) if headers is None else instructed(headers, self.kept)  # noqa: FBT003
@@ -321,17 +316,17 @@ class Archived:
             micros = None if time is None else time.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
             extra, ids = self._identity(stream, seq, micros, number)
             time = micros
-        blocks = header_blocks(headers, extra, count, lines=lines, stored=archived)
+        blocks = header_blocks(headers, extra | {MESSAGE_ID: ids}, count, lines=lines, stored=archived)
         columns = [
             self._escaped(rows, subjects).cast(pa.binary()),
             self.rows.payloads(rows),
-            _lines_of(blocks, count),
+            pa.nulls(count, pa.binary()) if blocks is None else blocks,
             ids,
             *((pa.nulls(count, pa.int64()) if column is None or not archived else column) for column in (time, seq)),
             pa.nulls(count, pa.int32()) if number is None or not archived else number,
             removed,
         ]
-        names = [SUBJECT, PAYLOAD, LINES, ID, TIME, SEQ, ROW, INSTRUCTED]
+        names = [SUBJECT, PAYLOAD, HEADERS, ID, TIME, SEQ, ROW, INSTRUCTED]
         return pa.RecordBatch.from_arrays(columns, names)
 
     def _escaped(self, rows: pa.RecordBatch, subjects: pa.StringArray) -> pa.Array:
@@ -361,19 +356,6 @@ class Archived:
         return extra, pc.binary_join_element_wise(*parts, ":", null_handling="skip")
 
 
-def _named(streams: pa.Array, seqs: pa.Array, row: int) -> str:
-    return f"message {seqs[row]} of stream {streams[row]}"
-
-
-def _lines_of(blocks: pa.BinaryArray | None, rows: int) -> pa.BinaryArray:
-    """Return the lines of header blocks, null without a block."""
-    if blocks is None:
-        return pa.nulls(rows, pa.binary())
-    lines = pc.binary_slice(blocks, len(_VERSION) + 2, -2)
-    empty = pc.equal(pc.binary_length(blocks), 0)
-    return pc.if_else(empty, pa.scalar(None, pa.binary()), lines) if pc.any(empty).as_py() else lines
-
-
 def _raw_lines(blocks: pa.BinaryArray, kept: Sequence[str]) -> tuple[pa.BinaryArray, pa.BooleanArray]:
     """Return the lines of unparsable header blocks without instructions and provenance, and which had instructions."""
     lines: list[bytes | None] = []
@@ -391,9 +373,6 @@ def _raw_lines(blocks: pa.BinaryArray, kept: Sequence[str]) -> tuple[pa.BinaryAr
         lines.append(None if raw is None else b"".join(left))
         removed.append(any(refused))
     return pa.array(lines, pa.binary()), pa.array(removed, pa.bool_())
-
-
-# ------------------------------------------------------------------ written rows
 
 
 class Written:
@@ -417,9 +396,8 @@ class Written:
             generated = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
             ids = pc.coalesce(self._own_ids(rows, headers), generated)
             first += len(rows)
-            headers = None if headers is None else without(headers, MESSAGE_ID.__eq__)
-            lines = _lines_of(header_blocks(headers, {}, len(rows)), len(rows))
-            yield pa.RecordBatch.from_pydict({SUBJECT: subjects, PAYLOAD: payloads, LINES: lines, ID: ids})
+            blocks = header_blocks(headers, {MESSAGE_ID: ids}, len(rows))
+            yield pa.RecordBatch.from_pydict({SUBJECT: subjects, PAYLOAD: payloads, HEADERS: blocks})
 
     def _own_ids(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> pa.StringArray:
         """Return the rows' own message ids, null without one."""

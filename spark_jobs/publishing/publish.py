@@ -11,7 +11,7 @@ import pyarrow as pa
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.jetstream.connection import connect
 from jetcapture_py.jetstream.publish.publisher import WINDOW, Publisher
-from spark_jobs.publishing.prepare import ID, LINES, PAYLOAD, SUBJECT
+from spark_jobs.publishing.prepare import HEADERS, PAYLOAD, SUBJECT
 
 DUE = "due"
 """Column of publishing times, in microseconds after the first row, ascending."""
@@ -43,10 +43,7 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: NatsConfig, window:
             while batch is not None:
                 following = asyncio.create_task(asyncio.to_thread(next, batches, None))
                 try:
-                    if DUE in batch.schema.names:
-                        await _publish_in_time(publisher, batch, began)
-                    else:
-                        await _publish_batch(publisher, batch)
+                    await _publish_in_time(publisher, batch, began)
                 finally:
                     batch = await following
             await publisher.flush()
@@ -57,21 +54,20 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: NatsConfig, window:
 
 
 async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float) -> None:
-    """Publish each row when it is due, counted from `began`; publish late rows immediately."""
+    """Publish each row when it is due, counted from `began`; publish late rows, and those without a time, at once."""
+    subjects, payloads, headers = (batch.column(name) for name in (SUBJECT, PAYLOAD, HEADERS))
+    if DUE not in batch.schema.names:
+        await publisher.publish_batch(subjects, payloads, headers)
+        return
     loop = asyncio.get_running_loop()
     dues = batch.column(DUE).to_numpy() / 1e6 + began
     position = 0
     while position < len(dues):
         stop = int(dues.searchsorted(loop.time(), side="right"))
         if stop > position:
-            await _publish_batch(publisher, batch.slice(position, stop - position))
+            await publisher.publish_batch(*(part[position:stop] for part in (subjects, payloads, headers)))
             position = stop
             continue
         if dues[position] - loop.time() > _PAUSE:
             await publisher.flush()
         await asyncio.sleep(max(0.0, dues[position] - loop.time()))
-
-
-async def _publish_batch(publisher: Publisher, batch: pa.RecordBatch) -> None:
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    await publisher.publish_batch(columns[SUBJECT], columns[PAYLOAD], None, columns.get(ID), lines=columns.get(LINES))

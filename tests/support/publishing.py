@@ -45,8 +45,10 @@ class Publisher(publisher.Publisher):
     async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None:
         if self._error is not None:
             raise self._error
-        lines = None if headers is None else "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
-        self._rows.append((subject.encode(), payload, lines))
+        block = None
+        if headers is not None:
+            block = "".join(["NATS/1.0\r\n", *(f"{name}: {value}\r\n" for name, value in headers), "\r\n"]).encode()
+        self._rows.append((subject.encode(), payload, block))
         self._size += len(payload)
         if len(self._rows) >= _ROWS or self._size >= _BYTES:
             await self._publish_rows()
@@ -58,5 +60,4 @@ class Publisher(publisher.Publisher):
     async def _publish_rows(self) -> None:
         rows, self._rows, self._size = self._rows, [], 0
         if rows:
-            subjects, payloads, lines = (pa.array(column, pa.binary()) for column in zip(*rows, strict=True))
-            await self.publish_batch(subjects, payloads, lines=lines)
+            await self.publish_batch(*(pa.array(column, pa.binary()) for column in zip(*rows, strict=True)))

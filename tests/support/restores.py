@@ -24,6 +24,8 @@ import pyarrow as pa
 import yaml
 
 from jetcapture_py import cli
+from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.restoring.request import RestoreRequest
@@ -95,8 +97,7 @@ async def fill(url: str, count: int, config: dict[str, Any] | None = None) -> No
                 await publisher.publish_batch(
                     pa.array([subject_of(index, count) for index in numbers]),
                     pa.array([payload_of(index, source) for index in numbers], pa.binary()),
-                    pa.array([headers_of(index) for index in numbers], pa.map_(pa.string(), pa.list_(pa.string()))),
-                    stored=True,
+                    header_blocks(pa.array(map(headers_of, numbers), HEADERS_TYPE), {}, len(numbers), stored=True),
                 )
         raw = b"NATS/1.0\r\nno colon here\r\n\r\n"
         await client.write(b"HPUB orders.raw %d %d\r\n%b%b\r\n" % (len(raw), len(raw) + 3, raw, b"raw"))

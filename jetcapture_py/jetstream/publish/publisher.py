@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple, Self
 
@@ -31,7 +31,6 @@ from jetcapture_py.jetstream.publish.frames import (
     fitting,
     frames,
     has_id,
-    header_blocks,
     slices,
     unusual_subjects,
 )
@@ -218,20 +217,13 @@ class Publisher:
         self,
         subjects: pa.Array,
         payloads: pa.Array,
-        headers: pa.MapArray | None = None,
-        ids: pa.Array | None = None,
-        *,
-        extra: Mapping[str, pa.Array] | None = None,
-        lines: pa.BinaryArray | None = None,
-        stored: bool = False,
+        headers: pa.BinaryArray | None = None,
     ) -> None:
         """Publish columns of messages. Also raises errors of earlier messages.
 
         `subjects` are strings, or binary if some are not UTF-8, without nulls; `payloads` binary or strings, null is
-        empty; `headers` map<string, list<string>>, null for none. `ids` and the columns of `extra`, by header name, are
-        strings, null for none; they replace headers of that name. `lines` are further raw header lines with their line
-        ends, null for none. `stored` allows header names and values that NATS has accepted before. Nothing is published
-        if any subject is invalid.
+        empty; `headers` are blocks of `frames.header_blocks`, null or empty for none. Nothing is published if any
+        subject is invalid.
         """
         if self._error is not None:
             raise self._error
@@ -239,17 +231,10 @@ class Publisher:
             raise SourceError("a message has no subject: it is null")
         for subject in unusual_subjects(subjects):
             check_subject(subject)
-        added = dict(extra or {}) | ({} if ids is None else {MESSAGE_ID: ids})
         for start, rows in slices(payloads):
             part = subjects.slice(start, rows).cast(pa.binary())
             bodies = pc.fill_null(payloads.slice(start, rows).cast(pa.binary()), b"")
-            blocks = header_blocks(
-                None if headers is None else headers.slice(start, rows),
-                {name: values.slice(start, rows) for name, values in added.items()},
-                rows,
-                lines=None if lines is None else lines.slice(start, rows),
-                stored=stored,
-            )
+            blocks = None if headers is None else pc.fill_null(headers.slice(start, rows), b"")
             sizes = pc.binary_length(bodies)
             sizes = sizes if blocks is None else pc.add(sizes, pc.binary_length(blocks))
             largest = pc.max(sizes).as_py()
