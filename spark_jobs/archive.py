@@ -43,8 +43,9 @@ from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objec
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
+from spark_jobs.datasource.offsets import StreamPartition
 from spark_jobs.datasource.options import ReadOptions
-from spark_jobs.datasource.routed import LivePartition, StreamRows, live_parts, live_rows, reading_options
+from spark_jobs.datasource.routed import StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
 from spark_jobs.reading.columns import quoted, spark_schema
 from spark_jobs.reading.location import ArchiveLocation
@@ -222,7 +223,7 @@ def _read_live(
     for batch in batches:
         for part in batch.to_pylist():
             part["subjects"] = tuple(part["subjects"])
-            for _, some in live_rows(rows, reading, LivePartition(**part, origin=origin)):
+            for _, some in live_rows(rows, reading, StreamPartition(**part, origin=origin)):
                 yield from some
 
 

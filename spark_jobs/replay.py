@@ -110,15 +110,11 @@ def replay(
     `servers` may be a whole login. `subject` is a template like the capture's keys: `replay.{region}` with a column,
     `{subject}` and `{subject[1]}` with the message's own subject (or the column `subject`), `{header.NAME}`. `payload`
     names the column to publish, by default `_nats_payload`, else `payload`, else the row as JSON without the archive's
-    own columns.
+    own columns. Instructions to a server (`publishing.instructions`) are removed, except `keep_headers`.
 
-    `replay_id` (default: random) is part of the message ids; `resume` skips messages of this replay that the target
-    streams already have. `window` limits the unacknowledged messages of each task. `tasks` defaults to Spark's
-    parallelism, at most 8. With a `pace` there is one task.
-
-    `into` is the only stream that may take the messages.
-
-    Headers that are instructions to a server (`publishing.instructions`) are removed, except `keep_headers`.
+    `resume` skips messages of `replay_id` (default: random) that the target streams already have. `window` limits the
+    unacknowledged messages of each task. `tasks` defaults to Spark's parallelism, at most 8. With a `pace` there is one
+    task. `into` is the only stream that may take the messages.
 
     `origin` is where the archive comes from (`replaying.origin.origin_of`). With it, a replay that the archive's own
     capture would capture again is refused unless `allow_loop`, and message ids distinguish the incarnations of a
@@ -137,21 +133,22 @@ def replay(
         raise JetcaptureError(f"--policy original needs the columns {', '.join(layout.IDENTITY)}")
     if resume and not source.archived:
         raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
-    target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
+    target = Target(login_at(servers))
     streams, targets = _targets(source, target, None if allow_loop else origin, into)
     for line in warnings(streams):
         log.warning("%s", line)
     if source.archived and (warning := short_window(streams)) is not None:
         log.warning("%s", warning)
-    found = target.replayed(streams, source.rows.pattern, replay_id) if resume else None
-    left, skipped = (source, 0) if found is None else source.without(found)
+    left, skipped = source, 0
+    if resume:
+        left, skipped = source.without(target.replayed(streams, source.rows.pattern, replay_id))
     surveyed = not source.ordered and (survey or targets is not None)
     prepare = Archived(
         rows=left.rows,
         replay_id=replay_id,
         recreated=into is not None or _recreated(source, origin),
         apart=left.apart,
-        kept=tuple(map(_keepable, keep_headers)),
+        kept=opt.option("keep_headers", keepable, keep_headers),
         targets=targets,
         before=source.ordered or surveyed,
     )
@@ -200,15 +197,14 @@ def preview(
     keep_headers: Collection[str] = (),
 ) -> list[str]:
     """Describe in lines what `replay` would publish. Raises what it would raise before publishing."""
-    target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
-    source = Source.of(frame, subject, payload)
+    target, source = Target(login_at(servers)), Source.of(frame, subject, payload)
     streams, targets = _targets(source, target, None if allow_loop else origin)
     prepare = Archived(
         rows=source.rows,
         replay_id="preview",
         recreated=False,
         apart=source.apart,
-        kept=tuple(map(_keepable, keep_headers)),
+        kept=opt.option("keep_headers", keepable, keep_headers),
         targets=targets,
         before=True,
     )
@@ -219,13 +215,6 @@ def preview(
         return list(describe(messages, streams))
     except PythonException as error:
         raise SourceError(spark_error(error)) from error
-
-
-def _keepable(name: str) -> str:
-    try:
-        return keepable(name)
-    except ValueError as error:
-        raise JetcaptureError(f"keep_headers: {error}") from None
 
 
 def _targets(
@@ -295,26 +284,14 @@ def _replay(
         str | None,
         Option(metavar="COLUMN", help="Column to publish. By default the original payload, else the row as JSON."),
     ] = None,
-    policy: Annotated[
-        Literal["instant", "original"], Option(help="original: keep the original pauses between messages.")
-    ] = "instant",
+    policy: Annotated[Literal["instant", "original"], Option(help="original: keep the original pauses.")] = "instant",
     speed: Annotated[str | None, Option(metavar="X", help="With --policy original: 10 is ten times as fast.")] = None,
-    max_gap: Annotated[
-        str | None,
-        Option(metavar="DURATION", help="With --policy original: the longest pause, after --speed, such as 5s."),
-    ] = None,
+    max_gap: Annotated[str | None, Option(metavar="DURATION", help="The longest pause, after --speed.")] = None,
     rate: Annotated[str | None, Option(metavar="N", help="Maximum messages per second.")] = None,
     window: Annotated[int, Option(metavar="N", min=1, help="Unacknowledged messages per task.")] = WINDOW,
-    tasks: Annotated[
-        int | None, Option(metavar="N", min=1, help="Tasks that publish in parallel. By default at most 8.")
-    ] = None,
+    tasks: Annotated[int | None, Option(metavar="N", min=1, help="Parallel tasks; by default at most 8.")] = None,
     missing: Annotated[
-        bool,
-        Option(
-            "--missing",
-            help="Publish to the archived stream itself what its server has lost, such as after a rewind; each message "
-            "once, in order.",
-        ),
+        bool, Option("--missing", help="Publish to the archived stream itself, once and in order, what it has lost.")
     ] = False,
     keep_headers: Annotated[
         list[str] | None,
@@ -325,15 +302,9 @@ def _replay(
         ),
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be published without publishing.")] = False,
-    allow_loop: Annotated[
-        bool, Option("--allow-loop", help="Publish even to subjects that the archive's capture consumes.")
-    ] = False,
-    replay_id: Annotated[
-        str | None, Option(metavar="ID", help="Name of this replay in message ids and provenance headers.")
-    ] = None,
-    resume: Annotated[
-        str | None, Option(metavar="ID", help="Continue this replay: publish what the target does not have yet.")
-    ] = None,
+    allow_loop: Annotated[bool, Option("--allow-loop", help="Publish also what the capture will consume.")] = False,
+    replay_id: Annotated[str | None, Option(metavar="ID", help="Name of this replay, in ids and headers.")] = None,
+    resume: Annotated[str | None, Option(metavar="ID", help="Continue this replay: publish what is missing.")] = None,
     nats: opt.NatsFile = None,
     context: opt.Context = None,
     servers: opt.Servers = None,
@@ -402,27 +373,11 @@ def _replay(
         frame = without_erased(selected(rows, patterns, from_seq, to_seq), files.erased(archive.stream))
         origin = origin_of(archive.url, archive.stream, archive.options, quarantine=quarantine)
         if dry_run:
-            lines = preview(
-                frame,
-                target,
-                subject,
-                payload=payload,
-                origin=origin,
-                allow_loop=allow_loop,
-                keep_headers=kept_headers,
-            )
-            sys.stdout.writelines(f"{line}\n" for line in lines)
+            show = partial(preview, frame, target, subject, payload=payload, origin=origin, allow_loop=allow_loop)
+            sys.stdout.writelines(f"{line}\n" for line in show(keep_headers=kept_headers))
             return
-        done = publish(
-            frame,
-            subject=subject,
-            payload=payload,
-            replay_id=resume or replay_id,
-            resume=resume is not None,
-            tasks=tasks,
-            origin=origin,
-            allow_loop=allow_loop,
-        )
+        publish = partial(publish, frame, subject=subject, payload=payload, origin=origin, allow_loop=allow_loop)
+        done = publish(replay_id=resume or replay_id, resume=resume is not None, tasks=tasks)
         sys.stdout.write(f"{_report(done)}\n")
 
 
@@ -448,12 +403,9 @@ def _publish_missing(
     if (expired := files.expired(stream)) is not None:
         count = plural(expired.messages, "message", grouped=True)
         sys.stdout.write(f"{count} up to {format_time(expired.until)} expired: the archive no longer has them\n")
-    if not lost.num_rows:
+    if not lost.num_rows or publish is None:
         return
-    frame = select_missing(messages, lost)
-    if publish is None:
-        return
-    done = publish(frame, replay_id=REPLAY_ID, tasks=1, into=stream)
+    done = publish(select_missing(messages, lost), replay_id=REPLAY_ID, tasks=1, into=stream)
     (now,) = (each for each in Target(target).streams(">") if each.name == stream)
     sys.stdout.write(f"{_report(done)}\n{describe_published(tail, lost, now.last)}\n")
 

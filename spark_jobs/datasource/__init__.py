@@ -35,35 +35,30 @@ class NatsDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a read without a schema."""
-        from spark_jobs.datasource.columns import schema_text
-        from spark_jobs.datasource.options import ReadOptions, parse
+        from spark_jobs.datasource import columns, options
 
-        return schema_text(parse(ReadOptions, self.options))
+        return columns.schema_text(options.parse(options.ReadOptions, self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
-        from spark_jobs.datasource.options import ReadOptions, parse
-        from spark_jobs.datasource.read import BatchReader
+        from spark_jobs.datasource import options, read
 
-        return BatchReader(parse(ReadOptions, self.options).for_batch(), schema)
+        return read.BatchReader(options.parse(options.ReadOptions, self.options).for_batch(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """For `spark.readStream`."""
-        from spark_jobs.datasource.options import ReadOptions, parse
-        from spark_jobs.datasource.read import StreamReader
+        from spark_jobs.datasource import options, read
 
-        return StreamReader(parse(ReadOptions, self.options).for_stream(), schema)
+        return read.StreamReader(options.parse(options.ReadOptions, self.options).for_stream(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For `df.write` and `INSERT INTO` a temporary view."""
-        from spark_jobs.datasource.options import WriteOptions, parse
-        from spark_jobs.datasource.write import BatchWriter
+        from spark_jobs.datasource import options, write
 
-        return BatchWriter(parse(WriteOptions, self.options), schema, overwrite=overwrite)
+        return write.BatchWriter(options.parse(options.WriteOptions, self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """For `df.writeStream`."""
-        from spark_jobs.datasource.options import WriteOptions, parse
-        from spark_jobs.datasource.write import StreamWriter
+        from spark_jobs.datasource import options, write
 
-        return StreamWriter(parse(WriteOptions, self.options), schema, overwrite=overwrite)
+        return write.StreamWriter(options.parse(options.WriteOptions, self.options), schema, overwrite=overwrite)

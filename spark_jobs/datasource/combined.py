@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -31,7 +32,6 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 
 from jetcapture_py.archive import layout
@@ -45,11 +45,11 @@ from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages, first_archived, is_same
-from spark_jobs.datasource.offsets import BatchEnds, Positions, check_same, check_there, origin_of
+from spark_jobs.datasource.offsets import Positions, StreamPartition, check_same, check_there, origin_of
 from spark_jobs.datasource.one_line import one_line_errors
 from spark_jobs.datasource.options import CombinedOptions, parse
-from spark_jobs.datasource.read import POLL, Offset
-from spark_jobs.datasource.routed import LivePartition, StreamRows, live_parts, live_rows, reading_options
+from spark_jobs.datasource.read import Offset, StreamingRead
+from spark_jobs.datasource.routed import StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
 from spark_jobs.reading.columns import spark_schema
 
@@ -123,7 +123,7 @@ class CombinedSource:
             failed = task is not None and task.attemptNumber() > 0  # perhaps because objects of its plan are gone
             rows = self.archived.read(first, last, part.plan.keep, None if failed else part.plan)
         else:
-            rows = self._live(cast("LivePartition", part))
+            rows = self._live(cast("StreamPartition", part))
         for batch in rows:
             yield (
                 pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.types)
@@ -131,7 +131,7 @@ class CombinedSource:
                 else batch
             )
 
-    def _live(self, part: LivePartition) -> Iterator[pa.RecordBatch]:
+    def _live(self, part: StreamPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the stream, or of the archive what has left the stream since."""
         erased = self.files.erased(self.stream)
         reader = PlanReader(
@@ -145,9 +145,8 @@ class CombinedSource:
         rows, first = StreamRows(config=self.config, reader=reader), part.first
         options = self.reading.model_copy(update={"fail_on_data_loss": True})  # what has left the stream is noticed
         while first < part.end:
-            rest = LivePartition(first=first, end=part.end, origin=part.origin, subjects=part.subjects)
             try:
-                for after, some in live_rows(rows, options, rest):
+                for after, some in live_rows(rows, options, replace(part, first=first)):
                     yield from some
                     first = after
                 return
@@ -215,7 +214,7 @@ class CombinedBatchReader(DataSourceReader):
         with Session(source.reading, f"jetcapture spark {source.stream}") as session:
             boundary = source.finder.find(session)
         boundary.first_live(1, watched=source.options.fail_on_data_loss)
-        nothing = LivePartition(first=1, end=1, origin=boundary.origin, subjects=())
+        nothing = StreamPartition(1, 1, boundary.origin)
         return source.partitions(boundary, 1, boundary.end) or [nothing]  # Spark requires at least one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -224,22 +223,17 @@ class CombinedBatchReader(DataSourceReader):
 
 
 @one_line_errors
-class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class CombinedStreamReader(StreamingRead):
     """A streaming read, first of the archive and then of the stream."""
 
     def __init__(self, source: CombinedSource, schema: st.StructType) -> None:
+        super().__init__(source.reading)
         source.opened(schema)
         self._source = source
-        self._session: Session | None = None
-        self._ends = BatchEnds()
         self._boundary: Boundary | None = None
-        self._initial: Offset | None = None
-        self._latest: Offset | None = None
-        self._until: int | None = None
-        self._asked = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_session": None, "_boundary": None}
+        return {**super().__getstate__(), "_boundary": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Return the start of a new query; the same on every call."""
@@ -274,10 +268,6 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = self._offset(boundary, end)
         return {**offset, "began": start} if start.get("initial") else offset
 
-    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
-        """Return the stream's end, for Spark's progress reports."""
-        return self._latest
-
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         start = end.get("began", start)
         self._check(start)
@@ -292,15 +282,8 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the rows of one partition."""
         return self._source.read(partition)
 
-    def stop(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
     def _find(self) -> Boundary:
-        time.sleep(max(0.0, self._asked + POLL - time.monotonic()))
-        if self._session is None:
-            self._session = Session(self._source.reading, f"jetcapture spark {self._source.stream}")
+        self._pause()
         boundary = self._boundary = self._source.finder.find(self._session)
         self._asked = time.monotonic()
         return boundary
@@ -314,8 +297,7 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             archived = first_archived(files, listing, moment, boundary.archived)
             if archived is not None:
                 return archived
-            session = cast("Session", self._session)
-            return max(boundary.archived + 1, session.run(session.reads.first_at(stream, moment)))
+            return max(boundary.archived + 1, self._session.run(self._session.reads.first_at(stream, moment)))
         if options.starting_offsets == "latest":
             return boundary.end
         return 1 if options.starting_offsets == "earliest" else int(options.starting_offsets)
@@ -334,21 +316,19 @@ class CombinedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             messages = few if messages is None else min(messages, few)
         live = boundary.first_live(first, watched=options.fail_on_data_loss)
         for low, until, subjects in boundary.segments(live, boundary.end):
-            reading = self._source.reading.model_copy(update={"subjects": subjects})
-            positions = Positions(cast("Session", self._session), reading)
+            positions = Positions(self._session, self._reading.model_copy(update={"subjects": subjects}))
             end = self._ends.end(positions, low, until, state, messages)
             if end > low:
                 return end
         return first
 
     def _offset(self, boundary: Boundary, seq: int) -> Offset:
-        positions = Positions(cast("Session", self._session), self._source.reading)
-        return {**self._source.identity, **positions.offset(boundary.state, seq)}
+        return {**self._source.identity, **Positions(self._session, self._reading).offset(boundary.state, seq)}
 
     def _check_same(self, offset: Offset, boundary: Boundary) -> None:
         """Raise SourceError if the stream is not that of an offset."""
         origin = origin_of(offset)
-        if not is_same(self._source.files, cast("Session", self._session), boundary, origin):
+        if not is_same(self._source.files, self._session, boundary, origin):
             check_same(self._source.stream, origin.created, boundary.state.created)
 
     def _check(self, offset: Offset) -> None:

@@ -35,13 +35,15 @@ LAST_PER_SUBJECT = "last_per_subject"
 class StreamPartition(InputPartition):
     """The range that one task reads: sequences `first` to `end` (exclusive) of the stream of `origin`.
 
-    `per_subject` keeps only messages that are the last of their subject when they are read.
+    `per_subject` keeps only messages that are the last of their subject when they are read. `subjects` are those that a
+    capture selects, empty for all.
     """
 
     first: int
     end: int
     origin: Origin
     per_subject: bool = False
+    subjects: tuple[str, ...] = ()
 
 
 class Positions:
@@ -71,7 +73,8 @@ class Positions:
                 if time is None
                 else replace(sample, seq=seq - 1, time=time)
             )
-        return offset_of(self._stream, Origin(state.created, sample), seq)
+        message = {} if sample is None else {"message": [sample.seq, sample.time, sample.created]}
+        return {"stream": self._stream, "created": state.created, **message, "seq": seq}
 
     def first(self, state: StreamState) -> int:
         """Resolve `startingOffsets` or `startingTimestamp` to a sequence."""
@@ -165,13 +168,6 @@ def check_stream(stream: str, offset: Mapping[str, Any]) -> None:
             f"the checkpoint is one of stream {offset['stream']}, not of {stream}: give every query a "
             "checkpointLocation of its own, or set the option stream back"
         )
-
-
-def offset_of(stream: str, origin: Origin, seq: int) -> dict[str, Any]:
-    """Return an offset."""
-    sample = origin.sample
-    message = {} if sample is None else {"message": [sample.seq, sample.time, sample.created]}
-    return {"stream": stream, "created": origin.created, **message, "seq": seq}
 
 
 def origin_of(offset: Mapping[str, Any]) -> Origin:

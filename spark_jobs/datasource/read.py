@@ -194,8 +194,43 @@ class BatchReader(DataSourceReader):
         return read(self._options, self._schema, cast("StreamPartition", partition))
 
 
+class StreamingRead(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What streaming reads have in common: a connection, for the driver alone, and what Spark has been told."""
+
+    def __init__(self, reading: ReadOptions) -> None:
+        self._reading = reading
+        self._connection: Session | None = None
+        self._initial: Offset | None = None
+        self._latest: Offset | None = None
+        self._until: int | None = None
+        self._asked = 0.0
+        self._ends = BatchEnds()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None}
+
+    @property
+    def _session(self) -> Session:
+        if self._connection is None:
+            self._connection = Session(self._reading, f"jetcapture spark {self._reading.stream}")
+        return self._connection
+
+    def _pause(self) -> None:
+        """Wait until the stream may be asked again."""
+        time.sleep(max(0.0, self._asked + POLL - time.monotonic()))
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
+        """Return the stream's end, for Spark's progress reports."""
+        return self._latest
+
+    def stop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
 @one_line_errors
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(StreamingRead):
     """A streaming read.
 
     Spark's checkpoint has the end of each batch, but not the start of the first one: after a restart Spark asks again,
@@ -203,18 +238,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options)
         MessageColumns(options, schema)
         self._options, self._schema = options, schema
-        self._session: Session | None = None
-        self._initial: Offset | None = None
-        self._latest: Offset | None = None
-        self._until: int | None = None
-        self._asked = 0.0
         self._created = ""  # of the stream, when it was last asked for
-        self._ends = BatchEnds()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_session": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Return the start of a new query; the same on every call."""
@@ -245,10 +272,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {**self._positions.offset(state, end), "start": start}
         return start if end == start["seq"] else self._positions.offset(state, end)
 
-    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
-        """Return the stream's end, for Spark's progress reports."""
-        return self._latest
-
     def partitions(self, start: Offset, end: Offset) -> list[StreamPartition]:
         start = end.get("start", start)
         if self._created != end["created"]:
@@ -262,19 +285,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the messages of one partition."""
         return read(self._options, self._schema, cast("StreamPartition", partition))
 
-    def stop(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
     @property
     def _positions(self) -> Positions:
-        if self._session is None:
-            self._session = Session(self._options, f"jetcapture spark {self._options.stream}")
         return Positions(self._session, self._options)
 
     def _state(self) -> StreamState:
-        time.sleep(max(0.0, self._asked + POLL - time.monotonic()))
+        self._pause()
         state = self._positions.state()
         self._asked, self._created = time.monotonic(), state.created
         return state

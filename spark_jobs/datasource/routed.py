@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config, NatsConfig
@@ -93,36 +91,25 @@ class StreamRows:
                 yield batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LivePartition(InputPartition):
-    """Messages on `subjects` (empty: all) from `first` to `end` (exclusive) of the stream of `origin`."""
-
-    first: int
-    end: int
-    origin: Origin
-    subjects: tuple[str, ...]
-
-
 def reading_options(login: NatsConfig, stream: str, *, watched: bool, timeout: str) -> ReadOptions:
     """Return options of the source `nats` for reading a stream. Raises ConfigError."""
     return validated(ReadOptions, {"nats": login, "stream": stream, "failOnDataLoss": watched, "timeout": timeout})
 
 
-def live_parts(boundary: Boundary, first: int, end: int, parts: int | None) -> list[LivePartition]:
+def live_parts(boundary: Boundary, first: int, end: int, parts: int | None) -> list[StreamPartition]:
     """Divide the messages from `first` to `end` (exclusive) that the capture selects among tasks."""
-    origin = boundary.origin
     return [
-        LivePartition(first=part.first, end=part.end, origin=origin, subjects=subjects)
+        replace(part, subjects=subjects)
         for low, high, subjects in boundary.segments(first, end)
-        for part in split(low, high, origin, parts)
+        for part in split(low, high, boundary.origin, parts)
     ]
 
 
 def live_rows(
-    rows: StreamRows, options: ReadOptions, part: LivePartition
+    rows: StreamRows, options: ReadOptions, part: StreamPartition
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
     """Read a part of the stream, as `StreamRows.batches` yields it. Raises JetcaptureError."""
     own = options.model_copy(update={"subjects": part.subjects})
     with Session(own, f"jetcapture spark {own.stream}") as session:
-        messages = Fetch(session, own, StreamPartition(part.first, part.end, part.origin), bare=False)
+        messages = Fetch(session, own, part, bare=False)
         yield from rows.batches(messages, part.first, part.end)

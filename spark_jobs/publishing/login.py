@@ -32,8 +32,10 @@ def nats_config(options: Mapping[str, str | None]) -> NatsConfig:
     return validated(NatsConfig, data, rename=lambda line: line.replace("tls.", "tls_", 1))
 
 
-def login_at(servers: str | Sequence[str]) -> NatsConfig:
+def login_at(servers: str | Sequence[str] | NatsConfig) -> NatsConfig:
     """Parse addresses, which may contain `user:password@` or `token@`, into a login. Raises ConfigError."""
+    if isinstance(servers, NatsConfig):
+        return servers
     pairs = [without_login(address) for address in ([servers] if isinstance(servers, str) else servers)]
     options: dict[str, str | None] = {"servers": ",".join(address for address, _ in pairs)}
     for _, login in pairs:
