@@ -21,9 +21,7 @@ def run(chosen: ChosenArchive, scope: Scope, output: Path) -> int:
     archive = open_archive(chosen.url, chosen.options)
     suffix = "" if chosen.config is None else own_suffix(chosen.config)
     with progress_bars() as progress:
-        facts = retried(
-            lambda: collect(archive, chosen.stream, scope, options=chosen.options, own_suffix=suffix, progress=progress)
-        )
+        facts = retried(lambda: collect(archive, chosen.stream, scope, own_suffix=suffix, progress=progress))
     text = page(facts)
     try:
         with whole_file(output) as file:

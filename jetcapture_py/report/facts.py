@@ -24,7 +24,8 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
-from jetcapture_py.reading.arrow import read_archive
+from jetcapture_py.reading.arrow import read_planned
+from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
 from jetcapture_py.reading.selection import Selection, no_watermark
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -223,13 +224,12 @@ def collect(
     stream: str,
     scope: Scope,
     *,
-    options: Mapping[str, Any] | None = None,
     own_suffix: str = "",
     progress: Progress = ignore,
 ) -> Facts:
     """Examine the archive. Raises JetcaptureError if there is none, VanishedError if objects disappear meanwhile.
 
-    `options` are the store's; `own_suffix` is that of a user's format.
+    `own_suffix` is that of a user's format.
     """
     mark = archive.watermark(stream)  # before the listing, which then has all objects that it promises
     if scope.complete and mark is None:
@@ -277,7 +277,7 @@ def collect(
         mark=mark,
         incarnations=coverage,
         older_incarnations=len(lives[MAX_INCARNATIONS:]),
-        reasons=_reasons(archive, stream, scope, options or {}, in_both) if quarantine else (),
+        reasons=_reasons(archive, stream, quarantine, in_both) if quarantine else (),
         read_twice=[finding for _, scan in scans for finding in scan.copies if finding.kind is Kind.READ_TWICE],
         unread=whole.damaged.count + whole.unread.count,
         expired=0 if expired is None else expired.messages,
@@ -419,13 +419,13 @@ class _Times:
 
 
 def _reasons(
-    archive: ArchiveFiles, stream: str, scope: Scope, options: Mapping[str, Any], in_both: Sequences
+    archive: ArchiveFiles, stream: str, quarantine: Iterable[StoredObject], in_both: Sequences
 ) -> list[ReasonSummary]:
-    """Return the reasons of the quarantine, without messages that the archive has as well."""
+    """Return the reasons in these objects of the quarantine, without messages that the archive has as well."""
     counter = ReasonCounter()
-    start, end = scope.selection.start, scope.selection.end
-    rows = read_archive(archive.url, stream, quarantine=True, columns=COLUMNS, start=start, end=end, options=options)
-    for batch in rows:
+    objects = {stored.name: archive.at(stored.name.path, stored.size) for stored in quarantine}
+    request = ReadRequest(files=archive, stream=stream, columns=COLUMNS, quarantine=True)
+    for batch in read_planned(lambda: request.plan(objects)):  # not of damaged ones
         table = pa.Table.from_batches([batch]).sort_by(layout.SEQ)
         archived = in_both.contains(table[layout.SEQ].cast(pa.int64()).to_numpy())
         counter.add(table.filter(pc.invert(pa.array(archived))))

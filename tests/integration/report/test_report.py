@@ -297,6 +297,13 @@ class TestCoverage:
         (hole,) = store.facts().incarnations[0].largest
         assert (hole.first, hole.after, hole.before) == (4, HOUR * 1_000_000 + 30, HOUR * 1_000_000 + 50)
 
+    def test_a_damaged_object_of_the_quarantine_does_not_hide_the_reasons_in_others(self, store: Store) -> None:
+        store.put([1], errors=[("decode", "bad")])
+        damaged = store.put([2, 3], bucket=HOUR + 900, errors=[("key", "none")] * 2)
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        facts = store.facts()
+        assert (facts.unread, [(reason.error, reason.messages) for reason in facts.reasons]) == (1, [("bad", 1)])
+
     def test_what_cannot_be_read_is_told_and_not_counted(self, store: Store) -> None:
         store.put([1, 2])
         store.put([3], "b").write_bytes(b"half an object")
