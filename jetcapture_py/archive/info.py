@@ -22,7 +22,7 @@ from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.text import one_line
 
 _MESSAGE = frozenset((layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS))
-_CHECKED = frozenset((layout.SEQ, layout.TIMESTAMP, layout.DELIVERED, layout.TIME))
+_CHECKED = frozenset((layout.SEQ, layout.TIMESTAMP, layout.DELIVERED))
 """The columns whose statistics are used."""
 
 
@@ -66,8 +66,6 @@ class Details:
     """First and last `_nats_timestamp` in microseconds; None without statistics."""
     delivered: int | None
     """The most deliveries of a message; None without statistics."""
-    untimed: bool
-    """Whether some messages may have no event time."""
     codec: str
     compatible: bool
     """Whether no column is delta-encoded."""
@@ -194,7 +192,6 @@ def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
         replaces=tuple(entries.get(layout.REPLACES, "").split()),
         times=None if times is None else (microseconds_of(times[0]), microseconds_of(times[1])),
         delivered=None if delivered is None else delivered[1],
-        untimed=name.event_time and not all(_is_full(statistics.get(layout.TIME)) for statistics in columns),
         codec=intern(chunks[0].compression.lower().replace("uncompressed", "none")),
         compatible=not any("DELTA_BINARY_PACKED" in chunk.encodings for chunk in chunks),
         groups=tuple(groups),
@@ -213,8 +210,3 @@ def _bounds(columns: Iterable[Mapping[str, Any]], column: str) -> tuple[Any, Any
     if not all(chunk is not None and chunk.has_min_max for chunk in statistics):
         return None
     return min(chunk.min for chunk in statistics if chunk), max(chunk.max for chunk in statistics if chunk)
-
-
-def _is_full(statistics: Any) -> bool:
-    """Whether a column certainly has no nulls in a row group."""
-    return statistics is not None and statistics.has_null_count and not statistics.null_count

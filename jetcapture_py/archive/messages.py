@@ -64,10 +64,6 @@ class MessageSet:
         """Return the messages of a mask."""
         return MessageSet(self.seqs[mask], self.times[mask])
 
-    def within(self, other: MessageSet) -> MessageSet:
-        """Return the messages that are also in another set."""
-        return self.where(other.contains(self.seqs, self.times))
-
     def without(self, other: MessageSet) -> MessageSet:
         """Return the messages that are not in another set."""
         return self.where(~other.contains(self.seqs, self.times))

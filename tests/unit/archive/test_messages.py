@@ -24,7 +24,6 @@ def test_sets_of_messages_are_sets(one: Messages, other: Messages) -> None:
     assert listed(left) == sorted(set(one))
     assert listed(MessageSet.union([left, right])) == sorted({*one, *other})
     assert listed(left.without(right)) == sorted(set(one) - set(other))
-    assert listed(left.within(right)) == sorted(set(one) & set(other))
     assert left.positions(*np.array(one, np.int64).reshape(-1, 2).T).tolist() == [
         sorted(set(one)).index(m) for m in one
     ]
