@@ -143,7 +143,7 @@ class Expired:
         parts = {part.created: part for part in self.incarnations}
         part = parts.get(created) or ExpiredMessages(created=created, oldest=oldest)
         parts[created] = part.with_messages(seqs, oldest)
-        ordered = tuple(parts[each] for each in sorted(parts))
+        ordered = tuple(parts[item] for item in sorted(parts))
         return replace(self, until=max(self.until, until), incarnations=ordered)
 
     def ranges(self, created: Iterable[str]) -> list[tuple[int, int]]:

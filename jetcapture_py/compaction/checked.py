@@ -44,11 +44,11 @@ def writer_like(infos: Sequence[ObjectInfo], schema: pa.Schema, replaces: Iterab
         bundles=infos[0].bundles,
         interval=interval(infos),
         compression=details[0].codec,
-        compatible=all(each.compatible for each in details),
-        stream_created=_joined(each.created for each in details),
-        consumer=_joined(each.consumers for each in details),
-        key_rule=_agreed(each.key_rule for each in details),
-        time="; ".join(dict.fromkeys(filter(None, (each.event_time for each in details)))),
+        compatible=all(detail.compatible for detail in details),
+        stream_created=_joined(detail.created for detail in details),
+        consumer=_joined(detail.consumers for detail in details),
+        key_rule=_agreed(detail.key_rule for detail in details),
+        time="; ".join(dict.fromkeys(filter(None, (detail.event_time for detail in details)))),
         replaces=tuple(replaces),
     )
     block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int64s
 from jetcapture_py.archive.info import ObjectInfo, RowGroup
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import RowIds
@@ -95,17 +96,17 @@ def disjoint(files: Files, unit: Unit[ObjectInfo]) -> list[ObjectName] | None:
     return [source.name for source, count in zip(unit.sources, own, strict=True) if count]
 
 
-def _swept(files: Files, unit: Unit[ObjectInfo]) -> Iterator[tuple[RowIds, Any, int]]:
+def _swept(files: Files, unit: Unit[ObjectInfo]) -> Iterator[tuple[RowIds, Int64s, int]]:
     """Yield identities by rising sequence, with the number of each one's object, and the sequence at which they end."""
-    held: list[tuple[RowIds, Any]] = []
+    held: list[tuple[RowIds, Int64s]] = []
     for batch, frontier in _batches(unit):
         read = files.archive.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
-        held += [(each, np.full(len(each.seqs), part.source)) for part, each in zip(batch, read, strict=True)]
-        every = RowIds.concat([each for each, _ in held])
+        held += [(ids, np.full(len(ids.seqs), part.source)) for part, ids in zip(batch, read, strict=True)]
+        rows = RowIds.concat([ids for ids, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
-        ready = every.seqs < frontier
-        yield every.take(ready), sources[ready], frontier
-        held = [(every.take(~ready), sources[~ready])]
+        ready = rows.seqs < frontier
+        yield rows.take(ready), sources[ready], frontier
+        held = [(rows.take(~ready), sources[~ready])]
 
 
 class _Part(NamedTuple):
@@ -147,12 +148,12 @@ def _batches(unit: Unit[ObjectInfo]) -> Iterator[tuple[list[_Part], int]]:
 
 
 def _identities(files: Files, source: ObjectInfo, part: _Part) -> RowIds:
-    found = RowIds.of(files.rows(source, part.group, columns=_IDENTITY))
+    ids = RowIds.of(files.rows(source, part.group, columns=_IDENTITY))
     name = source.name
-    complete = part.group is not None or len(found.seqs) == name.rows
-    if not complete or found.seqs.min() < max(part.first, name.first_seq) or found.seqs.max() > name.last_seq:
+    complete = part.group is not None or len(ids.seqs) == name.rows
+    if not complete or ids.seqs.min() < max(part.first, name.first_seq) or ids.seqs.max() > name.last_seq:
         raise JetcaptureError(f"the rows of {files.shown}/{name.path} do not match its name")
-    return found
+    return ids
 
 
 class _Surveyor:
@@ -165,25 +166,25 @@ class _Surveyor:
         self._sums: list[tuple[Any, Any, Any, Any]] = []
         self._count, self._weight, self._check = 0, 0.0, np.zeros(1, np.uint64)
 
-    def add(self, found: RowIds, sources: Any, frontier: int) -> int | None:
+    def add(self, ids: RowIds, sources: Int64s, frontier: int) -> int | None:
         """Add all rows below `frontier` that have not been added before; return an object that has one twice."""
-        order = found.order(sources)
-        found, sources = found.take(order), sources[order]
-        again = found.repeated()
+        order = ids.order(sources)
+        ids, sources = ids.take(order), sources[order]
+        again = ids.repeated()
         twice = again.copy()
         twice[1:] &= sources[1:] == sources[:-1]
         if twice.any():
             return int(sources[twice][0])
-        found, sources = found.take(~again), sources[~again]
+        ids, sources = ids.take(~again), sources[~again]
         weights = self._weight + np.concatenate(([0.0], np.cumsum(self._weights[sources])))
-        checks = self._check + np.concatenate((np.zeros(1, np.uint64), np.cumsum(found.hashes())))
+        checks = self._check + np.concatenate((np.zeros(1, np.uint64), np.cumsum(ids.hashes())))
         edges = self._edges[self._edges < frontier]
         self._edges = self._edges[len(edges) :]
         steps = np.flatnonzero(np.diff(weights // self._step))
-        marks = np.unique(np.concatenate((edges, found.seqs[steps])))
-        at = np.searchsorted(found.seqs, marks)
+        marks = np.unique(np.concatenate((edges, ids.seqs[steps])))
+        at = np.searchsorted(ids.seqs, marks)
         self._sums.append((marks, self._count + at, weights[at], checks[at]))
-        self._count, self._weight, self._check = self._count + len(found.seqs), weights[-1], checks[-1:]
+        self._count, self._weight, self._check = self._count + len(ids.seqs), weights[-1], checks[-1:]
         return None
 
     def survey(self) -> Survey:
@@ -273,11 +274,11 @@ def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
     return found
 
 
-def _mergeable(left: pa.Schema, right: pa.Schema) -> bool:
+def _mergeable(one: pa.Schema, other: pa.Schema) -> bool:
     names: dict[str, str] = {}
-    if any(names.setdefault(path.lower(), path) != path for path, _ in (*fields_in(left), *fields_in(right))):
+    if any(names.setdefault(path.lower(), path) != path for path, _ in (*fields_in(one), *fields_in(other))):
         return False  # a column or field would be called otherwise
     integer = pa.types.is_signed_integer
-    known = {field.name: field.type for field in left}
-    pairs = [(known[field.name], field.type) for field in right if field.name in known]
+    types = {field.name: field.type for field in one}
+    pairs = [(types[field.name], field.type) for field in other if field.name in types]
     return all(common(pair, lossless=True) is not None or all(map(integer, pair)) for pair in pairs)

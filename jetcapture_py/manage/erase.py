@@ -73,12 +73,12 @@ def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
         f"searched: {count(done.searched, 'object')}; {count(done.copies, 'copy', 'copies')} "
         f"in {count(len(done.objects), 'object')}"
     )
-    for each in done.objects:
-        digest = f"  sha256 {each.sha256}" if each.sha256 else ""
-        yield f"  {escaped(each.path)}: {count(each.messages, 'message')}{digest}"
+    for item in done.objects:
+        digest = f"  sha256 {item.sha256}" if item.sha256 else ""
+        yield f"  {escaped(item.path)}: {count(item.messages, 'message')}{digest}"
         if not done.dry_run:
             after = (
-                "removed" if each.after is None else f"{escaped(each.after)}  sha256 {each.sha256_after or 'compacted'}"
+                "removed" if item.after is None else f"{escaped(item.after)}  sha256 {item.sha256_after or 'compacted'}"
             )
             yield f"    now {after}"
     if done.versions:
@@ -96,5 +96,5 @@ def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
             yield from (f"  {line}" for line in lines)
     if not done.remaining and not done.dry_run:
         where = "the archive and the stream" if done.in_stream else "the archive"
-        known = "(no watermark says up to which sequence)" if done.up_to is None else f"up to sequence {done.up_to}"
-        yield f"nothing remains in {where} of what was stored {known}"
+        until = "(no watermark says up to which sequence)" if done.up_to is None else f"up to sequence {done.up_to}"
+        yield f"nothing remains in {where} of what was stored {until}"

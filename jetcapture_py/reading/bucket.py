@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask, Micros, Seqs
 from jetcapture_py.archive.incarnations import bounds_by_incarnation, continued
 from jetcapture_py.config import buckets
 from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
@@ -260,12 +261,12 @@ class EntryReader:
                 arrays = self.described(kept)
                 yield pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
-    def _last(self, entries: _Entries) -> Any:
+    def _last(self, entries: _Entries) -> Mask:
         """Return a mask of the rows at the end of which there may be more to compare."""
-        last = pc.equal(entries.keys, entries.keys[-1]).to_numpy(zero_copy_only=False)
+        last: Mask = pc.equal(entries.keys, entries.keys[-1]).to_numpy(zero_copy_only=False)
         return last & (entries.seqs == entries.seqs[-1]) if self.history else last
 
-    def _may_stay(self, entries: _Entries) -> Any:
+    def _may_stay(self, entries: _Entries) -> Mask:
         """Return a mask of the entries, all of one key, that may be in the bucket after newer ones of the key."""
         if self.history or not len(entries.seqs):
             return np.ones(len(entries.seqs), bool)
@@ -274,7 +275,7 @@ class EntryReader:
             stored = _History(entries, self.limits).stored(range(len(entries.seqs)))
         return np.isin(entries.seqs, entries.seqs[stored])
 
-    def chosen(self, entries: _Entries) -> Any:
+    def chosen(self, entries: _Entries) -> Mask:
         """Return a mask of the entries to return."""
         return _first_copies(entries) if self.history else _present(entries, self.limits, self.moment)
 
@@ -301,17 +302,17 @@ class EntryReader:
 class _Entries:
     """Entries of a bucket, decoded or not, by row; times in microseconds since 1970."""
 
-    seqs: Any
-    times: Any
+    seqs: Seqs
+    times: Micros
     identities: Any
     keys: pa.Array
     """The keys; "" for messages that are no entry of a bucket."""
     headers: Mapping[str, pa.Array]
     """The first values of the headers that count; null without them."""
-    quarantined: Any
+    quarantined: Mask
 
     @classmethod
-    def of(cls, facts: Sequence[pa.RecordBatch], quarantined: Any) -> _Entries:
+    def of(cls, facts: Sequence[pa.RecordBatch], quarantined: Mask) -> _Entries:
         """Return the entries of `_facts`."""
         table = pa.Table.from_batches(facts, _FACTS)
         columns = {name: table.column(name).combine_chunks() for name in table.schema.names}
@@ -324,7 +325,7 @@ class _Entries:
             quarantined=quarantined,
         )
 
-    def take(self, kept: Any) -> _Entries:
+    def take(self, kept: Mask) -> _Entries:
         """Return the rows where `kept` is true."""
         mask = pa.array(kept)
         return _Entries(
@@ -360,9 +361,9 @@ def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
 
 
 def _operations(facts: Mapping[str, pa.Array]) -> pa.Array:
-    told = facts[_OPERATION]
-    unmarked = pc.equal(pc.fill_null(told, ""), "")
-    meaning = pc.if_else(unmarked, _meaning(facts[_REASON], REASONS), _meaning(told, OPERATIONS))
+    texts = facts[_OPERATION]
+    unmarked = pc.equal(pc.fill_null(texts, ""), "")
+    meaning = pc.if_else(unmarked, _meaning(facts[_REASON], REASONS), _meaning(texts, OPERATIONS))
     return pc.fill_null(meaning, PUT)
 
 
@@ -371,7 +372,7 @@ def _meaning(texts: pa.Array, meanings: Mapping[str, str]) -> pa.Array:
     return pa.array(list(meanings.values()), pa.string()).take(positions)
 
 
-def _ends(times: Any, ttls: pa.Array, limits: BucketLimits) -> pa.Array:
+def _ends(times: Micros, ttls: pa.Array, limits: BucketLimits) -> pa.Array:
     """Return when entries expire, in microseconds since 1970; null for never."""
     encoded = ttls.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
@@ -396,20 +397,21 @@ def seconds_of(ttl: str) -> int | None:
     return floor(seconds) if 1 <= seconds < _MAX_SECONDS else None
 
 
-def _first_copies(entries: _Entries) -> Any:
+def _first_copies(entries: _Entries) -> Mask:
     """Return which rows are not in the quarantine if the same entry is also decoded."""
     decoded = np.sort(entries.identities[~entries.quarantined])
     if not len(decoded):
         return np.ones(len(entries.seqs), bool)
     at = np.minimum(np.searchsorted(decoded, entries.identities), len(decoded) - 1)
-    return ~(entries.quarantined & (decoded[at] == entries.identities))
+    repeated: Mask = entries.quarantined & (decoded[at] == entries.identities)
+    return ~repeated
 
 
-def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Any:
+def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Mask:
     """Return which rows are what clients could get at a moment: an entry of each key that had one."""
     seqs, quarantined = entries.seqs, entries.quarantined
     ends = _ends(entries.times, entries.headers[_TTL], limits)
-    put = pc.equal(_operations(entries.headers), PUT).to_numpy(zero_copy_only=False)
+    put: Mask = pc.equal(_operations(entries.headers), PUT).to_numpy(zero_copy_only=False)
     codes = entries.keys.dictionary_encode().indices.to_numpy()
     order = np.lexsort((quarantined, -seqs, codes))
     newest = order[np.unique(codes[order], return_index=True)[1]]
@@ -423,7 +425,8 @@ def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Any:
     chosen = np.full(int(codes.max(initial=-1)) + 1, -1)
     chosen[codes[newest]] = newest
     row = chosen[codes]
-    return put & (row >= 0) & (seqs == seqs[row]) & (quarantined == quarantined[row])
+    same: Mask = (row >= 0) & (seqs == seqs[row]) & (quarantined == quarantined[row])
+    return put & same
 
 
 class _History:

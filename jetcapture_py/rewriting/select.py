@@ -270,11 +270,11 @@ class Search:
         """Return the declared types of the columns that SQL names. Raises UndecidedError, TextError."""
         names = self._sql.names if self._sql else frozenset()
         columns = {name: parse_type(column.type) for name, column in self._config.decode.columns.items()}
-        stored = [each for each in column_names(self._archive, file, name.suffix) if each.casefold() in names]
+        stored = [column for column in column_names(self._archive, file, name.suffix) if column.casefold() in names]
         declared = {**_TYPES, **columns}
         if not declared.keys() >= set(stored):
             raise UndecidedError("decode.columns does not have the type of each column of it that the condition names")
-        return {**IDENTITY_TYPES, **{each: declared[each] for each in stored if each not in partitions}}
+        return {**IDENTITY_TYPES, **{column: declared[column] for column in stored if column not in partitions}}
 
     def _columns(self, name: ObjectName) -> list[str]:
         """Return the columns to look at, without SQL. Raises UndecidedError if none tells a message's key."""

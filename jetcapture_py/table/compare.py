@@ -39,11 +39,11 @@ def _differences(table: ArchiveTable, plan: TablePlan) -> Iterator[Finding]:
             gone.add(path)
         elif present[path] != size:
             changed.add(path, f"{present[path]:,} bytes, {size:,} in the table")
-    for cluster in clusters(known for known in listing if known.parquet and known.path in current):
+    for cluster in clusters(stored for stored in listing if stored.parquet and stored.path in current):
         if len(cluster) > 1:
-            alone, _ = disjoint_objects(archive, [Source(known, listing[known].size) for known in cluster])
-            for known in cluster if len(alone or ()) < len(cluster) else ():
-                twice.add(known.path)
+            alone, _ = disjoint_objects(archive, [Source(stored, listing[stored].size) for stored in cluster])
+            for stored in cluster if len(alone or ()) < len(cluster) else ():
+                twice.add(stored.path)
     for path in sorted(path for path in joining if path not in current):
         later.add(path)
     for path, reason in plan.tally.unsettled.items():

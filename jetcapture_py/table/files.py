@@ -39,7 +39,7 @@ class Leaf(NamedTuple):
 def leaves(schema: pa.Schema, table: Schema) -> list[Leaf]:
     """Return the columns of objects with this schema whose bounds a table can have."""
     types = {number: field.field_type for number, field in index_by_id(table).items()}
-    found, index = list[Leaf](), 0
+    columns, index = list[Leaf](), 0
 
     def visit(field: pa.Field, *, single: bool) -> None:
         nonlocal index
@@ -48,12 +48,12 @@ def leaves(schema: pa.Schema, table: Schema) -> list[Leaf]:
         if not field.type.num_fields:
             type_ = types.get(field_id(field)) if single else None
             if isinstance(type_, PrimitiveType) and _has_bounds(field.type):
-                found.append(Leaf(index, field_id(field), type_))
+                columns.append(Leaf(index, field_id(field), type_))
             index += 1
 
     for field in schema:
         visit(field, single=True)
-    return found
+    return columns
 
 
 def _children(type_: pa.DataType) -> Iterator[pa.Field]:

@@ -166,7 +166,7 @@ class TablePlan:
                 yield from self._change(bucket, paths, [])
                 continue
             waiting.append(bucket)
-            if sum(len(each.paths) for each in waiting) >= _CHUNK:
+            if sum(len(item.paths) for item in waiting) >= _CHUNK:
                 yield from self._settle(waiting)
                 waiting = []
         yield from self._settle(waiting)
@@ -184,7 +184,7 @@ class TablePlan:
 
     def _current(self) -> tuple[Inventory, list[DataFile]]:
         """Return the table's files that are objects of the archive, and the others."""
-        found, elsewhere, root = Inventory(4), list["DataFile"](), self.table.root
+        objects, elsewhere, root = Inventory(4), list["DataFile"](), self.table.root
         for file in files_of(self.table):
             path = file.file_path.removeprefix(root)
             bucket = None if path == file.file_path else bucket_in(path)
@@ -193,8 +193,8 @@ class TablePlan:
             else:
                 day = file.partition[0] if len(file.partition) else None
                 numbers = file.file_size_in_bytes, file.record_count, file.spec_id, _NO_DAY if day is None else day
-                found.add(bucket, path, *numbers)
-        return found, elsewhere
+                objects.add(bucket, path, *numbers)
+        return objects, elsewhere
 
     def _refuse_other_archive(self, current: Inventory, elsewhere: Sequence[DataFile], present: int) -> None:
         """Raise JetcaptureError for a table of another archive, or of one that is not there."""
@@ -378,12 +378,12 @@ class _Settlement:
         """Return objects of a cluster that have all its messages, each once; or why that is not certain."""
         if len(cluster) == 1:
             return cluster, ""
-        left = {name.path: name for name in cluster}
-        for path in list(left):
+        remaining = {name.path: name for name in cluster}
+        for path in list(remaining):
             outcome = self._plan.replaced.get(path)
             if outcome is not None and outcome.holders and present >= set(outcome.holders):  # they have its messages
-                del left[path]
-        names = list(left.values())
+                del remaining[path]
+        names = list(remaining.values())
         if all(len(several) == 1 for several in clusters(names, self._bundles)):
             return names, ""
         archive = self._plan.archive

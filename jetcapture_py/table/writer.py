@@ -78,7 +78,7 @@ class TableWriter:
         """Give the table these columns, if it has others."""
         metadata = self._tx.table_metadata
         if metadata.schema().fields != schema.fields:
-            number = 1 + max(known.schema_id for known in metadata.schemas)
+            number = 1 + max(earlier.schema_id for earlier in metadata.schemas)
             added = AddSchemaUpdate(schema=Schema(*schema.fields, schema_id=number))
             self._tx._stage((added, SetCurrentSchemaUpdate(schema_id=-1)))
         if DAILY not in metadata.specs():
@@ -149,8 +149,8 @@ class TableWriter:
     def _finish(self, producer: _SnapshotProducer[Any]) -> None:
         """Write a snapshot, later than the one before: a clock may have been ahead."""
         self._producers.append(producer)
-        known = self._tx.table_metadata.snapshots
-        before = max(self._tx._table.metadata.last_updated_ms, *(snapshot.timestamp_ms for snapshot in known), 0)
+        snapshots = self._tx.table_metadata.snapshots
+        before = max(self._tx._table.metadata.last_updated_ms, *(snapshot.timestamp_ms for snapshot in snapshots), 0)
         producer.commit()
         producer._added_data_files = []
         self._tx._updates = tuple(
@@ -177,12 +177,13 @@ class TableWriter:
             named = {reference.snapshot_id for reference in metadata.refs.values()}
             limit = metadata.last_updated_ms + 1 if keep is None else keep.astimezone(UTC).timestamp() * 1000
             forgotten = [
-                known
-                for known in metadata.snapshots
-                if known.snapshot_id not in named and (known.timestamp_ms < limit or known.snapshot_id in self._passing)
+                snapshot
+                for snapshot in metadata.snapshots
+                if snapshot.snapshot_id not in named
+                and (snapshot.timestamp_ms < limit or snapshot.snapshot_id in self._passing)
             ]
             if forgotten:
-                ExpireSnapshots(self._tx).by_ids([known.snapshot_id for known in forgotten]).commit()
+                ExpireSnapshots(self._tx).by_ids([snapshot.snapshot_id for snapshot in forgotten]).commit()
             written = {path for producer in self._producers for path in producer._written_manifests}
             new = {producer.snapshot_id for producer in self._producers}
             try:

@@ -105,8 +105,8 @@ class Rows:
         self._aliases = list(self.names)  # as the template spells them
         self._in_subjects: list[str] = []
         self.template = self._template(template)
-        own = {self.find(name) for name in columns.own}
-        self._fields = [number for number, name in enumerate(self.names) if name not in own]
+        no_fields = {self.find(name) for name in columns.own}
+        self._fields = [number for number, name in enumerate(self.names) if name not in no_fields]
         if self.payload is None:
             self._check_fields()
 
@@ -190,11 +190,11 @@ class Rows:
 
     def message(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> MessageBatch:
         """Return the columns that a template reads besides fields."""
-        own = (
+        subjects = (
             pa.nulls(len(rows), pa.string()) if self._subject is None else rows.column(self._subject).cast(pa.string())
         )
         headers = pa.nulls(len(rows), HEADERS_TYPE) if headers is None else headers
-        columns = {layout.SUBJECT: own, layout.HEADERS: headers}
+        columns = {layout.SUBJECT: subjects, layout.HEADERS: headers}
         return MessageBatch(stream="", rows=pa.RecordBatch.from_pydict(columns))
 
     def subjects(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> pa.StringArray:
@@ -252,7 +252,7 @@ class Targets:
 
     def check(self, subjects: pa.Array) -> None:
         """Raise JetcaptureError for a subject that no stream takes, or that would be captured again."""
-        taken = self._matching(subjects, [each for patterns in self.streams.values() for each in patterns])
+        taken = self._matching(subjects, [pattern for patterns in self.streams.values() for pattern in patterns])
         if (row := pc.index(taken, False).as_py()) >= 0:
             raise JetcaptureError(f"no stream listens on {subjects[row]}")
         for stream, filters in self.ingested.items():
@@ -365,12 +365,12 @@ def _raw_lines(blocks: pa.BinaryArray, kept: Sequence[str]) -> tuple[pa.BinaryAr
         given = [line for line in (*(() if first.startswith(_VERSION) else (first,)), *others) if line]
         names = [line.partition(b":")[0].decode("utf-8", "replace") for line in given]
         refused = [instructs(name, kept) for name in names]
-        left = [
+        lines_kept = [
             line + b"\r\n"
             for line, name, instruction in zip(given, names, refused, strict=True)
             if not instruction and name not in _PROVENANCE
         ]
-        lines.append(None if raw is None else b"".join(left))
+        lines.append(None if raw is None else b"".join(lines_kept))
         removed.append(any(refused))
     return pa.array(lines, pa.binary()), pa.array(removed, pa.bool_())
 

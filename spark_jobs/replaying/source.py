@@ -46,7 +46,9 @@ class Source:
         columns = ARCHIVED
         if archived:
             types = {
-                name: sf.col(quoted(name)).cast(kind) for own, kind in _TYPES.items() if (name := find(own, names))
+                name: sf.col(quoted(name)).cast(kind)
+                for column, kind in _TYPES.items()
+                if (name := find(column, names))
             }
             if (number := find(layout.ROW, names)) is not None:  # null counts as 0, and copies may differ in it
                 types[number] = sf.coalesce(types[number], sf.lit(0))
@@ -78,11 +80,11 @@ class Source:
         published = published.select(list(columns)).group_by(list(columns)).aggregate([])
         if not published.num_rows:
             return self, 0
-        known = self.frame.sparkSession.createDataFrame(published)
-        known = known.fillna(0, [ROW]) if self.apart else known  # of a replay before any message had several rows
-        known = sf.broadcast(known) if published.num_rows <= _BROADCAST else known
-        same = reduce(and_, (column == known[name] for name, column in columns.items()))
-        return replace(self, frame=self.frame.join(known, same, "left_anti")), published.num_rows
+        done = self.frame.sparkSession.createDataFrame(published)
+        done = done.fillna(0, [ROW]) if self.apart else done  # of a replay before any message had several rows
+        done = sf.broadcast(done) if published.num_rows <= _BROADCAST else done
+        same = reduce(and_, (column == done[name] for name, column in columns.items()))
+        return replace(self, frame=self.frame.join(done, same, "left_anti")), published.num_rows
 
     def _column(self, name: str) -> Column:
         return self.frame[quoted(self.rows.find(name) or name)]
