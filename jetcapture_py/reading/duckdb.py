@@ -348,9 +348,9 @@ def _has_nameless(type_: pa.DataType) -> bool:
 def _casts(stored: pa.DataType, target: pa.DataType) -> bool:
     """Whether DuckDB's own cast gives the values that `convert` gives."""
     # nulls may become anything, also in lists; but DuckDB finds a field by its name, of which `common` ignores the case
-    known, names = ({path for path, _ in fields_in(pa.schema([("", type_)]))} for type_ in (target, stored))
+    targets, names = ({path for path, _ in fields_in(pa.schema([("", type_)]))} for type_ in (target, stored))
     same = common([target, stored], lossless=True) == target or read_as(stored, target) == target
-    return same and names <= known
+    return same and names <= targets
 
 
 def _within(ranges: Iterable[Range]) -> str:
