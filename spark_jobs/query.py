@@ -76,6 +76,8 @@ def _query(
             to_nats is not None and (output is not None or form != "table"),
             "--to-nats cannot be combined with --format or --output",
         ),
+        (to_nats is None and nats, "--nats needs --to-nats"),
+        (to_nats is None and context is not None, "--context needs --to-nats"),
         (to_nats is None and servers, "--servers needs --to-nats"),
         (to_nats is None and no_survey, "--no-survey needs --to-nats"),
     )
