@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +75,6 @@ class ArchiveTable:
         current = self.loaded and self.loaded.current_snapshot()
         return current.snapshot_id if current else None
 
-    def now(self, loaded: Table) -> ArchiveTable:
-        """Return the table as it is after a commit."""
-        return replace(self, loaded=loaded)
-
     def manifests(self) -> list[ManifestFile]:
         """Return the manifests of the current snapshot."""
         current = self.loaded and self.loaded.current_snapshot()
@@ -105,6 +101,7 @@ def open_table(
         raise ConfigError("maintain.table.quarantine: not set")
     root = root_url(archive)
     location = (given.location or f"{root}{DIRECTORY}").rstrip("/")
+    column = TIMESTAMP if quarantine or config.block.time == "timestamp" else TIME
     content = f"{'quarantine of ' if quarantine else ''}stream {config.source.stream}"
     with _open_catalog({**file_properties(config.store), **given.catalog}, read_only=read_only) as catalog:
         loaded = None
@@ -126,9 +123,7 @@ def open_table(
                     root=root,
                     location=f"{location}/{name}",
                     content=content,
-                    time=_time_column(config, quarantine=quarantine)
-                    if loaded is None
-                    else loaded.spec().fields[0].source_id,
+                    time=loaded.spec().fields[0].source_id if loaded else FIELD_IDS[column],
                     loaded=loaded,
                 )
         except ConflictError:
@@ -150,11 +145,6 @@ def _refuse_other(table: Table, name: str, content: str) -> None:
     if [type(field.transform) for field in table.spec().fields] != [DayTransform]:
         fields = ", ".join(field.name for field in table.spec().fields) or "nothing"
         raise JetcaptureError(f"table {name} is partitioned by {fields}, and not by day: {AGAIN}")
-
-
-def _time_column(config: Config, *, quarantine: bool) -> int:
-    """Return the field id of the column whose day divides the files of a new table."""
-    return FIELD_IDS[TIMESTAMP if quarantine or config.block.time == "timestamp" else TIME]
 
 
 def table_names(config: Config) -> dict[bool, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -196,7 +196,7 @@ def _write(plan: TablePlan, columns: TableColumns, request: CommitRequest) -> tu
         raise
     age = max(SNAPSHOT_AGE, timedelta(seconds=request.recent))
     loaded, forgotten = writer.commit(keep=None if request.forget else datetime.now(UTC) - age)
-    return table.now(loaded), len(forgotten), delete_manifests(loaded, forgotten)
+    return replace(table, loaded=loaded), len(forgotten), delete_manifests(loaded, forgotten)
 
 
 def _has_history(table: ArchiveTable) -> bool:

@@ -113,7 +113,7 @@ def _naming(table: ArchiveTable, is_removed: Callable[[str], bool]) -> Iterator[
 
 def _find_unnamed(archive: ArchiveFiles, table: ArchiveTable, done: TablesErased) -> None:
     """Find the manifests of a table that no snapshot names: they may have the paths of objects, and keys."""
-    loaded, root = table.loaded, root_url(archive)
+    loaded, root = table.loaded, table.root
     if loaded is None:
         return
     place = loaded.location_provider().new_metadata_location("").rstrip("/")

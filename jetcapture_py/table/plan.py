@@ -257,7 +257,7 @@ class TablePlan:
                 self.tally.rows += info.name.rows
                 self.tally.new.add(info.name.path)
                 self.tally.paths.add(info.name.path)
-            added = [Joining(info, footers[info.name], self._footers.columns(info)) for info in joins]
+            added = [Joining(info, footers[info.name], self._footers.leaves(info) or []) for info in joins]
             yield from self._change(bucket, stays, added)
 
     def _change(self, bucket: _Bucket, stays: Collection[str], added: list[Joining]) -> Iterator[Change]:
@@ -291,7 +291,7 @@ class _Footers:
         self._columns = columns
         self._reader = InfoReader()
         self._leaves: dict[int, list[Leaf] | None] = {}
-        """The columns that have bounds, by the number of a schema; None for schemas that the table cannot have."""
+        """By the number of a schema."""
 
     def forget_many(self) -> None:
         """Forget schemas, if there are very many."""
@@ -303,18 +303,14 @@ class _Footers:
         """Return what an object's footer says."""
         return self._reader.read(name, data, size=size)
 
-    def fits(self, info: ObjectInfo) -> bool:
-        """Whether the table can have an object, by its columns, which it then has."""
+    def leaves(self, info: ObjectInfo) -> list[Leaf] | None:
+        """Return the columns of an object that can have bounds, which the table then has; None if it cannot have it."""
         from jetcapture_py.table.files import leaves
 
         if info.schema_number not in self._leaves:
             fits = self._columns.add(info.schema)
             self._leaves[info.schema_number] = leaves(info.schema, self._columns.schema) if fits else None
-        return self._leaves[info.schema_number] is not None
-
-    def columns(self, info: ObjectInfo) -> Sequence[Leaf]:
-        """Return the columns of an object that fits whose bounds the table can have."""
-        return self._leaves[info.schema_number] or []
+        return self._leaves[info.schema_number]
 
 
 class _Settlement:
@@ -356,7 +352,7 @@ class _Settlement:
         info = self._infos[name]
         if isinstance(info, BadObject):
             return str(self._plan.archive.refusal(info))
-        return "" if self._footers.fits(info) else _NO_IDS
+        return _NO_IDS if self._footers.leaves(info) is None else ""
 
     def _keep_or_add(self, name: ObjectName) -> None:
         info = self._infos[name]
