@@ -137,11 +137,6 @@ def test_rows_go_straight_to_nats(
     ]
 
 
-def test_where_to_publish_must_be_said(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([orders.url, "ORDERS", SUMS, "--to-nats", "sums.{key}"]) == 2
-    assert capsys.readouterr().err.startswith("query: --servers: missing")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
