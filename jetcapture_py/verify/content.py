@@ -169,6 +169,8 @@ def _compare_object(
             if present is False:
                 return
             columns = [name for name in _COLUMNS if name in parquet.schema_arrow.names]
+            if layout.RAW_HEADERS in columns and not (file.name and file.name.quarantine):  # a decoded field
+                columns.remove(layout.RAW_HEADERS)
             for index in range(parquet.metadata.num_row_groups):
                 bounds = footer.group_bounds(parquet.metadata.row_group(index), layout.SEQ)
                 if bounds is None or (bounds[0] <= window.last and bounds[1] >= window.first):

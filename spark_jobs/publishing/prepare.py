@@ -22,7 +22,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.subjects import regex_of
 from jetcapture_py.config.template import part_name
-from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
+from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import (
     MESSAGE_ID,
     byte_strings,
@@ -82,7 +82,7 @@ WRITTEN = Columns(
 class Rows:
     """Finds subjects, payloads and headers in rows with the columns of `schema`, whose names ignore case.
 
-    `payload` names the column of payloads. Raises ConfigError if the rows cannot be messages.
+    `payload` names the column of payloads. Raises JetcaptureError if the rows cannot be messages.
     """
 
     def __init__(
@@ -94,10 +94,7 @@ class Rows:
         format: str = "json",  # noqa: A002  as the option
     ) -> None:
         self.schema, self.names, self._format = schema, schema.fieldNames(), format
-        try:
-            check_names(self.names, "columns")
-        except JetcaptureError as error:
-            raise ConfigError(str(error)) from None
+        check_names(self.names, "columns")
         self._types = {field.name: field.dataType for field in schema}
         self._subject = self.find(*_SUBJECTS)
         self.headers = self.find(*columns.headers)
@@ -128,42 +125,39 @@ class Rows:
 
     def find(self, *names: str) -> str | None:
         """Return the first of these columns that exists; None without one."""
-        try:
-            return next(filter(None, (find(name, self.names) for name in names)), None)
-        except JetcaptureError as error:
-            raise ConfigError(str(error)) from None
+        return next(filter(None, (find(name, self.names) for name in names)), None)
 
     def _payload(self, columns: Columns, asked: str | None) -> str | None:
         name = self.find(*(columns.payloads if asked is None else (asked,)))
         if asked is not None and name is None:
-            raise ConfigError(f"there is no column {asked}; there are {', '.join(self.names)}")
+            raise JetcaptureError(f"there is no column {asked}; there are {', '.join(self.names)}")
         if asked is None and name is not None and not isinstance(self._types[name], (*_TEXT, st.BinaryType)):
-            raise ConfigError(f"column {name}: a payload must be binary or string; to_json({name}) makes it one")
+            raise JetcaptureError(f"column {name}: a payload must be binary or string; to_json({name}) makes it one")
         if self.headers is not None and not _is_headers(self._types[self.headers]):
-            raise ConfigError(
+            raise JetcaptureError(
                 f"column {self.headers}: headers: expected map<string, string> or map<string, array<string>>"
             )
         return name
 
     def _check_fields(self) -> None:
         if not self._fields:
-            raise ConfigError("the rows have nothing to publish: no payload, and no other columns")
+            raise JetcaptureError("the rows have nothing to publish: no payload, and no other columns")
         for field in (self.schema[number] for number in self._fields):
             if isinstance(field.dataType, (st.YearMonthIntervalType, st.CalendarIntervalType)):
                 kind = field.dataType.simpleString()
-                raise ConfigError(f"column {field.name}: {kind} cannot be published: cast it to string")
+                raise JetcaptureError(f"column {field.name}: {kind} cannot be published: cast it to string")
 
     def _template(self, text: str) -> TemplateKey:
         try:
             template = TemplateKey(text)
             check_subject("".join(str(part.value) if part.kind == "text" else "x" for part in template.parts))
         except (ValueError, SourceError) as error:
-            raise ConfigError(f"subject: {error}") from None
+            raise JetcaptureError(f"subject: {error}") from None
         for part in template.parts:
             if part.kind in ("subject", "token") and self._subject is None:
-                raise ConfigError(f"no subject: the rows have no column subject, and the template is {text}")
+                raise JetcaptureError(f"no subject: the rows have no column subject, and the template is {text}")
             if part.kind == "header" and self.headers is None:
-                raise ConfigError(f"subject: the rows have no headers for {text}")
+                raise JetcaptureError(f"subject: the rows have no headers for {text}")
             if part.kind == "field":
                 self._check_field(str(part.value))
         return template
@@ -172,11 +166,11 @@ class Rows:
         whole = self.find(path)
         name = whole or self.find(path.split(".")[0])
         if name is None:
-            raise ConfigError(f"subject: there is no column {path}; there are {', '.join(self.names)}")
+            raise JetcaptureError(f"subject: there is no column {path}; there are {', '.join(self.names)}")
         self._aliases[self.names.index(name)] = path if whole else path.split(".")[0]
         self._in_subjects.append(name)
         if whole and not isinstance(self._types[name], _IN_SUBJECTS):
-            raise ConfigError(f"subject: column {path} must be string or integer: cast it")
+            raise JetcaptureError(f"subject: column {path} must be string or integer: cast it")
 
     def header_maps(self, rows: pa.RecordBatch) -> pa.MapArray | None:
         """Return the headers as map<string, list<string>>; None without a column of them."""
@@ -307,7 +301,8 @@ class Archived:
         removed = pa.repeat(pa.scalar(False), count) if headers is None else instructed(headers, self.kept)  # noqa: FBT003
         headers = None if headers is None else without_instructions(subjects, headers, self.kept)
         lines = None
-        if archived and (raw := find(layout.RAW_HEADERS)) is not None and rows.column(raw).null_count < count:
+        raw = find(layout.RAW_HEADERS) if archived and find(layout.STAGE) else None
+        if raw is not None and pa.types.is_binary(rows.column(raw).type) and rows.column(raw).null_count < count:
             lines, in_raw = _raw_lines(rows.column(raw), self.kept)
             removed = pc.or_(removed, in_raw)
         extra: dict[str, pa.Array] = {}
@@ -376,13 +371,13 @@ def _raw_lines(blocks: pa.BinaryArray, kept: Sequence[str]) -> tuple[pa.BinaryAr
 
 
 class Written:
-    """Prepares rows for the sink. Raises ConfigError if the rows cannot be messages."""
+    """Prepares rows for the sink. Raises JetcaptureError if the rows cannot be messages."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._id = rows, rows.find(_MSG_ID)
         self._from_archive = rows.headers is not None and rows.headers != rows.find("headers")
         if self._id is not None and not isinstance(rows.schema[self._id].dataType, _TEXT):
-            raise ConfigError(f"column {self._id}: a message id must be a string")
+            raise JetcaptureError(f"column {self._id}: a message id must be a string")
 
     def messages(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
         """Yield the messages; `writing` identifies the write and the partition."""

@@ -40,7 +40,7 @@ class Source:
 
     @classmethod
     def of(cls, frame: DataFrame, template: str, payload: str | None = None) -> Source:
-        """Raises ConfigError for rows that cannot be published."""
+        """Raises JetcaptureError for rows that cannot be published."""
         names = frame.columns
         archived = all(find(name, names) for name in (layout.STREAM, layout.SEQ))
         columns = ARCHIVED

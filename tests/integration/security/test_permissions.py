@@ -389,7 +389,8 @@ def read(server: NatsServer) -> int:
 
 def write(server: NatsServer, user: str = "writer") -> None:
     """What a task does to publish."""
-    batch = pa.RecordBatch.from_pydict({"subject": ["sums.eu"] * 3, "payload": [b"1", b"2", b"3"]})
+    columns = {"subject": ["sums.eu"] * 3, "payload": [b"1", b"2", b"3"], "headers": pa.nulls(3, pa.binary())}
+    batch = pa.RecordBatch.from_pydict(columns)
     published, _ = publish_batches([batch], NatsConfig.model_validate(as_user(server, user)))
     assert published == 3
 

@@ -30,10 +30,13 @@ def test_neighbouring_columns_of_a_row_group_are_one_request_and_others_are_not_
             layout.STREAM: ["ORDERS"] * ROWS,
             layout.SEQ: np.arange(ROWS),
             layout.TIMESTAMP: pa.array(np.arange(ROWS), pa.timestamp("us", "UTC")),
+            layout.NANOS: pa.array(np.zeros(ROWS), pa.int16()),
             **{f"c{number}": random.random(ROWS) for number in range(10)},
             layout.PAYLOAD: pa.array([random.bytes(300) for _ in range(ROWS)], pa.binary()),
             **{f"d{number}": random.random(ROWS) for number in range(2)},
-        }
+            layout.KEY: ["eu"] * ROWS,
+        },
+        metadata={f"{layout.METADATA_PREFIX}interval": "3600"},
     )
     name = ObjectName(stream="ORDERS", key="eu", bucket=0, first_seq=0, last_seq=ROWS - 1, rows=ROWS, digest="0" * 16)
     data = io.BytesIO()
@@ -57,7 +60,7 @@ def test_neighbouring_columns_of_a_row_group_are_one_request_and_others_are_not_
         for names in ((), columns):
             requests.clear()
             archive = read_archive(place.url, "ORDERS", columns=[layout.SEQ, *names], options=place.options)
-            assert archive.read_all() == table.select([layout.SEQ, *names])
+            assert archive.read_all().equals(table.select([layout.SEQ, *names]))
             totals.append((len(requests), sum(requests)))
         return totals[1][0] - totals[0][0], totals[1][1]
 

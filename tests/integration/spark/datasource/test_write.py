@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import types as st
 
-from jetcapture_py.errors import ConfigError
+from jetcapture_py.errors import JetcaptureError
 from spark_jobs.datasource.options import WriteOptions, parse
 from spark_jobs.datasource.write import prepared
 from tests.integration.spark.live import Live, message
@@ -278,6 +278,6 @@ def test_rows_that_can_be_no_messages_are_refused_before_anything_runs(
     schema = st.StructType()
     for name, kind in columns.items():
         schema.add(name, st.YearMonthIntervalType(0, 0) if kind == "interval year" else kind)
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(JetcaptureError) as raised:
         prepared(parse(WriteOptions, {"servers": "nats://127.0.0.1:1"} | options), schema)
     assert str(raised.value).startswith(expected)

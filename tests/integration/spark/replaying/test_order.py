@@ -178,7 +178,7 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
             {
                 "subject": pa.array(["replay.a"] * 2),
                 "payload": pa.array([b"%d" % seq, b"%d" % (seq + 1)]),
-                "id": pa.array([f"ORDERS:{seq}:r", f"ORDERS:{seq + 1}:r"]),
+                "headers": pa.array([b"NATS/1.0\r\nNats-Msg-Id: ORDERS:%d:r\r\n\r\n" % at for at in (seq, seq + 1)]),
             }
         )
 

@@ -58,10 +58,9 @@ def test_a_replay_into_what_the_capture_ingests_is_refused(
     arguments = [archive.url, "ORDERS", "--servers", captured.url]
     for subject in ("{subject}", "again.a", "again.{key}"):
         assert main([*arguments, "--subject", subject]) == 1
-        error = capsys.readouterr().err
+        _, error = capsys.readouterr().err.splitlines()  # after the line with the replay id
         assert error.startswith("replay: this archive's capture consumes ")
         assert "from stream ORDERS, directly or through sources and mirrors, and would archive its own " in error
-        assert error.count("\n") == 1
     assert last_seq(captured, "ORDERS") == 0
     assert main([*arguments, "--subject", "replay.{subject}"]) == 0
     assert main([*arguments, "--allow-loop"]) == 0
@@ -146,7 +145,7 @@ def test_nothing_is_published_when_a_message_has_no_stream_to_go_to(
     archive.write([1, 2])
     archive.write([3], subject="orders.used")
     assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", subject]) == 1
-    assert re.fullmatch(rf"replay: {message}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"replay: {message}", capsys.readouterr().err.splitlines()[-1])
     assert last_seq(server, "ORDERS") == 0
 
 
