@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
@@ -386,7 +386,9 @@ class ArchiveFiles:
         if workers <= 1:  # reading a footer of a local file is faster than handing it to a thread
             yield from map(do, items)
             return
-        yield from (future.result() for future in futures_of(do, items, workers, workers * _AHEAD))
+        with closing(futures_of(do, items, workers, workers * _AHEAD)) as futures:
+            for future in futures:
+                yield future.result()
 
     # ------------------------------------------------------------------ writing
 
