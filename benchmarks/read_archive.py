@@ -71,6 +71,7 @@ def messages(random: np.random.Generator, key: str, first: int, bucket: int, cou
             layout.SUBJECT: pa.array([f"orders.{key}"]).take(pa.array(np.zeros(count, np.int64))),
             layout.SEQ: pa.array(np.arange(first, first + count)),
             layout.TIMESTAMP: pa.array(bucket * 1_000_000 + steps, pa.timestamp("us", "UTC")),
+            layout.NANOS: pa.array(np.zeros(count, np.int16)),
             layout.DELIVERED: pa.array(np.ones(count, np.int32)),
             layout.HEADERS: pa.nulls(count, HEADERS_TYPE),
             layout.PAYLOAD: pa.array(payloads, pa.binary()),
@@ -78,7 +79,9 @@ def messages(random: np.random.Generator, key: str, first: int, bucket: int, cou
             "amount": pa.array(amounts),
             "quantity": pa.array(quantities),
             "order_id": pa.array([str(index) for index in range(first, first + count)]),
-        }
+            layout.KEY: pa.array([key]).take(pa.array(np.zeros(count, np.int64))),
+        },
+        metadata={f"{layout.METADATA_PREFIX}interval": str(INTERVAL)},
     )
 
 
