@@ -155,10 +155,12 @@ _KEYED = (*_ALWAYS, layout.KEY)
 def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
     """Return what a decoded footer says."""
     entries = footer.entries(metadata.metadata)
-    groups, columns = [], []
+    groups, columns, compression, encodings = [], [], "", set[str]()
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
         chunks = [group.column(number) for number in range(group.num_columns)]
+        if index == 0:  # the others are written alike
+            compression, encodings = chunks[0].compression, {name for chunk in chunks for name in chunk.encodings}
         paths = [chunk.path_in_schema for chunk in chunks]
         columns.append({path: chunk.statistics for path, chunk in zip(paths, chunks, strict=True) if path in _CHECKED})
         first, last = _bounds(columns[-1:], layout.SEQ) or (name.first_seq, name.last_seq)
@@ -180,8 +182,6 @@ def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
     if not groups:
         raise ValueError("it has no messages")
     times, delivered = _bounds(columns, layout.TIMESTAMP), _bounds(columns, layout.DELIVERED)
-    first_group = metadata.row_group(0)
-    chunks = [first_group.column(number) for number in range(first_group.num_columns)]
     return Details(
         messages=int(entries.get("messages", name.rows)),
         created=_texts(entries, "stream_created"),
@@ -192,8 +192,8 @@ def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
         replaces=tuple(entries.get(layout.REPLACES, "").split()),
         times=None if times is None else (microseconds_of(times[0]), microseconds_of(times[1])),
         delivered=None if delivered is None else delivered[1],
-        codec=intern(chunks[0].compression.lower().replace("uncompressed", "none")),
-        compatible=not any("DELTA_BINARY_PACKED" in chunk.encodings for chunk in chunks),
+        codec=intern(compression.lower().replace("uncompressed", "none")),
+        compatible="DELTA_BINARY_PACKED" not in encodings,
         groups=tuple(groups),
     )
 
