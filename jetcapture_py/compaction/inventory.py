@@ -123,10 +123,6 @@ class PathSet:
         """Whether it has none of these paths."""
         return not self._has(list(paths)).any()
 
-    def issuperset(self, paths: Iterable[str]) -> bool:
-        """Whether it has all of these paths."""
-        return bool(self._has(list(paths)).all())
-
     def issuperset_of(self, other: PathSet) -> bool:
         """Whether it has all paths of another set."""
         return bool(np.isin(np.frombuffer(other._hashes, np.int64), np.frombuffer(self._hashes, np.int64)).all())

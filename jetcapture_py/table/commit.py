@@ -145,8 +145,8 @@ def _commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Co
                 pass
         else:
             table, forgotten, remains = _write(plan, columns, request)
-        if plan.tally.new and not request.dry_run:
-            _refuse_gone(plan)
+            if plan.tally.new:
+                _refuse_gone(plan)
         dropped = removed_since(table, time.time() - request.recent) if request.recent else {}
         return Committed(
             result=_result(plan, columns, table.snapshot),
