@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import socket
 
-_PORTS = range(20_000, 32_000)
-"""Below the ephemeral ports of Linux and macOS: no outgoing connection takes one before the server starts."""
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PORTS = range(20_000 + _WORKER, 32_000, _WORKERS)
+"""Below the ephemeral ports of Linux and macOS: no outgoing connection takes one before the server starts.
+
+Each worker has ports of its own: a test that stops a server must not find another test's server on its port.
+"""
 _next = itertools.cycle(random.Random().sample(_PORTS, len(_PORTS)))  # Hypothesis seeds the shared generator only
 
 
