@@ -161,8 +161,12 @@ class ArchiveFiles:
     # ------------------------------------------------------------------ listing
 
     def files(self, stream: str) -> Iterator[File]:
-        """Yield every file of the stream and its quarantine, unordered. Raises StoreError."""
-        return self.below(stream, f"{layout.QUARANTINE}/{stream}")
+        """Yield every file of the stream and its quarantine, unordered. Raises StoreError.
+
+        The quarantine is listed first: messages that are decoded again meanwhile go from there to the archive.
+        """
+        yield from self.below(f"{layout.QUARANTINE}/{stream}")
+        yield from self.below(stream)
 
     def below(self, *directories: str, wanted: Callable[[str], bool] = bool) -> Iterator[File]:
         """Yield every file below directories, relative to the archive's root, unordered. Raises StoreError.

@@ -57,6 +57,16 @@ def test_another_streams_objects_are_none_of_this_one(place: Place) -> None:
     assert list(ArchiveFiles(place.url, place.options).files("ORDERS")) == []
 
 
+def test_a_message_that_leaves_the_quarantine_while_it_is_listed_is_found_in_the_archive(place: Place) -> None:
+    before, after = encoded([(9, 9)], quarantine=True), encoded([(9, 9)], key="eu")
+    store = place.open()
+    store.put(before.name, before.data)
+    listing = ArchiveFiles(place.url, place.options).files("ORDERS")
+    assert next(listing).name == before.name
+    store.put(after.name, after.data)
+    assert [file.name for file in listing] == [after.name]
+
+
 def test_what_is_gone_is_said_to_be(place: Place) -> None:
     store = place.open()
     for block in BLOCKS[:2]:
