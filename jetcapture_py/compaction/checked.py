@@ -42,7 +42,7 @@ def writer_like(infos: Sequence[ObjectInfo], schema: pa.Schema, replaces: Iterab
     encoder = Encoder(
         stream=name.stream,
         bundles=infos[0].bundles,
-        interval=interval(infos),
+        interval=max(info.interval for info in infos),
         compression=details[0].codec,
         compatible=all(detail.compatible for detail in details),
         stream_created=_joined(detail.created for detail in details),
@@ -53,11 +53,6 @@ def writer_like(infos: Sequence[ObjectInfo], schema: pa.Schema, replaces: Iterab
     )
     block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
     return partial(ObjectWriter, encoder, block, schema)
-
-
-def interval(infos: Iterable[ObjectInfo]) -> int:
-    """Return the length of the bucket in seconds."""
-    return max(info.interval for info in infos)
 
 
 def _agreed(rules: Iterable[str | None]) -> str | None:

@@ -6,7 +6,7 @@ all objects and counts the distinct rows of each range; `read_rows` then reads o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from mmap import ACCESS_READ, mmap
 from tempfile import TemporaryFile
@@ -20,7 +20,6 @@ from jetcapture_py.archive.arrays import Int64s
 from jetcapture_py.archive.info import ObjectInfo, RowGroup
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import RowIds
-from jetcapture_py.archive.schema import common, fields_in, unify
 from jetcapture_py.compaction.checked import rows_to_write
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Unit, batches
@@ -250,35 +249,3 @@ def _without_copies(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         again[order] = every.take(order).repeated()
         yield table.filter(pa.array(~again[len(seen.seqs) :]))
         seen = every.take(~again)
-
-
-def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
-    """Divide schemas into mergeable classes; return each class's unified schema and the indexes of its members.
-
-    `read_archive` must return the same values and types before and after. A column may be missing or all null, an
-    integer may become wider, a struct may gain fields. Objects with other differences, such as integers and floats, are
-    not merged: the reader resolves these from all objects that it reads. If other objects' types make a column text,
-    structs that gained fields show them as null.
-    """
-    found: list[tuple[pa.Schema, list[int]]] = []
-    for index, schema in enumerate(schemas):
-        for number, (known, members) in enumerate(found):
-            if known.equals(schema):
-                members.append(index)
-                break
-            if _mergeable(known, schema):
-                found[number] = (unify([known, schema]), [*members, index])
-                break
-        else:
-            found.append((schema, [index]))
-    return found
-
-
-def _mergeable(one: pa.Schema, other: pa.Schema) -> bool:
-    names: dict[str, str] = {}
-    if any(names.setdefault(path.lower(), path) != path for path, _ in (*fields_in(one), *fields_in(other))):
-        return False  # a column or field would be called otherwise
-    integer = pa.types.is_signed_integer
-    types = {field.name: field.type for field in one}
-    pairs = [(types[field.name], field.type) for field in other if field.name in types]
-    return all(common(pair, lossless=True) is not None or all(map(integer, pair)) for pair in pairs)

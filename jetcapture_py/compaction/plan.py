@@ -1,7 +1,8 @@
-"""Decide what a compaction merges, keeps and may remove, from names, sizes and row counts. Pure.
+"""Decide what a compaction merges, keeps and may remove, from objects' names, sizes and footers. Pure.
 
-A unit is processed as a whole: objects of one group that share no message with objects outside the unit. It is divided
-into spans of sequences. A span is either complete in one of its objects, which is kept, or becomes new objects.
+`units` divides the objects of a bucket by their names. A unit is processed as a whole: objects of one group that share
+no message with objects outside the unit. `mergeable` divides it by what footers say, and `spans` the objects of each
+part into spans of sequences. A span is either complete in one of its objects, which is kept, or becomes new objects.
 
 One rule makes removal safe even if other compactions run at the same time and plan differently: **an object may only be
 replaced by objects with more rows.** Of all objects that ever had a message, the one with the most rows can never be
@@ -17,10 +18,12 @@ from itertools import groupby, pairwise
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.archive.info import ObjectInfo
-from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
+from jetcapture_py.archive.schema import common, fields_in, unify
 
 T = TypeVar("T")
 
@@ -30,6 +33,11 @@ TOLERANCE = 1.5
 """Factor by which an object may be smaller or larger than the target size."""
 UNIT_TARGETS = 16
 """Approximate number of objects of the target size per unit, if the group can be divided."""
+
+OPEN = "the bucket is not closed yet"
+DRIFTED = "incompatible column types; only objects with compatible types were merged"
+REPLACING = "an erasure or redecoding of its rows is unfinished: run it again"
+SEVERAL = "objects from layouts with different bundle counts; only objects with the same count were merged"
 
 _UNSURE = 0.75
 """Share of the target size below which an estimated size counts as too small: the object may turn out smaller."""
@@ -164,6 +172,62 @@ def _parts(group: Sequence[Source], target: int) -> Iterator[list[Source]]:
         size += source.size
         last = max(last, source.name.last_seq)
     yield part
+
+
+def is_open(bucket: int, infos: Iterable[ObjectInfo], closed: float, *, unreadable: bool = False) -> bool:
+    """Whether messages may still be added to a bucket, by the length that its objects say; at worst, a day."""
+    return bucket + (MAX_INTERVAL if unreadable else max(info.interval for info in infos)) > closed
+
+
+def mergeable(infos: Sequence[ObjectInfo]) -> tuple[list[tuple[pa.Schema, list[ObjectInfo]]], list[str]]:
+    """Divide the objects of a unit into those that may be merged with one another, with the columns of the result.
+
+    Also return why others are not merged.
+    """
+    digests = {info.name.digest for info in infos}
+    if not all(digests.isdisjoint(info.details.replaces) for info in infos):
+        return [], [REPLACING]
+    layouts = sorted({info.bundles for info in infos})
+    reasons = [SEVERAL] if len(layouts) > 1 else []
+    parts: list[tuple[pa.Schema, list[ObjectInfo]]] = []
+    for bundles in layouts:
+        members = [info for info in infos if info.bundles == bundles]
+        classes_ = classes([info.schema for info in members])
+        reasons += [DRIFTED] if len(classes_) > 1 else []
+        parts += [(schema, [members[index] for index in indexes]) for schema, indexes in classes_]
+    return parts, reasons
+
+
+def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
+    """Divide schemas into mergeable classes; return each class's unified schema and the indexes of its members.
+
+    `read_archive` must return the same values and types before and after. A column may be missing or all null, an
+    integer may become wider, a struct may gain fields. Objects with other differences, such as integers and floats, are
+    not merged: the reader resolves these from all objects that it reads. If other objects' types make a column text,
+    structs that gained fields show them as null.
+    """
+    parts: list[tuple[pa.Schema, list[int]]] = []
+    for index, schema in enumerate(schemas):
+        for number, (unified, members) in enumerate(parts):
+            if unified.equals(schema):
+                members.append(index)
+                break
+            if _go_together(unified, schema):
+                parts[number] = (unify([unified, schema]), [*members, index])
+                break
+        else:
+            parts.append((schema, [index]))
+    return parts
+
+
+def _go_together(one: pa.Schema, other: pa.Schema) -> bool:
+    names: dict[str, str] = {}
+    if any(names.setdefault(path.lower(), path) != path for path, _ in (*fields_in(one), *fields_in(other))):
+        return False  # a column or field would be called otherwise
+    integer = pa.types.is_signed_integer
+    types = {field.name: field.type for field in one}
+    pairs = [(types[field.name], field.type) for field in other if field.name in types]
+    return all(common(pair, lossless=True) is not None or all(map(integer, pair)) for pair in pairs)
 
 
 def spans(unit: Unit[S], target: int, tally: Tally) -> list[Span]:

@@ -7,31 +7,40 @@ replace them still exist.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.info import ObjectInfo
-from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.ordering import ordered
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock
-from jetcapture_py.compaction.checked import check, columns_to_write, interval, put, writer_like
+from jetcapture_py.compaction.checked import check, columns_to_write, put, writer_like
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.merge import classes, read_rows, survey
-from jetcapture_py.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
+from jetcapture_py.compaction.merge import read_rows, survey
+from jetcapture_py.compaction.plan import (
+    OPEN,
+    TOLERANCE,
+    Source,
+    Span,
+    Unit,
+    is_open,
+    mergeable,
+    removable,
+    spans,
+)
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.removal import Removal
 from jetcapture_py.text import one_line
 
+T = TypeVar("T")
+
 SEALED_BY = "compact"
-OPEN = "the bucket is not closed yet"
 CHANGED = "another compaction changed it meanwhile"
-DRIFTED = "incompatible column types; only objects with compatible types were merged"
-REPLACING = "an erasure or redecoding of its rows is unfinished: run it again"
-SEVERAL = "objects from layouts with different bundle counts; only objects with the same count were merged"
 
 _STEPS = 64
 """Minimum number of marks per object of the target size or row group, at which it could end."""
@@ -103,73 +112,57 @@ Outcome = Merged | Skipped | Failed
 
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     """Compact the objects of one unit. Errors are outcomes, so that other units continue."""
-    return list(_caught(_outcomes(files, spec, sources)))
+    outcomes = _attempted(partial(_outcomes, files, spec, sources))
+    return outcomes if isinstance(outcomes, list) else [outcomes]
 
 
-def _caught(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+def _attempted(work: Callable[[], T]) -> T | Skipped | Failed:
+    """Return the result of `work`, or why there is none."""
     try:
-        yield from outcomes
+        return work()
     except VanishedError:
-        yield Skipped(CHANGED)
+        return Skipped(CHANGED)
     except Exception as error:
-        yield _failed(error)
+        return Failed(str(error) if isinstance(error, JetcaptureError) else one_line(error))
 
 
-def _failed(error: Exception) -> Failed:
-    return Failed(str(error) if isinstance(error, JetcaptureError) else one_line(error))
-
-
-def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
+def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     infos: list[ObjectInfo] = []
-    failed: list[Failed] = []
+    outcomes: list[Outcome] = []
     for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
-        for info in files.archive.map(partial(_info, files), some):
+        for info in files.archive.map(lambda source: _attempted(partial(_info, files, source)), some):
+            if isinstance(info, Skipped):
+                return [info]
             if isinstance(info, Failed):
-                failed.append(info)
+                outcomes.append(info)
             else:
                 infos.append(info)
-        if sources[0].name.bucket + (MAX_INTERVAL if failed else interval(infos)) > spec.closed:
-            yield from failed
-            yield Skipped(OPEN)
-            return
-    yield from failed
-    digests = {info.name.digest for info in infos}
-    if not all(digests.isdisjoint(info.details.replaces) for info in infos):
-        yield Skipped(REPLACING)
-        return
-    layouts = sorted({info.bundles for info in infos})
-    if len(layouts) > 1:
-        yield Skipped(SEVERAL)
-    for bundles in layouts:
-        yield from _caught(_merged(files, spec, [info for info in infos if info.bundles == bundles]))
+        if is_open(sources[0].name.bucket, infos, spec.closed, unreadable=bool(outcomes)):
+            return [*outcomes, Skipped(OPEN)]
+    parts, reasons = mergeable(infos)
+    outcomes += map(Skipped, reasons)
+    for schema, members in parts:
+        unit = Unit(members, spec.row_bytes)
+        if len(members) > 1:
+            outcomes.append(_attempted(partial(_merged, files, spec, unit, schema, infos)))
+    return outcomes
 
 
-def _info(files: Files, source: Source) -> ObjectInfo | Failed:
-    """Read an object's footer. Raises VanishedError."""
-    try:
-        info = files.info(source)
-        if not layout.is_one_of(source.name.bundle, str(info.bundles or "")):
-            raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {info.bundles} in its footer")
-    except VanishedError:
-        raise
-    except Exception as error:
-        return _failed(error)
+def _info(files: Files, source: Source) -> ObjectInfo:
+    """Read an object's footer. Raises JetcaptureError, also if it is of another bundle than its name says."""
+    info = files.info(source)
+    if not layout.is_one_of(source.name.bundle, str(info.bundles or "")):
+        raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {info.bundles} in its footer")
     return info
 
 
-def _merged(files: Files, spec: CompactionSpec, infos: Sequence[ObjectInfo]) -> Iterator[Outcome]:
-    """Compact the objects of one key or bundle."""
-    mergeable = classes([info.schema for info in infos])
-    if len(mergeable) > 1:
-        yield Skipped(DRIFTED)
-    for schema, members in mergeable:
-        unit = Unit([infos[index] for index in members], spec.row_bytes)
-        if len(unit.sources) > 1:
-            name, size = unit.sources[0].name, sum(info.size for info in unit.sources)
-            merged = Merged(key=name.key, bucket=name.bucket, bundle=name.bundle, objects=len(unit.sources), size=size)
-            if not spec.dry_run:
-                merged = _Compaction(files, spec, unit, columns_to_write(name, schema), infos).run(merged)
-            yield merged
+def _merged(
+    files: Files, spec: CompactionSpec, unit: Unit[ObjectInfo], schema: pa.Schema, infos: Iterable[ObjectInfo]
+) -> Merged:
+    """Merge objects whose columns go together, or only count them in a dry run."""
+    name, size = unit.sources[0].name, sum(info.size for info in unit.sources)
+    merged = Merged(key=name.key, bucket=name.bucket, bundle=name.bundle, objects=len(unit.sources), size=size)
+    return merged if spec.dry_run else _Compaction(files, spec, unit, columns_to_write(name, schema), infos).run(merged)
 
 
 class _Compaction:
@@ -183,7 +176,7 @@ class _Compaction:
         schema: pa.Schema,
         infos: Iterable[ObjectInfo],
     ) -> None:
-        """`infos` are all objects of the key or bundle, also those with other columns."""
+        """`infos` are all objects of the key or bundle, also those of which none is merged with these."""
         self._files = files
         self._spec = spec
         self._unit = unit

@@ -23,8 +23,8 @@ from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName, clusters
 from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.inventory import Inventory, PathSet, bucket_in, names_of
-from jetcapture_py.compaction.merge import classes, disjoint
-from jetcapture_py.compaction.plan import Source, Unit
+from jetcapture_py.compaction.merge import disjoint
+from jetcapture_py.compaction.plan import Source, Unit, classes
 from jetcapture_py.compaction.unit import Merged
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles

@@ -21,7 +21,8 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.unit import OPEN, SEVERAL, Failed, Skipped
+from jetcapture_py.compaction.plan import OPEN, SEVERAL
+from jetcapture_py.compaction.unit import Failed, Skipped
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import lay_out

@@ -15,9 +15,9 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.plan import REPLACING, Source
 from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
-from jetcapture_py.compaction.unit import REPLACING, CompactionSpec, Merged, Skipped, compact_unit
+from jetcapture_py.compaction.unit import CompactionSpec, Merged, Skipped, compact_unit
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.store import LocalStore

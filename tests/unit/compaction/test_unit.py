@@ -21,12 +21,9 @@ from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder, ObjectWriter
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.merge import classes
-from jetcapture_py.compaction.plan import TOLERANCE, units
+from jetcapture_py.compaction.plan import DRIFTED, OPEN, TOLERANCE, classes, units
 from jetcapture_py.compaction.unit import (
     CHANGED,
-    DRIFTED,
-    OPEN,
     CompactionSpec,
     Failed,
     Merged,
