@@ -54,11 +54,17 @@ class MessageSet:
 
     def contains(self, seqs: Seqs, times: Micros) -> Mask:
         """Return a mask of the messages that are in the set."""
-        return self._index(seqs, times) >= 0
+        return self.positions(seqs, times) >= 0
 
     def positions(self, seqs: Seqs, times: Micros) -> Int64s:
-        """Return the position of each message, which must be in the set, among all of them in order."""
-        return self._index(seqs, times)
+        """Return the position of each message among those of the set in order; -1 for others."""
+        positions = np.full(len(seqs), -1, np.int64)
+        at, ends = np.searchsorted(self.seqs, seqs), np.searchsorted(self.seqs, seqs, "right")
+        while len(open_ := np.flatnonzero(at < ends)):  # once for each message that had the same sequence
+            equal = open_[self.times[at[open_]] == times[open_]]
+            positions[equal] = at[equal]
+            at = at + 1
+        return positions
 
     def where(self, mask: Mask) -> MessageSet:
         """Return the messages of a mask."""
@@ -75,16 +81,6 @@ class MessageSet:
     def near(self, first: int, last: int) -> bool:
         """Whether a message has a sequence from `first` to `last`."""
         return self.count(first, last) > 0
-
-    def _index(self, seqs: Seqs, times: Micros) -> Int64s:
-        """Return the index of each message in the set; -1 for others."""
-        index = np.full(len(seqs), -1, np.int64)
-        at, ends = np.searchsorted(self.seqs, seqs), np.searchsorted(self.seqs, seqs, "right")
-        while len(open_ := np.flatnonzero(at < ends)):  # once for each message that had the same sequence
-            equal = open_[self.times[at[open_]] == times[open_]]
-            index[equal] = at[equal]
-            at = at + 1
-        return index
 
 
 def runs(seqs: Seqs) -> Iterator[tuple[int, int]]:
@@ -113,7 +109,7 @@ class RowIds:
     rows: Int64s
 
     @classmethod
-    def of(cls, table: pa.Table) -> RowIds:
+    def of(cls, table: pa.Table | pa.RecordBatch) -> RowIds:
         """Return the identities of a table's rows. Raises ArrowException if a sequence or timestamp is null."""
         rows = np.zeros(table.num_rows, np.int64)
         if layout.ROW in table.schema.names:

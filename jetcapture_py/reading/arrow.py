@@ -84,8 +84,8 @@ def read_archive(
         quarantine=quarantine,
         parquet_only=parquet_only,
     )
-    reading = _Reading(request.plan)
-    return pa.RecordBatchReader.from_batches(reading.schema, reading.batches())
+    plan = request.plan()
+    return pa.RecordBatchReader.from_batches(_schema(plan), _batches(plan, request.plan))
 
 
 def read_planned(planned: Callable[[], ReadPlan]) -> Batches:
@@ -93,7 +93,7 @@ def read_planned(planned: Callable[[], ReadPlan]) -> Batches:
 
     `planned` is called again if objects vanish before the first row. Raises JetcaptureError.
     """
-    yield from _Reading(planned).batches()
+    yield from _batches(planned(), planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,78 +289,71 @@ class _Object:
     step: Future[tuple[list[pa.RecordBatch], bool]] = field(default_factory=Future)
 
 
-class _Reading:
-    """Reads what `planned` plans, with several objects at a time. Rows are in the same order for the same objects."""
+def _schema(plan: ReadPlan) -> pa.Schema:
+    types = plan.table.schema
+    return pa.schema([(name, types.field(source).type) for name, source in plan.outputs])
 
-    def __init__(self, planned: Callable[[], ReadPlan]) -> None:
-        """Plan. Raises JetcaptureError."""
-        self._planned = planned
-        plan = self._plan = planned()
-        self._sources = sources = [source for _, source in plan.outputs]
-        types = plan.table.schema
-        self.schema = pa.schema([(name, types.field(source).type) for name, source in plan.outputs])
-        """The schema of `batches`, whatever columns a later plan has."""
-        self._reader = PlanReader.of(plan, sources)
-        extra = [layout.ROW] if plan.table.several_rows else []
-        self._identity = [layout.SEQ, *(name for name in (*plan.identity, *extra) if name != layout.SEQ)]
-        self._comparing = PlanReader.of(plan, [*sources, *self._identity])
 
-    def batches(self) -> Batches:
-        """Yield all rows, of a new plan if objects vanish before the first one. Raises JetcaptureError."""
-        plans = chain([self._plan], iter(self._planned, None))
+def _batches(plan: ReadPlan, planned: Callable[[], ReadPlan]) -> Batches:
+    """Yield all rows of a plan, or of a new one if objects vanish before the first row. Raises JetcaptureError."""
+    schema, plans = _schema(plan), chain([plan], iter(planned, None))
 
-        def begun() -> Iterable[pa.RecordBatch]:
-            rows = self._rows(next(plans))
-            return chain(list(islice(rows, 1)), rows)
+    def begun() -> Iterable[pa.RecordBatch]:
+        current = next(plans)
+        if changed := {*schema} ^ {*_schema(current)}:
+            names = ", ".join(sorted({field.name for field in changed}))
+            raise JetcaptureError(f"columns changed before the first row was read ({names}): read it again")
+        rows = _rows(current, schema)
+        return chain(list(islice(rows, 1)), rows)
 
-        yield from retried(begun)
+    yield from retried(begun)
 
-    def _rows(self, plan: ReadPlan) -> Batches:
-        local = plan.files.local
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        objects = cores + 1 if local else _REMOTE_OBJECTS
-        pending, returned = self._objects(plan), _Identities()
-        window: deque[_Object] = deque()
-        pool = ThreadPoolExecutor(cores if local else objects, "read")
-        try:
-            while pending or window:
-                while pending and len(window) < objects:
-                    item = pending.popleft()
-                    item.step = pool.submit(_step, item.batches)
-                    window.append(item)
-                current = window.popleft()
-                pieces, more = current.step.result()
-                if more:
-                    current.step = pool.submit(_step, current.batches)
-                    window.append(current)
-                for batch in pieces:
-                    rows = batch
-                    if current.compared:
-                        rows = batch.filter(pa.array(returned.add_new(identities(batch, self._identity))))
-                    if rows.num_rows:
-                        arrays = [rows.column(source) for source in self._sources]
-                        yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-                if current.compared and not more:
-                    begins = [item.name.first_seq for item in (*window, *islice(pending, 1))]
-                    returned.forget(min(begins, default=0))
-        finally:
-            pool.shutdown(cancel_futures=True)
-            for item in window:
-                item.batches.close()
 
-    def _objects(self, plan: ReadPlan) -> deque[_Object]:
-        """Return the objects to read, in the order of their first rows."""
-        shared = set(plan.shared)
-        return deque(
-            _Object(
-                name=name,
-                batches=(self._comparing if name in shared else self._reader).batches(
-                    plan.objects[name], name, plan.parts.get(name)
-                ),
-                compared=name in shared,
-            )
-            for name in sorted(plan.names, key=lambda name: (name.first_seq, name.path))
+def _rows(plan: ReadPlan, schema: pa.Schema) -> Batches:
+    """Yield a plan's rows from several objects at a time, in the same order for the same objects."""
+    source_of = dict(plan.outputs)
+    sources = [source_of[name] for name in schema.names]
+    extra = [layout.ROW] if plan.table.several_rows else []
+    identity = [layout.SEQ, *(name for name in (*plan.identity, *extra) if name != layout.SEQ)]
+    reader, comparing = PlanReader.of(plan, sources), PlanReader.of(plan, [*sources, *identity])
+    shared = set(plan.shared)
+    pending = deque(
+        _Object(
+            name=name,
+            batches=(comparing if name in shared else reader).batches(plan.objects[name], name, plan.parts.get(name)),
+            compared=name in shared,
         )
+        for name in sorted(plan.names, key=lambda name: (name.first_seq, name.path))
+    )
+    local, returned = plan.files.local, _Identities()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    objects = cores + 1 if local else _REMOTE_OBJECTS
+    window: deque[_Object] = deque()
+    pool = ThreadPoolExecutor(cores if local else objects, "read")
+    try:
+        while pending or window:
+            while pending and len(window) < objects:
+                item = pending.popleft()
+                item.step = pool.submit(_step, item.batches)
+                window.append(item)
+            current = window.popleft()
+            pieces, more = current.step.result()
+            if more:
+                current.step = pool.submit(_step, current.batches)
+                window.append(current)
+            for batch in pieces:
+                rows = batch
+                if current.compared:
+                    rows = batch.filter(pa.array(returned.add_new(_identities(batch, identity))))
+                if rows.num_rows:
+                    yield pa.RecordBatch.from_arrays([rows.column(source) for source in sources], schema=schema)
+            if current.compared and not more:
+                begins = [item.name.first_seq for item in (*window, *islice(pending, 1))]
+                returned.forget(min(begins, default=0))
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for item in window:
+            item.batches.close()
 
 
 def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:
@@ -409,11 +402,11 @@ class _Identities:
         self._sorted = [known.copy() for known in rest if len(known)]
 
 
-def identities(rows: pa.RecordBatch | Mapping[str, pa.Array], columns: Sequence[str]) -> Any:
+def _identities(rows: pa.RecordBatch, columns: Sequence[str]) -> Any:
     """Return the rows' identities as byte strings."""
     parts = []
     for name in columns:
-        column = rows[name]
+        column = rows.column(name)
         if pa.types.is_string(column.type):
             parts.append(_digests(column))
             continue

@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Mask, Micros, Seqs
 from jetcapture_py.archive.incarnations import bounds_by_incarnation, continued
+from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.config import buckets
 from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.reading.arrow import identities, read_archive
+from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.columns import INSTANT, listed
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Dedupe, outputs
@@ -43,7 +44,6 @@ QUARANTINED = "_nats_quarantined"
 """Whether an entry was not decoded, for `EntryReader.read`."""
 SUBJECTS = r"^\$KV\.[^.]+\."
 """How subjects of entries begin, before the key."""
-_IDENTITY = (layout.SEQ, layout.TIMESTAMP)
 _UNLIMITED = 1 << 30
 _MAX_SECONDS = 10**10
 """Seconds from which on a TTL counts as never: the server's durations end before."""
@@ -213,13 +213,13 @@ def read_bucket(
 
     def batches() -> Iterator[pa.RecordBatch]:
         for quarantined, rows in enumerate((good_rows, bad_rows)):
-            ids = np.unique(kept.identities[kept.quarantined == bool(quarantined)])
-            returned = np.zeros(len(ids), bool)
-            for batch in rows if len(ids) else ():
-                stored = identities(batch, _IDENTITY)
-                at = np.minimum(np.searchsorted(ids, stored), len(ids) - 1)
-                mask = ids[at] == stored
-                returned[at[mask]] = True
+            messages = kept.messages(kept.quarantined == bool(quarantined))
+            returned = np.zeros(len(messages), bool)
+            for batch in rows if len(messages) else ():
+                ids = RowIds.of(batch)
+                positions = messages.positions(ids.seqs, ids.times)
+                mask = positions >= 0
+                returned[positions[mask]] = True
                 if mask.any():
                     arrays = reader.described(batch.filter(pa.array(mask)))
                     yield pa.RecordBatch.from_arrays([arrays[source] for _, source in chosen], schema=schema)
@@ -304,7 +304,6 @@ class _Entries:
 
     seqs: Seqs
     times: Micros
-    identities: Any
     keys: pa.Array
     """The keys; "" for messages that are no entry of a bucket."""
     headers: Mapping[str, pa.Array]
@@ -319,11 +318,14 @@ class _Entries:
         return cls(
             seqs=columns[layout.SEQ].to_numpy(),
             times=columns[layout.TIMESTAMP].to_numpy(),
-            identities=identities(columns, _IDENTITY),
             keys=columns[KEY],
             headers={name: columns[name] for name in _HEADERS},
             quarantined=quarantined,
         )
+
+    def messages(self, chosen: Mask) -> MessageSet:
+        """Return the messages where `chosen` is true."""
+        return MessageSet(self.seqs[chosen], self.times[chosen])
 
     def take(self, kept: Mask) -> _Entries:
         """Return the rows where `kept` is true."""
@@ -331,7 +333,6 @@ class _Entries:
         return _Entries(
             seqs=self.seqs[kept],
             times=self.times[kept],
-            identities=self.identities[kept],
             keys=self.keys.filter(mask),
             headers={name: values.filter(mask) for name, values in self.headers.items()},
             quarantined=self.quarantined[kept],
@@ -399,12 +400,8 @@ def seconds_of(ttl: str) -> int | None:
 
 def _first_copies(entries: _Entries) -> Mask:
     """Return which rows are not in the quarantine if the same entry is also decoded."""
-    decoded = np.sort(entries.identities[~entries.quarantined])
-    if not len(decoded):
-        return np.ones(len(entries.seqs), bool)
-    at = np.minimum(np.searchsorted(decoded, entries.identities), len(decoded) - 1)
-    repeated: Mask = entries.quarantined & (decoded[at] == entries.identities)
-    return ~repeated
+    decoded = entries.messages(~entries.quarantined)
+    return ~(entries.quarantined & decoded.contains(entries.seqs, entries.times))
 
 
 def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Mask:
