@@ -9,8 +9,10 @@ from operator import and_
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_type
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import HEADERS_TYPE
 from spark_jobs.publishing.prepare import ARCHIVED, ROW, SCHEMA, SEQ, SUBJECT, TIME, Archived, Rows
 from spark_jobs.reading.columns import find, quoted
 from spark_jobs.replaying.target import STREAM
@@ -20,6 +22,7 @@ _MAX_TASKS = 8
 _BROADCAST = 5_000_000
 """Maximum number of identities of a resumed replay to broadcast; Spark chooses the join for more."""
 _TYPES = {layout.SEQ: "long", layout.TIMESTAMP: "timestamp", layout.ROW: "int"}
+_HEADERS = from_arrow_type(HEADERS_TYPE)
 _OWN = (*layout.IDENTITY, layout.ROW, layout.STAGE, layout.RAW_HEADERS)
 
 
@@ -52,6 +55,10 @@ class Source:
             }
             if (number := find(layout.ROW, names)) is not None:  # null counts as 0, and copies may differ in it
                 types[number] = sf.coalesce(types[number], sf.lit(0))
+            headers = find(layout.HEADERS, names)
+            if headers is not None and frame.schema[headers].dataType == _HEADERS:
+                # Spark hands an empty map to Python several times faster than null, and provenance is in headers anyway
+                types[headers] = sf.coalesce(sf.col(quoted(headers)), sf.create_map().cast(_HEADERS))
             frame = frame.withColumns(types)
             columns = columns._replace(own=(*columns.own, *layout.PARTITIONS))
         rows = Rows(frame.schema, template, columns, payload)
