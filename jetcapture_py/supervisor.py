@@ -211,7 +211,7 @@ class Supervisor:
             if self._server is not None:
                 self._server.stop()
             if self._site is not None:
-                self._site.show({}, {})
+                self._site.stop()
         self._report_failures()
         if self._error is not None:
             raise self._error

@@ -52,9 +52,9 @@ class Histogram:
         self.total += seconds
         self._counts[bisect_left(self.BOUNDS, seconds)] += 1
 
-    def cumulative(self) -> list[int]:
-        """Return the cumulative count for each bound, and for infinity."""
-        return list(accumulate(self._counts))
+    def buckets(self) -> dict[str, int]:
+        """Return the cumulative counts by upper bound; the last one is +Inf."""
+        return dict(zip((*map(str, self.BOUNDS), "+Inf"), accumulate(self._counts), strict=True))
 
 
 class Storing:

@@ -1,4 +1,8 @@
-"""Facts about one capture, as a value that the status page, /status.json and the terminal show.
+"""Facts about one capture: a frozen value in groups, made once a second in the capture's event loop.
+
+The status page, /status.json, /metrics and the probes show it; nothing else of a capture is read from another thread.
+To add a fact, add a field to a group and its value to the function below it. It is then in /status.json; annotated with
+`counter` or `gauge` it is a metric too.
 
 Texts from messages, objects' locations and errors are without credentials, but not escaped: whoever shows them does
 that.
@@ -10,16 +14,19 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jetcapture_py.archive.watermark import NEVER
 from jetcapture_py.capture.stats import QuarantineReason, RecentObject
 from jetcapture_py.config.units import format_duration, format_size, format_time
-from jetcapture_py.monitoring.health import health
+from jetcapture_py.monitoring.health import Health
+from jetcapture_py.monitoring.history import History, HistorySample, PastFailure
+from jetcapture_py.monitoring.metrics import Durations, Metrics, counter, gauge, histogram
 from jetcapture_py.monitoring.notices import LEVELS, Notice, notices
 from jetcapture_py.pages import words
 from jetcapture_py.text import without_credentials
@@ -28,15 +35,12 @@ if TYPE_CHECKING:
     from jetcapture_py.capture.blocks import Block
     from jetcapture_py.capture.state import CaptureState
     from jetcapture_py.config.model import Config
-    from jetcapture_py.monitoring.history import History, PastFailure
 
 MAX_BLOCKS = 6
 """Open blocks that are listed of the oldest, and of the largest, unless there are no more than both together."""
-_COUNTS = ("pending", "unacked", "redelivered", "delivered", "ack_floor", "waiting_pulls")
-"""What a consumer's facts and its state have alike."""
+SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
 _FEW_SAMPLES = 12
 """Samples, the last minute, by which other replicas are noticed: a single one may be of two moments."""
-
 _FAILING = {
     "running": "Failed",
     "connected": "Not connected",
@@ -45,8 +49,14 @@ _FAILING = {
     "storing": "Not storing",
 }
 
+_version = cache(version)
+
+Counts = Mapping[str, int]
 Role = Literal["shared", "active", "standby"]
 State = Literal["starting", "healthy", "attention", "failing", "draining", "ended"]
+
+
+# ---------------------------------------------------------------------- the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +64,166 @@ class ProcessFacts:
     """The process at one moment, for the header of a page."""
 
     version: str
-    time: datetime
-    """The moment."""
     host: str
     pid: int
+    time: datetime
+    """The moment."""
+
+
+def this_process() -> ProcessFacts:
+    """Return the facts of this process."""
+    return ProcessFacts(_version("jetcapture"), socket.gethostname(), os.getpid(), datetime.now(UTC))
+
+
+# ---------------------------------------------------------------------- the consumer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerFacts:
+    """The consumer's state on the server, over all replicas."""
+
+    asked: datetime
+    """The server's time of the answer."""
+    ahead: float
+    """Seconds that this machine's clock was ahead of the server's then."""
+    lag: Annotated[float, gauge("lag_seconds", "Age of the oldest message not stored; use the maximum over replicas")]
+    pending: Annotated[int, gauge("consumer_pending_messages", "Messages not yet delivered to any replica")]
+    unacked: Annotated[int, gauge("consumer_unacked_messages", "Messages delivered to any replica, not acknowledged")]
+    max_ack_pending: Annotated[int | None, gauge("consumer_max_ack_pending", "Limit of consumer_unacked_messages")]
+    redelivered: int
+    """Unacknowledged messages that were delivered more than once."""
+    delivered: int
+    """Last sequence delivered."""
+    ack_floor: Annotated[int, gauge("consumer_ack_floor", "All messages up to this sequence are acknowledged")]
+    waiting_pulls: int
+    """Open pulls."""
+    other_pulls: int
+    """Open pulls of other replicas."""
+    other_unacked: int
+    """Unacknowledged messages that other replicas hold."""
+    stream_max_age: Annotated[float | None, gauge("stream_max_age_seconds", "Age at which the stream removes messages")]
+
+
+def _consumer(state: CaptureState, history: History) -> ConsumerFacts:
+    source, consumer = state.source, state.source.state
+    pulls = sorted(sample.other_pulls for sample in list(history.samples)[-_FEW_SAMPLES:]) or [source.other_pulls]
+    return ConsumerFacts(
+        asked=consumer.asked.astimezone(UTC),
+        ahead=consumer.ahead,
+        lag=state.observer.lag(consumer).total_seconds(),
+        pending=consumer.pending,
+        unacked=consumer.unacked,
+        max_ack_pending=consumer.max_ack_pending if consumer.max_ack_pending < 1 << 62 else None,
+        redelivered=consumer.redelivered,
+        delivered=consumer.delivered,
+        ack_floor=consumer.ack_floor,
+        waiting_pulls=consumer.waiting_pulls,
+        other_pulls=pulls[(len(pulls) - 1) // 2],
+        other_unacked=source.other_unacked,
+        stream_max_age=source.stream_max_age or None,
+    )
+
+
+# ---------------------------------------------------------------------- messages and objects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowFacts:
+    """Messages and objects since the start."""
+
+    received: Annotated[int, counter("messages_fetched", "Messages received from the server")]
+    redelivered: Annotated[int, counter("messages_redelivered", "Messages received that were delivered before")]
+    stored: Annotated[int, counter("messages_stored", "Messages stored, including those in quarantine")]
+    acked: Annotated[int, counter("messages_acked", "Messages acknowledged after storing")]
+    unacked: Annotated[int, gauge("unacked_messages", "Unacknowledged messages held by this process")]
+    quarantined: Annotated[int, counter("messages_quarantined", "Messages quarantined")]
+    quarantined_by_stage: Annotated[
+        Counts, counter("messages_quarantined_by_stage", "Messages quarantined", "stage", ("decode", "key", "time"))
+    ]
+    erased: Annotated[int, counter("messages_erased", "Messages acknowledged and not stored, because they were erased")]
+    stray_frames: Annotated[int, counter("stray_frames", "Received frames that are not messages of the consumer")]
+    reconnects: Annotated[int, counter("reconnects", "Reconnects to NATS")]
+    stream_losses: Annotated[
+        Counts, counter("stream_losses", "Times that the stream lost messages", "kind", ("rewind", "recreated"))
+    ]
+    sealed_by: Annotated[Counts, counter("blocks_sealed", "Blocks sealed", "reason", SEALED_BY)]
+    stored_objects: Annotated[int, counter("stored_objects", "Objects stored")]
+    stored_rows: Annotated[int, counter("stored_rows", "Rows stored")]
+    stored_bytes: Annotated[int, counter("stored_bytes", "Bytes stored")]
+    last_stored: Annotated[datetime | None, gauge("last_store_timestamp_seconds", "Time of the last successful upload")]
+    store_seconds: Annotated[Durations, histogram("store_seconds", "Object upload duration in seconds")]
+    store_errors: int
+    store_errors_by_kind: Annotated[
+        Counts, counter("store_errors", "Failed object uploads", "kind", ("temporary", "permanent"))
+    ]
+    store_retries: Annotated[int, counter("store_retries", "Object upload retries")]
+    unconfirmed_acks: Annotated[int, counter("acks_unconfirmed", "Unconfirmed ack attempts")]
+    on_stored_failures: Annotated[
+        Counts, counter("on_stored_failures", "Stored objects not announced", "receiver", ("subject", "call"))
+    ]
+
+
+def _flow(state: CaptureState) -> FlowFacts:
+    stats, storing = state.stats, state.stats.storing
+    return FlowFacts(
+        received=state.source.fetched,
+        redelivered=stats.redelivered,
+        stored=stats.stored_messages,
+        acked=stats.acked,
+        unacked=state.unacked,
+        quarantined=stats.quarantined,
+        quarantined_by_stage=dict(stats.quarantine.stages),
+        erased=stats.erased,
+        stray_frames=stats.strays,
+        reconnects=state.source.reconnects,
+        stream_losses=dict(stats.stream_losses),
+        sealed_by=dict(stats.sealed_by),
+        stored_objects=stats.stored_blocks,
+        stored_rows=stats.stored_rows,
+        stored_bytes=stats.stored_bytes,
+        last_stored=None if storing.last_success is None else words.utc(storing.last_success),
+        store_seconds=Durations(storing.seconds.buckets(), storing.seconds.total),
+        store_errors=storing.errors.total(),
+        store_errors_by_kind=dict(storing.errors),
+        store_retries=storing.retries,
+        unconfirmed_acks=stats.unconfirmed_acks,
+        on_stored_failures=dict(stats.on_stored_failures),
+    )
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    """Bytes of messages that are not stored."""
+
+    memory: Annotated[int, gauge("buffered_bytes", "Bytes held of messages not stored yet")]
+    memory_open: int
+    """Of them in open blocks."""
+    memory_limit: Annotated[int, gauge("buffered_bytes_limit", "limits.memory")]
+    in_flight: Annotated[int, gauge("in_flight_bytes", "Bytes in flight: what open pulls may still deliver")]
+    in_flight_limit: Annotated[int, gauge("in_flight_bytes_limit", "Limit of in_flight_bytes; lower after a loss")]
+    spool: Annotated[int, gauge("spool_bytes", "Bytes of files in the spool")]
+    spool_limit: Annotated[int, gauge("spool_bytes_limit", "limits.spool.size; 0 without a spool")]
+    spool_failures: Annotated[int, counter("spool_failures", "Failures to write to the spool")]
+
+
+def _memory(state: CaptureState) -> MemoryFacts:
+    spooling, pulls = state.spooling, state.source.pulls
+    return MemoryFacts(
+        memory=state.memory + state.source.waiting_bytes,
+        memory_open=state.blocks.resident,
+        memory_limit=state.config.limits.memory,
+        in_flight=pulls.in_flight,
+        in_flight_limit=pulls.limits.limit,
+        spool=spooling.spool.bytes if spooling else 0,
+        spool_limit=spooling.spool.size if spooling else 0,
+        spool_failures=spooling.failures if spooling else 0,
+    )
+
+
+# ---------------------------------------------------------------------- open blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,103 +245,75 @@ class OpenBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerFacts:
-    """The consumer's state on the server, over all replicas."""
-
-    asked: datetime
-    """The server's time of the answer."""
-    ahead: float
-    """Seconds that this machine's clock was ahead of the server's then."""
-    lag: float
-    """Age in seconds of the oldest message that is not stored."""
-    pending: int
-    """Messages not delivered yet."""
-    unacked: int
-    """Messages delivered and not acknowledged."""
-    max_ack_pending: int | None
-    redelivered: int
-    """Unacknowledged messages that were delivered more than once."""
-    delivered: int
-    """Last sequence delivered."""
-    ack_floor: int
-    """Sequence up to which everything is acknowledged."""
-    waiting_pulls: int
-    """Open pulls."""
-    other_pulls: int
-    """Open pulls of other replicas."""
-    other_unacked: int
-    """Unacknowledged messages that other replicas hold."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowFacts:
-    """Messages and objects since the start."""
-
-    received: int
-    stored: int
-    acked: int
-    unacked: int
-    """Messages that are here now and not acknowledged."""
-    redelivered: int
-    quarantined: int
-    stored_objects: int
-    stored_bytes: int
-    store_errors: int
-    sealed_by: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFacts:
-    """Bytes of messages that are not stored."""
-
-    used: int
-    open: int
-    """Of them in open blocks."""
-    limit: int
-    spool: int
-    spool_limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFacts:
     """The open blocks."""
 
-    open: int
-    limit: int
-    rows: int
-    bytes: int
-    waiting: int
-    """Sealed blocks that wait to be stored."""
+    open_blocks: Annotated[int, gauge("open_blocks", "Open blocks")]
+    open_blocks_limit: int
+    open_rows: Annotated[int, gauge("open_block_rows", "Rows in open blocks")]
+    open_bytes: Annotated[int, gauge("open_block_bytes", "Bytes in open blocks")]
+    oldest_age: Annotated[float, gauge("oldest_open_block_seconds", "Age of the oldest open block; 0 without one")]
+    blocks_waiting: Annotated[int, gauge("blocks_waiting", "Sealed blocks waiting to be stored")]
     oldest: Sequence[OpenBlock]
     """The oldest ones, `MAX_BLOCKS` of them; all if they are few."""
     largest: Sequence[OpenBlock]
     """The largest ones, up to `MAX_BLOCKS`."""
 
 
+def _blocks(state: CaptureState) -> BlockFacts:
+    blocks, now = state.blocks, asyncio.get_running_loop().time()
+    few = blocks.open <= 2 * MAX_BLOCKS
+    return BlockFacts(
+        open_blocks=blocks.open,
+        open_blocks_limit=state.config.limits.open_blocks,
+        open_rows=blocks.rows,
+        open_bytes=blocks.bytes,
+        oldest_age=blocks.oldest_age(now),
+        blocks_waiting=state.sealed.qsize(),
+        oldest=[_open_block(block, now) for block in blocks.oldest(blocks.open if few else MAX_BLOCKS)],
+        largest=[_open_block(block, now) for block in blocks.largest(MAX_BLOCKS)],
+    )
+
+
+def _open_block(block: Block, now: float) -> OpenBlock:
+    return OpenBlock(
+        key=block.id.key,
+        bundle=block.id.bundle,
+        quarantine=block.id.quarantine,
+        bucket=words.utc(block.id.bucket),
+        age=now - block.opened,
+        messages=block.messages,
+        rows=block.rows,
+        bytes=block.bytes,
+    )
+
+
+# ---------------------------------------------------------------------- the watermark
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkFacts:
     """The watermark; None until there is one."""
 
-    time: datetime | None
-    seq: int | None
-    kept: bool
+    watermark: Annotated[
+        datetime | None,
+        gauge("watermark_timestamp_seconds", "Every message that the consumer selects until then is stored"),
+    ]
+    watermark_seq: int | None
+    has_watermark: bool
     """Whether this capture keeps one."""
 
 
-_JSON_NAMES = {
-    "process": {},
-    "flow": {},
-    "memory": {"used": "memory", "open": "memory_open", "limit": "memory_limit"},
-    "blocks": {
-        "open": "open_blocks",
-        "limit": "open_blocks_limit",
-        "rows": "open_rows",
-        "bytes": "open_bytes",
-        "waiting": "blocks_waiting",
-    },
-    "watermark": {"time": "watermark", "seq": "watermark_seq", "kept": "has_watermark"},
-}
-"""The groups whose facts stand beside one another in /status.json, and what is named otherwise there."""
+def _watermark(state: CaptureState) -> WatermarkFacts:
+    mark = state.watermark
+    return WatermarkFacts(
+        watermark=mark.time if mark and mark.time > NEVER else None,
+        watermark_seq=mark.seq if mark else None,
+        has_watermark=state.notes is not None,
+    )
+
+
+# ---------------------------------------------------------------------- all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,36 +321,37 @@ class CaptureFacts:
     """A capture at one moment. Sizes are in bytes, durations in seconds, times in UTC; counts since the start."""
 
     process: ProcessFacts
-    stream: str
-    consumer: str
-    role: Role
-    """Whether the replica shares the consumer with others, or is the one that receives, or waits to take over."""
-    started: datetime
-    """When the process started."""
-    state: State
-    ready: bool
-    since: datetime
-    """When the capture became ready, or stopped being ready."""
-    notices: Sequence[Notice]
-    """Current problems and warnings, the worst first."""
-    past: Sequence[PastFailure]
-    """Failures that have ended."""
-    max_age: float
-    """The setting `block.max_age`."""
+    health: Health
     consumer_state: ConsumerFacts | None
     """None until the capture has found its consumer."""
     flow: FlowFacts
     memory: MemoryFacts
     blocks: BlockFacts
     watermark: WatermarkFacts
+    stream: str
+    consumer: str
+    role: Role
+    """Whether the replica shares the consumer with others, or is the one that receives, or waits to take over."""
+    active: Annotated[bool, gauge("active", "1 when this replica receives; 0 on standby in source.mode ordered")]
+    started: datetime
+    """When the process started."""
+    state: State
+    ready: Annotated[bool, gauge("ready", "1 when connected, consuming, decoding and storing")]
+    since: datetime
+    """When the capture became ready, or stopped being ready."""
+    notices: Sequence[Notice]
+    """Current problems and warnings, the worst first."""
+    past: Sequence[PastFailure]
+    """Failures that have ended."""
+    max_age: Annotated[float, gauge("block_max_age_seconds", "block.max_age: lag up to this is normal")]
     objects: Sequence[RecentObject]
     """The objects stored last."""
     quarantine: Sequence[QuarantineReason]
     """The last reasons of the quarantine."""
-    settings: Sequence[tuple[str, str]]
-    """Names and values of settings."""
-    samples: Mapping[str, Sequence[Any]]
-    """The last quarter of an hour by name, oldest first: what a `HistorySample` has, messages per second."""
+    settings: Mapping[str, str]
+    """Settings by name."""
+    samples: Sequence[HistorySample]
+    """The last quarter of an hour, oldest first."""
 
     @property
     def headline(self) -> tuple[str, str]:
@@ -230,101 +369,55 @@ class CaptureFacts:
         now = self.process.time
         return what, f"for {words.age((now - since).total_seconds())}, since {words.clock(since, now)} UTC{rest}"
 
+    def series(self) -> dict[str, list[float]]:
+        """Return the samples by what they measure; `received` and `stored` are messages per second."""
+        samples = self.samples
+        return {
+            "received": [round(sample.received / sample.seconds, 2) for sample in samples],
+            "stored": [round(sample.stored / sample.seconds, 2) for sample in samples],
+            "lag": [round(sample.lag, 2) for sample in samples],
+            "pending": [sample.pending for sample in samples],
+            "unacked": [sample.unacked for sample in samples],
+            "memory": [sample.memory for sample in samples],
+        }
+
     def fields(self) -> dict[str, Any]:
-        """Return all facts by name, times as `datetime`."""
-        values = {**asdict(self), "summary": " ".join(self.headline), "settings": dict(self.settings)}
-        for group, names in _JSON_NAMES.items():
-            values |= {names.get(name, name): value for name, value in values.pop(group).items()}
-        return values
+        """Return all facts by name, times as `datetime`; those of a group stand beside one another."""
+        values = {**asdict(self), "summary": " ".join(self.headline)}
+        for group in ("process", "health", "flow", "memory", "blocks", "watermark"):
+            values |= values.pop(group)
+        return values | {"samples": {"time": [words.utc(sample.time) for sample in self.samples], **self.series()}}
 
 
-def gather(state: CaptureState, history: History) -> CaptureFacts:
-    """Return the facts of a capture. Call it in the capture's event loop."""
-    history.observe()
-    config, present = state.config, health(state)
-    what_to_know = tuple(sorted(notices(state, history, present), key=lambda notice: LEVELS.index(notice.level)))
+def gather(history: History, before: CaptureFacts | None = None) -> CaptureFacts:
+    """Return the facts of a capture; `before` are its last. Call it once a second, in the capture's event loop."""
+    state, health = history.state, history.observe()
+    source, ended = state.config.source, state.ended is not None
+    what_to_know = sorted(notices(state, history, health), key=lambda notice: LEVELS.index(notice.level))
     return CaptureFacts(
         process=this_process(),
-        stream=config.source.stream,
-        consumer=config.source.consumer,
-        role=_role(state),
-        started=history.started,
-        state=_state(state, what_to_know),
-        ready=present.ready,
-        since=history.since,
-        notices=what_to_know,
-        past=tuple(history.past),
-        max_age=config.block.max_age,
+        health=health,
         consumer_state=_consumer(state, history) if state.opened else None,
         flow=_flow(state),
         memory=_memory(state),
         blocks=_blocks(state),
         watermark=_watermark(state),
+        stream=source.stream,
+        consumer=source.consumer,
+        role="shared" if source.mode == "shared" else "active" if state.source.active else "standby",
+        active=state.opened and not ended and state.source.active,
+        started=history.started,
+        state=_state(state, what_to_know),
+        ready=health.ready,
+        since=history.since,
+        notices=what_to_know,
+        past=tuple(history.past),
+        max_age=state.config.block.max_age,
         objects=tuple(state.stats.objects),
         quarantine=state.stats.quarantine.reasons,
-        settings=_settings(config),
-        samples=_samples(history),
+        settings=_settings(state.config) if before is None else before.settings,
+        samples=tuple(history.samples),
     )
-
-
-def this_process() -> ProcessFacts:
-    """Return the facts of this process."""
-    return ProcessFacts(version("jetcapture"), datetime.now(UTC), socket.gethostname(), os.getpid())
-
-
-def _flow(state: CaptureState) -> FlowFacts:
-    stats = state.stats
-    return FlowFacts(
-        received=state.source.fetched,
-        stored=stats.stored_messages,
-        acked=stats.acked,
-        unacked=state.unacked,
-        redelivered=stats.redelivered,
-        quarantined=stats.quarantined,
-        stored_objects=stats.stored_blocks,
-        stored_bytes=stats.stored_bytes,
-        store_errors=stats.storing.errors.total(),
-        sealed_by=dict(stats.sealed_by),
-    )
-
-
-def _memory(state: CaptureState) -> MemoryFacts:
-    spool = state.spooling.spool if state.spooling is not None else None
-    return MemoryFacts(
-        used=state.memory + state.source.waiting_bytes,
-        open=state.blocks.resident,
-        limit=state.config.limits.memory,
-        spool=spool.bytes if spool else 0,
-        spool_limit=spool.size if spool else 0,
-    )
-
-
-def _blocks(state: CaptureState) -> BlockFacts:
-    blocks, now = state.blocks, asyncio.get_running_loop().time()
-    few = blocks.open <= 2 * MAX_BLOCKS
-    return BlockFacts(
-        open=blocks.open,
-        limit=state.config.limits.open_blocks,
-        rows=blocks.rows,
-        bytes=blocks.bytes,
-        waiting=state.sealed.qsize(),
-        oldest=[_open_block(block, now) for block in blocks.oldest(blocks.open if few else MAX_BLOCKS)],
-        largest=[_open_block(block, now) for block in blocks.largest(MAX_BLOCKS)],
-    )
-
-
-def _watermark(state: CaptureState) -> WatermarkFacts:
-    known = state.watermark
-    return WatermarkFacts(
-        time=known.time if known and known.time > NEVER else None,
-        seq=known.seq if known else None,
-        kept=state.notes is not None,
-    )
-
-
-def status_json(captures: Sequence[CaptureFacts]) -> bytes:
-    """Return the facts of the captures of this process as JSON."""
-    return json.dumps({"captures": [facts.fields() for facts in captures]}, default=format_time).encode() + b"\n"
 
 
 def _state(state: CaptureState, present: Sequence[Notice]) -> State:
@@ -340,77 +433,51 @@ def _state(state: CaptureState, present: Sequence[Notice]) -> State:
     return "attention" if "warning" in levels else "healthy"
 
 
-def _role(state: CaptureState) -> Role:
-    if state.config.source.mode == "shared":
-        return "shared"
-    return "active" if state.source.active else "standby"
-
-
-def _open_block(block: Block, now: float) -> OpenBlock:
-    return OpenBlock(
-        key=block.id.key,
-        bundle=block.id.bundle,
-        quarantine=block.id.quarantine,
-        bucket=words.utc(block.id.bucket),
-        age=now - block.opened,
-        messages=block.messages,
-        rows=block.rows,
-        bytes=block.bytes,
-    )
-
-
-def _consumer(state: CaptureState, history: History) -> ConsumerFacts:
-    consumer, last = state.source.state, list(history.samples)[-_FEW_SAMPLES:]
-    pulls = sorted(sample.other_pulls for sample in last) or [state.source.other_pulls]
-    return ConsumerFacts(
-        asked=consumer.asked.astimezone(UTC),
-        ahead=consumer.ahead,
-        lag=state.observer.lag(consumer).total_seconds(),
-        max_ack_pending=consumer.max_ack_pending if consumer.max_ack_pending < 1 << 62 else None,
-        other_pulls=pulls[(len(pulls) - 1) // 2],
-        other_unacked=state.source.other_unacked,
-        **{name: getattr(consumer, name) for name in _COUNTS},
-    )
-
-
-def _samples(history: History) -> Mapping[str, Sequence[Any]]:
-    samples = tuple(history.samples)
-    return {
-        "time": [words.utc(sample.time) for sample in samples],
-        "received": [round(sample.received / sample.seconds, 2) for sample in samples],
-        "stored": [round(sample.stored / sample.seconds, 2) for sample in samples],
-        "lag": [round(sample.lag, 2) for sample in samples],
-        **{name: [getattr(sample, name) for sample in samples] for name in ("pending", "unacked", "memory")},
-    }
-
-
-def _settings(config: Config) -> Sequence[tuple[str, str]]:
+def _settings(config: Config) -> Mapping[str, str]:
     """Return the settings that matter most, as they are written in a configuration."""
     source, block, store, limits = config.source, config.block, config.store, config.limits
-    settings = [
-        ("nats.servers", ", ".join(config.nats.servers)),
-        ("source.filter_subjects", ", ".join(source.filter_subjects) or "all"),
-        ("source.ack_wait", format_duration(source.ack_wait)),
-        ("source.max_ack_pending", f"{source.max_ack_pending:,}"),
-        ("decode.format", config.decode.format),
-        ("key", config.key or '""'),
-        ("block.interval", format_duration(block.interval)),
-        ("block.max_age", format_duration(block.max_age)),
-        ("block.max_bytes", format_size(block.max_bytes)),
-        ("block.max_messages", f"{block.max_messages:,}"),
-        ("block.time", block.time),
-        ("block.format", f"{block.format}, {block.compression}"),
-        ("store.url", store.url),
-        ("store.concurrency", str(store.concurrency)),
-        ("limits.memory", format_size(limits.memory)),
-        ("limits.open_blocks", f"{limits.open_blocks:,}"),
-        ("drain_timeout", format_duration(config.drain_timeout)),
-    ]
-    if block.bundles:
-        settings.insert(6, ("block.bundles", f"{block.bundles:,}"))
-    if limits.spool is not None:
-        settings.insert(-1, ("limits.spool", f"{format_size(limits.spool.size)} at {limits.spool.path}"))
-    return tuple((name, without_credentials(value)) for name, value in settings)
+    settings = {
+        "nats.servers": ", ".join(config.nats.servers),
+        "source.filter_subjects": ", ".join(source.filter_subjects) or "all",
+        "source.ack_wait": format_duration(source.ack_wait),
+        "source.max_ack_pending": f"{source.max_ack_pending:,}",
+        "decode.format": config.decode.format,
+        "key": config.key or '""',
+        "block.bundles": f"{block.bundles:,}" if block.bundles else "",
+        "block.interval": format_duration(block.interval),
+        "block.max_age": format_duration(block.max_age),
+        "block.max_bytes": format_size(block.max_bytes),
+        "block.max_messages": f"{block.max_messages:,}",
+        "block.time": block.time,
+        "block.format": f"{block.format}, {block.compression}",
+        "store.url": store.url,
+        "store.concurrency": str(store.concurrency),
+        "limits.memory": format_size(limits.memory),
+        "limits.open_blocks": f"{limits.open_blocks:,}",
+        "limits.spool": f"{format_size(limits.spool.size)} at {limits.spool.path}" if limits.spool else "",
+        "drain_timeout": format_duration(config.drain_timeout),
+    }
+    return {name: without_credentials(value) for name, value in settings.items() if value}
+
+
+def status_json(captures: Iterable[CaptureFacts]) -> bytes:
+    """Return the facts of the captures of this process as JSON."""
+    return json.dumps({"captures": [facts.fields() for facts in captures]}, default=format_time).encode() + b"\n"
+
+
+def capture_metrics(captures: Mapping[str, CaptureFacts], failed: int | None = None) -> Metrics:
+    """Return the metrics of captures by name; with `failed`, the number that failed, samples say whose they are."""
+    metrics = Metrics()
+    if failed is not None:
+        metrics.add(gauge("captures_failed", "Captures of this process that failed or could not start"), failed)
+    for name, facts in captures.items():
+        metrics.labels = {} if failed is None else {"capture": name, "stream": facts.stream}
+        about = {"version": facts.process.version, "stream": facts.stream, "consumer": facts.consumer}
+        metrics.add(gauge("info", "Version, stream and consumer of this process; always 1"), 1, about)
+        metrics.add_all(facts, facts.health, facts.flow, facts.memory, facts.blocks, facts.watermark)
+        if facts.consumer_state is not None:
+            metrics.add_all(facts.consumer_state)
+    return metrics
 
 
 # ---------------------------------------------------------------------- maintenance
@@ -444,37 +511,48 @@ class MaintenanceState:
     """When the pass that is running began; None while none is."""
     ended: float | None = None
     """When the last pass without a failure ended; None before the first one."""
-    seconds: float = 0.0
-    """How long the last pass took."""
-    passes: int = 0
-    """Passes that have ended."""
-    failures: int = 0
-    """Passes that have ended with a failure."""
+    seconds: Annotated[float, gauge("maintain_pass_seconds", "How long the last pass took")] = 0.0
+    passes: Annotated[int, counter("maintain_passes", "Passes that have ended")] = 0
+    failures: Annotated[int, counter("maintain_failures", "Passes that have ended with a failure")] = 0
     failure: str = ""
     """What failed in the last pass; "" if nothing did."""
     backlog: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Objects to merge in this pass, and their bytes, of the messages and of the quarantine."""
-    objects_before: int = 0
-    """Objects that the last pass found."""
-    objects_after: int = 0
-    """Objects that it left."""
-    bytes_after: int = 0
-    """Their bytes."""
-    waiting: int = 0
-    """Replaced objects that a later pass removes."""
-    removed: int = 0
-    """Replaced objects that all passes have removed."""
-    expired: int = 0
-    """Objects that all passes have removed because their buckets have expired."""
+    objects_before: Annotated[int, gauge("maintain_objects_before", "Objects that the last pass found")] = 0
+    objects_after: Annotated[int, gauge("maintain_objects_after", "Objects that it left")] = 0
+    bytes_after: Annotated[int, gauge("maintain_bytes_after", "Their bytes")] = 0
+    waiting: Annotated[int, gauge("maintain_waiting_objects", "Replaced objects that a later pass removes")] = 0
+    removed: Annotated[int, counter("maintain_removed_objects", "Replaced objects that were removed")] = 0
+    expired: Annotated[int, counter("maintain_expired_objects", "Objects removed because they have expired")] = 0
     tables: tuple[TableState, ...] = ()
     """Tables of the messages and of the quarantine."""
 
     @property
     def backlog_objects(self) -> int:
-        """Objects that are still to be merged."""
         return sum(objects for objects, _ in self.backlog.values())
 
     @property
     def backlog_bytes(self) -> int:
-        """Their bytes."""
         return sum(size for _, size in self.backlog.values())
+
+
+def maintenance_metrics(states: Mapping[str, MaintenanceState]) -> Metrics:
+    """Return the metrics of archives, by the name of their capture."""
+    metrics = Metrics()
+    for name, state in states.items():
+        metrics.labels = {"capture": name, "stream": state.stream}
+        metrics.add_all(state)
+        metrics.add(gauge("maintain_failing", "1 if something failed in the last pass"), bool(state.failure))
+        text = "When the last pass without a failure ended; seconds since the epoch, 0 before the first one"
+        metrics.add(gauge("maintain_last_pass_timestamp_seconds", text), state.ended or 0)
+        metrics.add(gauge("maintain_backlog_objects", "Objects that are still to be merged"), state.backlog_objects)
+        metrics.add(gauge("maintain_backlog_bytes", "Their bytes"), state.backlog_bytes)
+        if tables := state.tables:
+            text = "Up to when complete buckets are in the table; seconds since the epoch, 0 before the first commit"
+            metrics.add(gauge("maintain_table_complete_to_timestamp_seconds", text), tables[0].complete_to or 0)
+            metrics.add(gauge("maintain_table_files", "Objects in the tables"), sum(table.files for table in tables))
+            text = "Objects that the tables cannot have yet"
+            metrics.add(gauge("maintain_table_waiting_objects", text), sum(table.waiting for table in tables))
+            text = "Columns whose names in the tables say their type"
+            metrics.add(gauge("maintain_table_renamed_columns", text), sum(table.renamed for table in tables))
+    return metrics

@@ -1,16 +1,14 @@
-"""Health of a capture: connected, consuming, decoding, storing, and what is wrong.
-
-Safe to call from any thread: it only reads attributes that the capture keeps anyway.
-"""
+"""Health of a capture: connected, consuming, decoding, storing, and what is wrong."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from jetcapture_py.capture import side_tasks
+from jetcapture_py.monitoring.metrics import gauge
 from jetcapture_py.text import age, plural
 
 if TYPE_CHECKING:
@@ -25,16 +23,16 @@ The limit is generous so that a slow decoder is not restarted in a loop."""
 class Health:
     """The health of a capture at one moment."""
 
-    connected: bool
-    """To NATS."""
-    consuming: bool
-    """The server serves our pulls."""
-    storing: bool
-    """Nothing waits for a failing store."""
+    connected: Annotated[bool, gauge("connected", "1 when connected to NATS")]
+    consuming: Annotated[bool, gauge("consuming", "1 when the server answers pulls")]
+    storing: Annotated[bool, gauge("storing", "1 unless the store is failing or hanging")]
+    decoding_seconds: Annotated[float, gauge("decoding_seconds", "Age of the batch in the decoder and key function")]
     trouble: Mapping[str, str]
     """The checks that fail, and why: running, connected, consuming, decoding and storing."""
-    expected: Container[str]
+    expected: Sequence[str]
     """The checks that fail because the capture starts or drains."""
+    stuck: str
+    """Why only a restart helps; "" if it is not needed."""
 
     @property
     def ready(self) -> bool:
@@ -47,40 +45,36 @@ class Health:
 
 def health(state: CaptureState) -> Health:
     """Return the current health."""
-    expected = {*(() if state.opened else ("connected",)), *(("consuming",) if state.draining else ())}
-    if state.ended is not None:
-        failed = {"running": f"it has failed: {state.ended}"}
-        trouble = failed if state.ended else {"consuming": "drained and ended"}
-        return Health(connected=False, consuming=False, storing=True, trouble=trouble, expected=expected)
-    trouble = {}
-    connected = state.opened and state.source.connected
-    consuming = connected and state.source.pulls.consuming and not state.draining
-    if not connected:
-        reason = state.source.connection_error
-        lost = f"no connection to NATS{f': {reason}' if reason else ''}"
-        trouble["connected"] = lost if state.opened else "not connected yet"
-    elif state.draining:
-        trouble["consuming"] = "draining, no more pulls"
-    elif not consuming:
-        trouble["consuming"] = "the server does not answer pulls"
-    if (decoding := _decoding(state, side_tasks.DECODER_SLOW)) is not None:
-        trouble["decoding"] = decoding
-    if (storing := state.stats.storing.trouble(time.monotonic())) is not None:
-        trouble["storing"] = storing
-    return Health(connected=connected, consuming=consuming, storing=storing is None, trouble=trouble, expected=expected)
-
-
-def stuck(state: CaptureState) -> str | None:
-    """Return in one line why a restart is needed; None if it is not."""
-    if state.ended is not None:
-        return None
-    reason = _decoding(state, max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * len(state.preparing)))
-    return None if reason is None else f"decoding: {reason}"
-
-
-def _decoding(state: CaptureState, limit: float) -> str | None:
-    """Return what is wrong when a batch has been in the decoder for longer than `limit` seconds."""
+    starting, draining, ended = not state.opened, state.draining, state.ended
     messages, seconds = len(state.preparing), state.decoding_for()
-    if not messages or seconds <= limit:
-        return None
-    return f"a batch of {plural(messages, 'message')} has been in the decoder for {age(seconds)}"
+    connected = state.opened and ended is None and state.source.connected
+    consuming = connected and state.source.pulls.consuming and not draining
+    decoding = (
+        f"a batch of {plural(messages, 'message')} has been in the decoder for {age(seconds)}" if messages else ""
+    )
+    storing = state.stats.storing.trouble(time.monotonic()) if ended is None else None
+    stuck = False
+    trouble = {}
+    if ended is not None:
+        trouble = {"running": f"it has failed: {ended}"} if ended else {"consuming": "drained and ended"}
+    else:
+        if not connected:
+            reason = state.source.connection_error
+            lost = f"no connection to NATS{f': {reason}' if reason else ''}"
+            trouble["connected"] = "not connected yet" if starting else lost
+        elif not consuming:
+            trouble["consuming"] = "draining, no more pulls" if draining else "the server does not answer pulls"
+        if decoding and seconds > side_tasks.DECODER_SLOW:
+            trouble["decoding"] = decoding
+            stuck = seconds > max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * messages)
+        if storing is not None:
+            trouble["storing"] = storing
+    return Health(
+        connected=connected,
+        consuming=consuming,
+        storing=storing is None,
+        decoding_seconds=seconds,
+        trouble=trouble,
+        expected=(*["connected"] * starting, *["consuming"] * draining),
+        stuck=f"decoding: {decoding}" if stuck else "",
+    )

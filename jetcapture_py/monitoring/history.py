@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from jetcapture_py.monitoring.health import health
+from jetcapture_py.monitoring.health import Health, health
 from jetcapture_py.pages.words import utc
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class PastFailure:
 
 
 class History:
-    """The history of one capture. `observe` is called once a second, in the capture's event loop."""
+    """The history of one capture, `state`."""
 
     def __init__(self, state: CaptureState, clock: Callable[[], float] = time.time) -> None:
-        self._state, self._clock = state, clock
+        self.state, self._clock = state, clock
         self._sampled = clock()
         self._counts = self._counted()
         self.started = self.since = utc(self._sampled)
@@ -71,12 +71,13 @@ class History:
         """Failures that have ended, newest first."""
         self._failing: dict[str, tuple[datetime, str]] = {}
 
-    def observe(self) -> None:
-        """Look at the health, and take a sample if it is time."""
-        at = self._clock()
-        self._look(utc(at))
+    def observe(self) -> Health:
+        """Look at the health, and take a sample if it is time. Call it in the capture's event loop."""
+        at, now = self._clock(), health(self.state)
+        self._record(now, utc(at))
         if not 0 <= at - self._sampled < EVERY:  # the clock may be set back
             self._sample(at)
+        return now
 
     def failing_since(self, check: str) -> datetime:
         """Return when a check began to fail."""
@@ -89,8 +90,7 @@ class History:
         last = list(self.samples)[-count:]
         return len(last) == count and all(map(condition, last))
 
-    def _look(self, at: datetime) -> None:
-        now = health(self._state)
+    def _record(self, now: Health, at: datetime) -> None:
         if now.ready != self.ready:
             self.ready, self.since = now.ready, at
         failing = {check: text for check, text in now.trouble.items() if check not in now.expected}
@@ -102,11 +102,11 @@ class History:
             self._failing[check] = began, text
 
     def _counted(self) -> tuple[int, int, int]:
-        stats = self._state.stats
-        return self._state.source.fetched, stats.stored_messages, stats.quarantined
+        stats = self.state.stats
+        return self.state.source.fetched, stats.stored_messages, stats.quarantined
 
     def _sample(self, at: float) -> None:
-        state, before, seconds = self._state, self._counts, max(at - self._sampled, 1e-3)
+        state, before, seconds = self.state, self._counts, max(at - self._sampled, 1e-3)
         self._sampled, self._counts = at, self._counted()
         if not state.opened:
             return

@@ -133,7 +133,7 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
     if history.lasting(lambda sample: sample.memory >= 0.95 * limit, LASTING):
         text = "limits.memory is used up, so pulling waits until objects are stored."
         yield _warning(text, "Raise limits.memory or store.concurrency, or add replicas.")
-    if recent := sum(sample.quarantined for sample in history.samples):
+    if state.stats.quarantined and (recent := sum(sample.quarantined for sample in history.samples)):
         text = f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour."
         fix = "Nothing is lost. If the configuration is wrong, correct it and run jetcapture quarantine redecode; "
         yield _warning(text, f"{fix}otherwise fix the producer. The reasons are below.")

@@ -113,7 +113,7 @@ def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], 
     total = {
         "rate": words.rate(sum(row.received for row in rows)),
         "quarantined": sum(facts.flow.quarantined for facts in captures.values()),
-        "memory": sum(facts.memory.used for facts in captures.values()),
+        "memory": sum(facts.memory.memory for facts in captures.values()),
     }
     return _page(
         "captures.html",
@@ -148,8 +148,8 @@ class _Row:
     @property
     def received(self) -> float:
         """Messages per second, in the last sample."""
-        samples = self.facts.samples["received"] if self.facts is not None else ()
-        return float(samples[-1]) if samples else 0.0
+        last = self.facts.samples[-1] if self.facts is not None and self.facts.samples else None
+        return 0.0 if last is None else last.received / last.seconds
 
     @property
     def rate(self) -> str:
@@ -257,16 +257,16 @@ def _all_is_well(facts: CaptureFacts) -> str:
     if last is not None:
         ago = words.age((facts.process.time - last).total_seconds())
         return f"Connected, consuming and storing; the last object was stored {ago} ago."
-    if facts.blocks.open:
+    if facts.blocks.open_blocks:
         return f"Connected and consuming. Nothing is stored yet: blocks are stored after {words.age(facts.max_age)}."
     return "Connected and consuming. No message has arrived since the process started."
 
 
 def _cards(facts: CaptureFacts) -> list[Card]:
     """Return the figures: lag, received, stored, pending, unacknowledged and memory."""
-    consumer, flow, samples, now = facts.consumer_state, facts.flow, facts.samples, facts.process.time
+    consumer, flow, samples, now = facts.consumer_state, facts.flow, facts.series(), facts.process.time
     begin = words.clock(facts.started, now)
-    ages = [(now - time).total_seconds() for time in samples["time"]]
+    ages = [now.timestamp() - sample.time for sample in facts.samples]
     lifetime = max((now - facts.started).total_seconds(), 1.0)
     max_age = words.age(facts.max_age)
 
@@ -319,14 +319,15 @@ def _unacked(facts: CaptureFacts, chart: Sparkline) -> Card:
 
 def _memory(facts: CaptureFacts, chart: Sparkline) -> Card:
     memory = facts.memory
-    limit, rest = memory.limit, max(0, memory.used - memory.open)
-    parts: list[tuple[str, float, str]] = [("here", memory.open, f"{words.size(memory.open)} in open blocks")]
+    limit, rest = memory.memory_limit, max(0, memory.memory - memory.memory_open)
+    in_blocks = f"{words.size(memory.memory_open)} in open blocks"
+    parts: list[tuple[str, float, str]] = [("here", memory.memory_open, in_blocks)]
     if rest:
         parts.append(("others", rest, f"{words.size(rest)} being decoded or stored"))
     if memory.spool_limit:
         parts.append(("", 0, f"spool: {words.size(memory.spool)} of {words.size(memory.spool_limit)}"))
-    note = f"{words.share(memory.used, limit)} of limits.memory"
-    value, early = words.size(memory.used), 1 / OPEN_SHARE
+    note = f"{words.share(memory.memory, limit)} of limits.memory"
+    value, early = words.size(memory.memory), 1 / OPEN_SHARE
     return Card(value=value, note=note, chart=chart, parts=parts, limit=limit, early=early)
 
 
@@ -338,10 +339,10 @@ def _shown_blocks(facts: CaptureFacts) -> list[tuple[str, Sequence[OpenBlock]]]:
     }
     if not shown:
         return []
-    if len(shown) >= blocks.open:
+    if len(shown) >= blocks.open_blocks:
         return [("", sorted(shown.values(), key=lambda block: -block.age))]
     return [
-        (f"The {len(blocks.oldest)} oldest of {blocks.open:,}", blocks.oldest),
+        (f"The {len(blocks.oldest)} oldest of {blocks.open_blocks:,}", blocks.oldest),
         (f"The {len(blocks.largest)} largest", blocks.largest),
     ]
 
@@ -356,11 +357,11 @@ def _replicas(facts: CaptureFacts) -> str:
 def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
     """Yield names, values and remarks on how far the capture has come."""
     watermark, flow = facts.watermark, facts.flow
-    if watermark.time is not None:
-        ago = words.age((facts.process.time - watermark.time).total_seconds())
-        about = f"{ago} ago, sequence {watermark.seq:,}; everything until then is stored"
-        yield "Watermark", f"{words.moment(watermark.time)} UTC", about
-    elif watermark.kept:
+    if watermark.watermark is not None:
+        ago = words.age((facts.process.time - watermark.watermark).total_seconds())
+        about = f"{ago} ago, sequence {watermark.watermark_seq:,}; everything until then is stored"
+        yield "Watermark", f"{words.moment(watermark.watermark)} UTC", about
+    elif watermark.has_watermark:
         yield "Watermark", "none yet", ""
     else:
         yield "Watermark", "none", "this store cannot keep one, or store.url contains {key}"

@@ -35,9 +35,8 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config import model
 from jetcapture_py.config.units import parse_size
-from jetcapture_py.monitoring.facts import MaintenanceState, TableState
-from jetcapture_py.monitoring.http import TIMEOUT
-from jetcapture_py.monitoring.metrics import MaintenanceMetrics, Metrics
+from jetcapture_py.monitoring.facts import MaintenanceState, TableState, capture_metrics, gather, maintenance_metrics
+from jetcapture_py.monitoring.history import History
 from tests.support.commands import check_jetcapture
 from tests.support.documents import blocks
 from tests.support.nats_server import NatsServer
@@ -442,8 +441,8 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         found["jetcapture_block_max_age_seconds"] = found["jetcapture_stream_max_age_seconds"] = set()
         found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
         table = TableState(name="nats.orders", snapshot=None, files=0, waiting=0, renamed=0, complete_to=None)
-        maintained = MaintenanceMetrics({"orders": MaintenanceState(stream="ORDERS", tables=(table,))})
-        for metric in (*Metrics(observed.state).collect(), *maintained.collect()):
+        maintained = maintenance_metrics({"orders": MaintenanceState(stream="ORDERS", tables=(table,))})
+        for metric in (*capture_metrics({"": gather(History(observed.state))}).collect(), *maintained.collect()):
             for sample in metric.samples:
                 found.setdefault(sample.name, set()).update(sample.labels.values())
         return found
@@ -474,4 +473,3 @@ def test_the_probes_ask_the_port_that_is_listened_on(monkeypatch: pytest.MonkeyP
     assert loaded.http.listen == f":{port['containerPort']}"
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
-        assert container[probe]["timeoutSeconds"] > TIMEOUT

@@ -25,7 +25,8 @@ from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.jetstream import pulls
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.monitoring.http import Site
+from jetcapture_py.monitoring import facts, http
+from jetcapture_py.monitoring.history import History
 from jetcapture_py.monitoring.http_server import HttpServer
 from jetcapture_py.monitoring.status import CaptureStatus, examine
 from jetcapture_py.store.archive import ASIDE
@@ -34,6 +35,9 @@ from tests.support.publishing import Headers, Publisher, connect
 STREAM = "ORDERS"
 CONSUMER = "archive"
 Message = tuple[str, bytes, Headers | None]
+
+SITES: dict[int, http.Site] = {}
+"""What `serve` serves, by port: a test may want facts of this moment."""
 
 pulls.EXPIRES = 0.1  # every drain waits for the open pulls to end, and most tests have an idle stream then
 
@@ -113,16 +117,23 @@ async def running(configuration: Config, **parts: Any) -> AsyncIterator[CaptureS
 @contextlib.contextmanager
 def serve(state: CaptureState, listen: str) -> Iterator[int]:
     """Serve a capture's page, probes and metrics on `listen` inside the block; the port."""
-    site = Site(single=True)
+    site = http.Site(single=True)
     site.show({"capture": state}, {})
     try:
         server = HttpServer(listen, site)
+        SITES[server.port] = site
         try:
             yield server.port
         finally:
             server.stop()
+            del SITES[server.port]
     finally:
-        site.show({}, {})
+        site.stop()
+
+
+def metrics(state: CaptureState) -> str:
+    """The metrics of a capture."""
+    return facts.capture_metrics({"": facts.gather(History(state))}).text().decode()
 
 
 async def capture_all(configuration: Config, **parts: Any) -> CaptureState:

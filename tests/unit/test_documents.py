@@ -19,7 +19,7 @@ from jetcapture_py.config import model
 from jetcapture_py.config.account import AccountConfig
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.cases import load_cases
-from jetcapture_py.monitoring.metrics import SEALED_BY
+from jetcapture_py.monitoring.facts import SEALED_BY
 from jetcapture_py.verify.findings import Kind, Severity
 from jetcapture_py.verify.repair import Repair
 from spark_jobs.datasource.options import ReadOptions, WriteOptions
@@ -155,11 +155,10 @@ def test_every_log_event_is_described_and_no_other() -> None:
 
 
 def test_every_metric_is_described_and_no_other() -> None:
-    source = (REPOSITORY / "jetcapture_py" / "monitoring" / "metrics.py").read_text()
+    sources = (REPOSITORY / "jetcapture_py" / "monitoring" / name for name in ("facts.py", "health.py"))
     found = set()
-    for how, name in re.findall(r'_(counters?|gauge)\(\s*"(\w+)"', source):
-        found.add(f"jetcapture_{name}{'_total' if how.startswith('counter') else ''}")
-    found |= set(re.findall(r'"(jetcapture_\w+)"', source))
+    for how, name in re.findall(r'\b(counter|gauge|histogram)\(\s*"(\w+)"', "".join(map(Path.read_text, sources))):
+        found.add(f"jetcapture_{name}{'_total' if how == 'counter' else ''}")
     assert len(found) > 30
     assert first_cells(section("docs/monitoring.md", "Metrics")) == found
 

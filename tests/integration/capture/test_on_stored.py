@@ -16,7 +16,6 @@ from jetcapture_py import StoredObject, log
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import announcing
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.monitoring.metrics import Metrics
 from tests.support import hooks
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
@@ -25,6 +24,7 @@ from tests.support.running import (
     config,
     connection,
     consumer,
+    metrics,
     objects,
     publish,
     publish_and_capture,
@@ -232,7 +232,7 @@ def test_without_permission_to_publish_there_is_one_clear_line(
         async with running(settings) as capture:
             await until(lambda: capture.stats.acked == 100, "all are acknowledged")
             await until(lambda: capture.stats.on_stored_failures["subject"] == 20, "every refusal is counted")
-            assert b'jetcapture_on_stored_failures_total{receiver="subject"} 20.0' in Metrics(capture).text()
+            assert 'jetcapture_on_stored_failures_total{receiver="subject"} 20.0' in metrics(capture)
         return capture
 
     asyncio.run(scenario())

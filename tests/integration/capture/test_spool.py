@@ -18,10 +18,20 @@ import pytest
 from jetcapture_py import log
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import spool
-from jetcapture_py.monitoring.metrics import Metrics
 from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
-from tests.support.running import Message, capture_all, config, consumer, objects, publish, rows, running, until
+from tests.support.running import (
+    Message,
+    capture_all,
+    config,
+    consumer,
+    metrics,
+    objects,
+    publish,
+    rows,
+    running,
+    until,
+)
 
 Start = Callable[..., NatsServer]
 COUNT, SIZE = 4000, 20_000
@@ -85,9 +95,9 @@ def test_a_block_larger_than_the_memory_becomes_one_object(nats_server: Start, t
 
             await until(all_received, "all are received")
             assert capture.blocks.open == 1
-            text = Metrics(capture).text()
-            assert b"jetcapture_spool_bytes_limit 1.073741824e+09" in text
-            assert b"jetcapture_spool_failures_total 0.0" in text
+            text = metrics(capture)
+            assert "jetcapture_spool_bytes_limit 1.073741824e+09" in text
+            assert "jetcapture_spool_failures_total 0.0" in text
         state = await consumer(server.url)
         assert (state.num_ack_pending, state.num_redelivered) == (0, 0)
         return capture

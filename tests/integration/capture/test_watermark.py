@@ -16,7 +16,6 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.watermark import ConsumerWatermark, stretches
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.errors import StoreError
-from jetcapture_py.monitoring.metrics import Metrics
 from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.nats_server import NatsServer
@@ -26,6 +25,7 @@ from tests.support.running import (
     capture_all,
     config,
     connection,
+    metrics,
     objects,
     publish,
     rows,
@@ -63,7 +63,7 @@ def test_one_that_promises_nothing_by_time_yet_is_no_metric(nats_server: Start, 
             await until(lambda: capture.unacked == 1, "it is held")
             found = written(tmp_path / "a")
             assert (found and found.time, capture.watermark) == (watermark.NEVER, found)
-            assert "jetcapture_watermark_timestamp_seconds" not in [each.name for each in Metrics(capture).collect()]
+            assert "jetcapture_watermark_timestamp_seconds" not in metrics(capture)
 
     asyncio.run(scenario())
 

@@ -25,6 +25,7 @@ from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
+    SITES,
     STREAM,
     Command,
     config,
@@ -89,6 +90,9 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 async def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    """What is answered, with the facts of this moment if the capture runs in this loop."""
+    if port in SITES:
+        SITES[port].update()
     return await asyncio.to_thread(get, port, path, method)
 
 

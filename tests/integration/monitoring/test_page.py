@@ -328,11 +328,12 @@ def test_the_page_refreshes_itself_and_a_snapshot_does_not(tmp_path: Path) -> No
 def test_the_page_of_a_process_whose_event_loop_is_stuck_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "TIMEOUT", 0.2)
+    monkeypatch.setattr(http, "LATE", 0.2)
 
     async def scenario() -> None:
         with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
             answers: list[tuple[int, str]] = []
+            time.sleep(0.3)  # the loop does nothing meanwhile
             thread = threading.Thread(target=lambda: answers.append(get(port, "/")))
             thread.start()
             thread.join()  # the loop waits here, and does nothing else
@@ -449,10 +450,11 @@ def test_the_list_of_captures_has_the_worst_first_with_rate_lag_and_quarantine(
                 await until(lambda: first.stats.received == second.stats.received == 20, "all is in blocks")
                 assert await first.source.refresh()
                 await until(lambda: first.observer.lag(first.source.state).total_seconds() > 1, "it has waited")
+                site.update()
                 page = await page_of(server_.port)
             finally:
                 await asyncio.to_thread(server_.stop)
-                site.show({}, {})
+                site.stop()
         assert page.verdict.startswith("Failing: 1 of 3 captures")
         lost, reason, late, warning, well = rows(page.root)
         assert (lost, reason) == ("lost ✕ Failed", "stream LOST does not exist")

@@ -153,7 +153,7 @@ def test_probes_are_answered_while_the_event_loop_is_busy(tmp_path: Path) -> Non
 
 
 def test_an_event_loop_that_stands_still_for_long_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "TIMEOUT", 0.3)
+    monkeypatch.setattr(endpoint, "LATE", 0.3)
     monkeypatch.setattr(endpoint, "STUCK", 0.6)
 
     async def scenario() -> None:
