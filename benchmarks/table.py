@@ -29,7 +29,8 @@ from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
-from jetcapture_py.table.commit import CommitRequest, commit
+from jetcapture_py.table.commit import commit
+from jetcapture_py.table.plan import CommitRequest
 from tests.support.archives import put
 from tests.support.memory import peak_resident
 from tests.support.running import STREAM

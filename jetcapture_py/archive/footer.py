@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow._parquet import ParquetReader
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.varint import varint
@@ -43,7 +44,9 @@ def find(end: Callable[[int], bytes], usual: int = USUAL) -> bytes:
 
 def decoded(footer: bytes) -> pq.FileMetaData:
     """Decode a footer. Raises pa.ArrowInvalid."""
-    return pq.read_metadata(pa.BufferReader(MAGIC + footer))
+    reader = ParquetReader()  # `read_metadata` also maps the paths of nested columns, which takes a third of its time
+    reader.open(pa.BufferReader(MAGIC + footer))
+    return reader.metadata
 
 
 def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:

@@ -26,7 +26,8 @@ from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compa
 from jetcapture_py.maintain.expire import Expiry, ExpirySummary
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import table_names
-from jetcapture_py.table.commit import CommitRequest, Committed, TableResult, commit, named_paths
+from jetcapture_py.table.commit import Committed, TableResult, commit, named_paths
+from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.verify.proof import own_suffix
 
 MESSAGES, QUARANTINE = "messages", "quarantine"

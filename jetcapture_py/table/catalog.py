@@ -22,7 +22,7 @@ from jetcapture_py.text import one_line
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.table import Table
 
 CATALOG = "jetcapture"
@@ -79,6 +79,12 @@ class ArchiveTable:
         """Return the manifests of the current snapshot."""
         current = self.loaded and self.loaded.current_snapshot()
         return list(current.manifests(self.loaded.io)) if self.loaded and current else []
+
+    def files(self) -> Iterator[tuple[int, DataFile]]:
+        """Yield the current files, each with the number of its manifest."""
+        for number, manifest in enumerate(self.manifests() if self.loaded else ()):
+            if self.loaded:
+                yield from ((number, entry.data_file) for entry in manifest.fetch_manifest_entry(self.loaded.io))
 
 
 @contextmanager

@@ -16,11 +16,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jetcapture_py.archive import watermark
 from jetcapture_py.compaction.inventory import PathSet
-from jetcapture_py.compaction.unit import Merged
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
@@ -28,11 +27,8 @@ from jetcapture_py.errors import ConflictError
 from jetcapture_py.retry import retried_on_conflict
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import ArchiveTable, open_table, table_names
-from jetcapture_py.table.plan import Scope, TablePlan, files_of
+from jetcapture_py.table.plan import CommitRequest, TablePlan
 from jetcapture_py.text import plural
-
-if TYPE_CHECKING:
-    from jetcapture_py.table.columns import TableColumns
 
 SNAPSHOT_AGE = timedelta(hours=1)
 """How long snapshots are kept, at least. Older ones name objects that compaction has removed."""
@@ -105,25 +101,6 @@ class Committed:
     """Files of forgotten snapshots that could not be deleted, by their places."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRequest:
-    """What to commit."""
-
-    quarantine: bool = False
-    """The table of the quarantine in place of that of the messages."""
-    after: float = CompactConfig().after
-    """Seconds since a bucket's end."""
-    outcomes: Sequence[Merged] = ()
-    """What a compaction of these objects has verified."""
-    expired: Collection[str] = ()
-    """Paths of objects that are about to be removed."""
-    recent: float = 0.0
-    """For how many seconds to tell what was dropped."""
-    forget: bool = False
-    """Forget all earlier snapshots."""
-    dry_run: bool = False
-
-
 def commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Committed:
     """Make the table as the archive is, without what has expired.
 
@@ -136,20 +113,18 @@ def _commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Co
     with open_table(config, archive, quarantine=request.quarantine, read_only=request.dry_run) as table:
         from jetcapture_py.table.writer import removed_since
 
-        scope = scope_of(config, request)
-        columns = columns_of(table)
-        plan = TablePlan(archive, table, columns, scope)
+        plan = TablePlan(config, archive, table, request)
         forgotten, remains = 0, list[str]()
         if request.dry_run:
             for _ in plan.changes():
                 pass
         else:
-            table, forgotten, remains = _write(plan, columns, request)
+            table, forgotten, remains = _write(plan)
             if plan.tally.new:
                 _refuse_gone(plan)
         dropped = removed_since(table, time.time() - request.recent) if request.recent else {}
         return Committed(
-            result=_result(plan, columns, table.snapshot),
+            result=_result(plan, table.snapshot),
             paths=plan.tally.paths,
             dropped={place.removeprefix(table.root): moment for place, moment in dropped.items()},
             forgotten=forgotten,
@@ -157,37 +132,17 @@ def _commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Co
         )
 
 
-def scope_of(config: Config, request: CommitRequest) -> Scope:
-    """Return what a table is of."""
-    return Scope(
-        stream=config.source.stream,
-        quarantine=request.quarantine,
-        after=request.after,
-        keep=config.maintain.keep if config.maintain else None,
-        outcomes=request.outcomes,
-        expired=frozenset(request.expired),
-    )
-
-
-def columns_of(table: ArchiveTable) -> TableColumns:
-    """Return the columns that a table has, or begins with."""
-    from jetcapture_py.table.columns import TableColumns, first_columns
-
-    return TableColumns(table.loaded.schema() if table.loaded else first_columns(table.time))
-
-
-def _write(plan: TablePlan, columns: TableColumns, request: CommitRequest) -> tuple[ArchiveTable, int, list[str]]:
+def _write(plan: TablePlan) -> tuple[ArchiveTable, int, list[str]]:
     """Commit what the plan says, if there is anything; return the table, and what became of earlier snapshots."""
     from jetcapture_py.table.writer import TableWriter, delete_manifests
 
-    table, writer = plan.table, None
+    table, request, writer = plan.table, plan.request, None
     try:
         for change in plan.changes():
-            writer = writer or TableWriter(table, _summary(plan.mark))
-            writer.set_columns(columns.schema)
+            writer = writer or TableWriter(table, plan.columns, _summary(plan.mark))
             writer.add(change)
         if writer is None and request.forget and _has_history(table):
-            writer = TableWriter(table, _summary(plan.mark))
+            writer = TableWriter(table, plan.columns, _summary(plan.mark))
         if writer is None:
             return table, 0, []
     except BaseException:
@@ -209,7 +164,7 @@ def _has_history(table: ArchiveTable) -> bool:
 
 def _refuse_gone(plan: TablePlan) -> None:
     """Raise ConflictError if an object was removed while it was committed. Those in the table before are not."""
-    present = PathSet(plan.archive.paths(plan.scope.directory))
+    present = PathSet(plan.archive.paths(plan.directory))
     if not present.issuperset_of(plan.tally.new):
         raise ConflictError(f"{plan.archive.shown} has lost objects while table {plan.table.name} was committed")
 
@@ -217,7 +172,7 @@ def _refuse_gone(plan: TablePlan) -> None:
 def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = False) -> PathSet:
     """Return the paths of the objects that the table names now. Raises JetcaptureError, and ConfigError."""
     with open_table(config, archive, quarantine=quarantine) as table:
-        return PathSet(file.file_path.removeprefix(table.root) for file in files_of(table))
+        return PathSet(file.file_path.removeprefix(table.root) for _, file in table.files())
 
 
 def drop_quarantined(config: Config, archive: ArchiveFiles, paths: Collection[str]) -> None:
@@ -242,7 +197,7 @@ def _summary(mark: watermark.Watermark | None) -> dict[str, str]:
     }
 
 
-def _result(plan: TablePlan, columns: TableColumns, snapshot: int | None) -> TableResult:
+def _result(plan: TablePlan, snapshot: int | None) -> TableResult:
     """Return what was done, or would be."""
     tally = plan.tally
     upto = plan.closed if tally.earliest is None else min(plan.closed, tally.earliest)
@@ -255,8 +210,8 @@ def _result(plan: TablePlan, columns: TableColumns, snapshot: int | None) -> Tab
         removed=tally.removed,
         unsettled=len(tally.unsettled),
         complete_to=datetime.fromtimestamp(upto, UTC) if tally.paths else None,
-        renamed=columns.drifted,
-        left_out=columns.left_out,
+        renamed=plan.columns.drifted,
+        left_out=plan.columns.left_out,
         opened=tally.opened,
         problems=[f"{path}: {reason}" for path, reason in islice(tally.unsettled.items(), _LISTED)],
         error=_error(plan.table.name, tally.stuck),

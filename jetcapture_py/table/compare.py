@@ -10,8 +10,8 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.reading.plan import list_objects
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import AGAIN, ArchiveTable, open_table, table_config, table_names
-from jetcapture_py.table.commit import CommitRequest, after_of, columns_of, scope_of
-from jetcapture_py.table.plan import TablePlan, disjoint_objects, files_of
+from jetcapture_py.table.commit import after_of
+from jetcapture_py.table.plan import CommitRequest, TablePlan, disjoint_objects
 from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings
 
 
@@ -22,7 +22,7 @@ def compare_tables(config: Config, archive: ArchiveFiles) -> list[Finding]:
     for quarantine in table_names(config):
         request = CommitRequest(quarantine=quarantine, after=after_of(config))
         with open_table(config, archive, quarantine=quarantine, read_only=True) as table:
-            findings += _differences(table, TablePlan(archive, table, columns_of(table), scope_of(config, request)))
+            findings += _differences(table, TablePlan(config, archive, table, request))
     return findings
 
 
@@ -30,10 +30,10 @@ def _differences(table: ArchiveTable, plan: TablePlan) -> Iterator[Finding]:
     """Yield what differs between a table and what it should have."""
     archive, name = plan.archive, table.name
     joining = [joining.info.name.path for change in plan.changes() for joining in change.added]
-    listing = list_objects(archive, plan.scope.directory)
+    listing = list_objects(archive, plan.directory)
     present = {file.path: file.size for file in listing.values()}
     gone, changed, twice, later, waiting, stuck = (FileList() for _ in range(6))
-    current = {file.file_path.removeprefix(table.root): file.file_size_in_bytes for file in files_of(table)}
+    current = {file.file_path.removeprefix(table.root): file.file_size_in_bytes for _, file in table.files()}
     for path, size in sorted(current.items()):
         if path not in present:
             gone.add(path)

@@ -12,7 +12,8 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.table.catalog import ArchiveTable, open_table, table_names
-from jetcapture_py.table.commit import CommitRequest, after_of, commit
+from jetcapture_py.table.commit import after_of, commit
+from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.text import without_credentials
 
 _MANIFEST = ".avro"

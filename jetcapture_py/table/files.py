@@ -5,16 +5,26 @@ Bounds come from the statistics in an object's footer, so a query opens only obj
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.typedef import Record
-from pyiceberg.types import DecimalType, PrimitiveType, StringType
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    PrimitiveType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+)
 from pyiceberg.utils.truncate import truncate_upper_bound_text_string
 
 from jetcapture_py.archive.schema import field_id
@@ -34,6 +44,15 @@ class Leaf(NamedTuple):
     field: int
     """Its field id."""
     type: PrimitiveType
+    pack: Callable[[int], bytes] | None
+    """Encodes its bounds; None for texts and decimals."""
+
+
+_PACKED: dict[type[PrimitiveType], Callable[[int], bytes]] = {
+    BooleanType: Struct("<?").pack,
+    **dict.fromkeys((IntegerType, DateType), Struct("<i").pack),
+    **dict.fromkeys((LongType, TimeType, TimestampType, TimestamptzType), Struct("<q").pack),
+}
 
 
 def leaves(schema: pa.Schema, table: Schema) -> list[Leaf]:
@@ -48,7 +67,7 @@ def leaves(schema: pa.Schema, table: Schema) -> list[Leaf]:
         if not field.type.num_fields:
             type_ = types.get(field_id(field)) if single else None
             if isinstance(type_, PrimitiveType) and _has_bounds(field.type):
-                columns.append(Leaf(index, field_id(field), type_))
+                columns.append(Leaf(index, field_id(field), type_, _PACKED.get(type(type_))))
             index += 1
 
     for field in schema:
@@ -81,7 +100,7 @@ def data_file(place: str, size: int, metadata: pq.FileMetaData, columns: Sequenc
     """Describe an object by its decoded footer. `time_column` is the field id of the table's column of time."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     lower, upper, empty = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
-    day: Sequence[int | None] | None = None if any(leaf.field == time_column for leaf in columns) else [None]
+    day: tuple[int | None, ...] = () if any(leaf.field == time_column for leaf in columns) else (None,)
     for leaf in columns:
         limits, nulls = _limits(groups, leaf)
         if limits is None:
@@ -90,45 +109,24 @@ def data_file(place: str, size: int, metadata: pq.FileMetaData, columns: Sequenc
             continue
         low, high = limits
         if leaf.field == time_column and not nulls and low // _DAY == high // _DAY:
-            day = [low // _DAY]
-        lower |= _bound(leaf, low, upper=False)
-        upper |= _bound(leaf, high, upper=True)
-    return _file(place, size, metadata.num_rows, day, (lower, upper), empty)
-
-
-def known_file(place: str, size: int, rows: int, spec: int, day: int | None) -> DataFile:
-    """Describe a file that the table has already, to remove it."""
-    return _file(place, size, rows, None if spec == WHOLE else [day])
-
-
-def _file(
-    place: str,
-    size: int,
-    rows: int,
-    day: Sequence[int | None] | None,
-    bounds: tuple[Mapping[int, bytes], Mapping[int, bytes]] = ({}, {}),
-    empty: Mapping[int, int] | None = None,
-) -> DataFile:
-    """Describe a file. `empty` are the columns without any value, and the file's rows."""
+            day = (low // _DAY,)
+        for bounds, value in ((lower, low), (upper, high)):
+            bound = leaf.pack(value) if leaf.pack else _bound(leaf.type, value, upper=bounds is upper)
+            if bound is not None:
+                bounds[leaf.field] = bound
     file = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=place,
         file_format=FileFormat.PARQUET,
-        partition=Record(*(day or ())),
-        record_count=rows,
+        partition=Record(*day),
+        record_count=metadata.num_rows,
         file_size_in_bytes=size,
-        column_sizes=None,
         value_counts=empty,
         null_value_counts=empty,
-        nan_value_counts=None,
-        lower_bounds=bounds[0],
-        upper_bounds=bounds[1],
-        key_metadata=None,
-        split_offsets=None,
-        equality_ids=None,
-        sort_order_id=None,
+        lower_bounds=lower,
+        upper_bounds=upper,
     )
-    file.spec_id = WHOLE if day is None else DAILY
+    file.spec_id = DAILY if day else WHOLE
     return file
 
 
@@ -156,15 +154,14 @@ def _unscaled(value: Any) -> int:
     return int.from_bytes(value, "big", signed=True) if isinstance(value, bytes) else int(value)
 
 
-def _bound(leaf: Leaf, value: Any, *, upper: bool) -> dict[int, bytes]:
-    """Return a limit as manifests have it, by field id; empty if there is none, as above some texts."""
-    if isinstance(leaf.type, DecimalType):
-        return {leaf.field: value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True)}
-    if isinstance(leaf.type, StringType):
-        value = value.decode()
-        if len(value) > _LENGTH:
-            value = truncate_upper_bound_text_string(value, _LENGTH) if upper else value[:_LENGTH]
+def _bound(type_: PrimitiveType, value: Any, *, upper: bool) -> bytes | None:
+    """Return a limit of decimals or texts as manifests have it; None if there is none, as above some texts."""
+    if isinstance(type_, DecimalType):
+        return bytes(value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True))
+    text = value.decode()
+    if len(text) > _LENGTH:
+        text = truncate_upper_bound_text_string(text, _LENGTH) if upper else text[:_LENGTH]
     try:
-        return {} if value is None else {leaf.field: to_bytes(leaf.type, value)}
+        return None if text is None else text.encode()
     except UnicodeEncodeError:  # the text after the last one before the surrogates
-        return {}
+        return None

@@ -1,50 +1,63 @@
-"""Write one commit of a table: its new columns, its changes, and the snapshots that it forgets, all or nothing.
+"""Write one commit of a table: its new columns, one snapshot, and the snapshots that it forgets, all or nothing.
 
-Changes are written as they come, so that few of them are in memory. Each becomes part of one snapshot, and every
-snapshot that stays has each message once. A commit replaces exactly the snapshot that was loaded, or fails.
+Manifests of new files are written as the files come, so that few of them are in memory. A commit replaces exactly the
+snapshot that was loaded, or fails.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
 
+from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError
-from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
+    DataFile,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriterV2,
+)
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot, SnapshotSummaryCollector, Summary, update_snapshot_summaries
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
     AddSchemaUpdate,
     AddSnapshotUpdate,
     SetCurrentSchemaUpdate,
     SetDefaultSpecUpdate,
+    UpdatesAndRequirements,
 )
-from pyiceberg.table.update.snapshot import ExpireSnapshots
+from pyiceberg.table.update.snapshot import ExpireSnapshots, _MergeAppendFiles
 from pyiceberg.transforms import DayTransform
+from pyiceberg.typedef import EMPTY_DICT
 
 from jetcapture_py.archive import footer
 from jetcapture_py.table.catalog import CONTENT, ArchiveTable, explained, is_refused
-from jetcapture_py.table.files import DAILY, WHOLE, data_file
+from jetcapture_py.table.files import DAILY, data_file
 from jetcapture_py.table.plan import Change
 
 if TYPE_CHECKING:
-    from pyiceberg.table.update.snapshot import _SnapshotProducer
+    from jetcapture_py.table.columns import TableColumns
 
 SUMMARY = "jetcapture."
 """Prefix of our entries in a snapshot's summary."""
 _FILES = 5_000
-"""Files of a manifest, about."""
+"""Files of a manifest, about; those with less than half as many are merged."""
+_BLOCK = 100
+"""Files of a manifest that are compressed together."""
 _PROPERTIES = {
     "gc.enabled": "false",  # engines that honor it neither purge nor clean up the archive's objects
     "commit.retry.num-retries": "0",  # another one's commit changes the plan
     "commit.manifest-merge.enabled": "true",
-    "commit.manifest.target-size-bytes": "2097152",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
@@ -53,17 +66,10 @@ _PROPERTIES = {
 class TableWriter:
     """Writes the changes of one commit."""
 
-    def __init__(self, table: ArchiveTable, summary: Mapping[str, str]) -> None:
-        self._table = table
-        self._summary = {f"{SUMMARY}{name}": text for name, text in summary.items()}
-        self._producers: list[_SnapshotProducer[Any]] = []
-        self._passing: set[int] = set()
-        """Snapshots that are forgotten at once."""
-        self._added: dict[int, list[DataFile]] = {DAILY: [], WHOLE: []}
+    def __init__(self, table: ArchiveTable, columns: TableColumns, summary: Mapping[str, str]) -> None:
+        self._table, self._columns = table, columns
+        self._added: dict[int, list[DataFile]] = defaultdict(list)
         """Files to add, by the specification of their partitions."""
-        self._replaced: list[DataFile] = []
-        self._removed: list[DataFile] = []
-        """What is done at once, because messages move from some files to others."""
         if table.loaded is None:
             with suppress(NamespaceAlreadyExistsError):  # by another process, just now
                 table.catalog.create_namespace_if_not_exists(Catalog.namespace_from(table.name))
@@ -73,10 +79,28 @@ class TableWriter:
         properties = {**_PROPERTIES, CONTENT: table.content}
         if not properties.items() <= self._tx.table_metadata.properties.items():
             self._tx.set_properties(properties)
+        self._snapshot = _Snapshot(self._tx, {f"{SUMMARY}{name}": text for name, text in summary.items()})
 
-    def set_columns(self, schema: Schema) -> None:
-        """Give the table these columns, if it has others."""
-        metadata = self._tx.table_metadata
+    def add(self, change: Change) -> None:
+        """Add a change to the snapshot."""
+        for manifest, place in change.removed:
+            self._snapshot.removed[manifest].add(place)
+        for info, data, columns in change.added:
+            place = f"{self._table.root}{info.name.path}"
+            file = data_file(place, info.size, footer.decoded(data), columns, self._table.time)
+            files = self._added[file.spec_id]
+            files.append(file)
+            if len(files) >= _FILES:
+                self._write(file.spec_id)
+
+    def _write(self, spec: int) -> None:
+        """Write the manifest of new files."""
+        self._set_columns()
+        self._snapshot.add(spec, self._added.pop(spec))
+
+    def _set_columns(self) -> None:
+        """Give the table the columns of the files so far, if it has others."""
+        metadata, schema = self._tx.table_metadata, self._columns.schema
         if metadata.schema().fields != schema.fields:
             number = 1 + max(earlier.schema_id for earlier in metadata.schemas)
             added = AddSchemaUpdate(schema=Schema(*schema.fields, schema_id=number))
@@ -88,78 +112,6 @@ class TableWriter:
                 (AddPartitionSpecUpdate(spec=PartitionSpec(day, spec_id=DAILY)), SetDefaultSpecUpdate(spec_id=DAILY))
             )
 
-    def add(self, change: Change) -> None:
-        """Write a change, or keep it for the next snapshot."""
-        added = [
-            data_file(f"{self._table.root}{info.name.path}", info.size, footer.decoded(data), columns, self._table.time)
-            for info, data, columns in change.added
-        ]
-        if change.removed:
-            self._replaced.extend(added)
-            self._removed.extend(change.removed)
-            if len(self._replaced) >= _FILES:
-                self._replace()
-            return
-        for file in added:
-            self._added[file.spec_id].append(file)
-        for spec, files in self._added.items():
-            if len(files) >= _FILES:
-                self._append(spec)
-
-    def _replace(self) -> None:
-        """Make a snapshot in which files take the place of others."""
-        added, removed = self._replaced, self._removed
-        self._replaced, self._removed = [], []
-        files = {spec: [file for file in added if file.spec_id == spec] for spec in (WHOLE, DAILY)}
-        first = len(self._producers)
-        if files[WHOLE]:  # a snapshot has files of one specification: those before the last one are forgotten
-            whole = {file.file_path for file in files[WHOLE]}
-            if again := [file for file in removed if file.file_path in whole]:  # a removal takes all of this path
-                self._overwrite([], again)
-                removed = [file for file in removed if file.file_path not in whole]
-            self._added[WHOLE] += files[WHOLE]
-            self._append(WHOLE)
-        if files[DAILY] or removed:
-            self._overwrite(files[DAILY], removed)
-        self._passing.update(producer.snapshot_id for producer in self._producers[first:-1])
-
-    def _overwrite(self, added: Iterable[DataFile], removed: Iterable[DataFile]) -> None:
-        producer = self._tx.update_snapshot(self._summary).overwrite()
-        for file in added:
-            producer.append_data_file(file)
-        for file in removed:
-            producer.delete_data_file(file)
-        self._finish(producer)
-
-    def _append(self, spec: int, *, last: bool = False) -> None:
-        """Make a snapshot with more files; the `last` one merges small manifests."""
-        files, self._added[spec] = self._added[spec], []
-        if not files and not last:
-            return
-        if spec == WHOLE:
-            self._tx._stage((SetDefaultSpecUpdate(spec_id=WHOLE),))
-        update = self._tx.update_snapshot(self._summary)
-        producer = update.merge_append() if last else update.fast_append()
-        for file in files:
-            producer.append_data_file(file)
-        self._finish(producer)
-        if spec == WHOLE:
-            self._tx._stage((SetDefaultSpecUpdate(spec_id=DAILY),))
-
-    def _finish(self, producer: _SnapshotProducer[Any]) -> None:
-        """Write a snapshot, later than the one before: a clock may have been ahead."""
-        self._producers.append(producer)
-        snapshots = self._tx.table_metadata.snapshots
-        before = max(self._tx._table.metadata.last_updated_ms, *(snapshot.timestamp_ms for snapshot in snapshots), 0)
-        producer.commit()
-        producer._added_data_files = []
-        self._tx._updates = tuple(
-            AddSnapshotUpdate(snapshot=_not_before(update.snapshot, before + 1))
-            if isinstance(update, AddSnapshotUpdate) and update.snapshot.snapshot_id == producer.snapshot_id
-            else update
-            for update in self._tx._updates
-        )
-
     def commit(self, *, keep: datetime | None) -> tuple[Table, list[Snapshot]]:
         """Change the table, and forget snapshots from before `keep`; without it, all but the last and tagged ones.
 
@@ -167,44 +119,136 @@ class TableWriter:
         loaded, and JetcaptureError.
         """
         with explained(f"cannot commit to table {self._table.name}"):
-            if self._removed:
-                self._replace()
-            self._append(WHOLE)
-            # also without files: after it, no manifest names a file that was removed
-            if self._added[DAILY] or keep is None or not self._producers:
-                self._append(DAILY, last=True)
+            for spec in list(self._added):
+                self._write(spec)
+            self._snapshot.traceless = keep is None
+            self._snapshot.commit()
             metadata = self._tx.table_metadata
             named = {reference.snapshot_id for reference in metadata.refs.values()}
             limit = metadata.last_updated_ms + 1 if keep is None else keep.astimezone(UTC).timestamp() * 1000
             forgotten = [
                 snapshot
                 for snapshot in metadata.snapshots
-                if snapshot.snapshot_id not in named
-                and (snapshot.timestamp_ms < limit or snapshot.snapshot_id in self._passing)
+                if snapshot.snapshot_id not in named and snapshot.timestamp_ms < limit
             ]
             if forgotten:
                 ExpireSnapshots(self._tx).by_ids([snapshot.snapshot_id for snapshot in forgotten]).commit()
-            written = {path for producer in self._producers for path in producer._written_manifests}
-            new = {producer.snapshot_id for producer in self._producers}
             try:
-                table = self._tx.commit_transaction()
+                return self._tx.commit_transaction(), forgotten
             except Exception as error:
                 if is_refused(error):
                     self.discard()
                 raise
-            lists = (snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in new)
-            used = {part.manifest_path for snapshot in lists for part in snapshot.manifests(table.io)}
-            _delete(table, written - used)  # they were merged at once
-            return table, forgotten
 
     def discard(self) -> None:
         """Delete what was written for a commit that does not happen."""
-        for producer in self._producers:
-            producer._clean_all_uncommitted()
+        self._snapshot._clean_all_uncommitted()
 
 
-def _not_before(snapshot: Snapshot, earliest: int) -> Snapshot:
-    return snapshot.model_copy(update={"timestamp_ms": max(snapshot.timestamp_ms, earliest)})
+class _Blocks(AvroOutputFile[ManifestEntry]):
+    """Compresses many entries together: one by one, as in PyIceberg, they take twice as long to write and to read."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._waiting: list[ManifestEntry] = []
+
+    def write_block(self, objects: list[ManifestEntry]) -> None:
+        self._waiting += objects
+        if len(self._waiting) >= _BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        super().write_block(self._waiting)
+        self._waiting = []
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        if self._waiting:
+            self._flush()
+        super().__exit__(exctype, excinst, exctb)
+
+
+class _Manifest(ManifestWriterV2):
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        return _Blocks(
+            output_file=self._output_file,
+            file_schema=self._with_partition(self.version),
+            record_schema=self._with_partition(DEFAULT_READ_VERSION),
+            schema_name="manifest_entry",
+            metadata=self._meta,
+        )
+
+
+class _Snapshot(_MergeAppendFiles):
+    """Adds files to a table, and removes others: PyIceberg's own keeps all new ones in memory until it is committed,
+    and has one specification of partitions for them."""
+
+    def __init__(self, tx: Transaction, properties: dict[str, str]) -> None:
+        super().__init__(Operation.APPEND, tx, tx._table.io, snapshot_properties=properties)
+        self.removed: dict[int, set[str]] = defaultdict(set)
+        """The places of files to remove, by the number of their manifest."""
+        self.traceless = False
+        """Whether no manifest shall name the files that are removed."""
+        self._new: list[ManifestFile] = []
+        self._counts = SnapshotSummaryCollector()
+
+    def add(self, spec: int, files: Iterable[DataFile]) -> None:
+        """Write the manifest of new files with this specification of partitions."""
+        entries = []
+        for file in files:
+            self._counts.metrics.add_file(file)
+            entries.append(ManifestEntry.from_args(snapshot_id=self._snapshot_id, data_file=file))
+        self._new.append(self._written(spec, ManifestEntryStatus.ADDED, entries))
+
+    def _written(self, spec: int, status: ManifestEntryStatus, entries: Iterable[ManifestEntry]) -> ManifestFile:
+        with self.new_manifest_writer(self.spec(spec)) as writer:
+            for entry in entries:
+                entry.status = status
+                writer.add_entry(entry)
+        return writer.to_manifest_file()
+
+    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriterV2:
+        return _Manifest(spec, self.schema(), self.new_manifest_output(), self._snapshot_id, self._compression)
+
+    def _manifests(self) -> list[ManifestFile]:
+        parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or -1)
+        manifests, small = list(self._new), list[ManifestFile]()
+        for number, manifest in enumerate(parent.manifests(self._io) if parent else ()):
+            files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+            if number in self.removed:
+                manifests += self._without(manifest, self.removed[number])
+            elif files:  # others name what an earlier snapshot removed
+                (small if files < _FILES // 2 else manifests).append(manifest)
+        return [*manifests, *self._process_manifests(small)]
+
+    def _without(self, manifest: ManifestFile, removed: Collection[str]) -> list[ManifestFile]:
+        """Write a manifest again without some of its files, and another one of those."""
+        entries = manifest.fetch_manifest_entry(self._io)
+        gone = [entry for entry in entries if entry.data_file.file_path in removed]
+        for entry in gone:
+            entry.snapshot_id = self._snapshot_id
+            self._counts.metrics.remove_file(entry.data_file)
+        parts = {
+            ManifestEntryStatus.EXISTING: [entry for entry in entries if entry.data_file.file_path not in removed],
+            ManifestEntryStatus.DELETED: [] if self.traceless else gone,
+        }
+        return [self._written(manifest.partition_spec_id, status, part) for status, part in parts.items() if part]
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or -1)
+        operation = Operation.OVERWRITE if self.removed else Operation.APPEND
+        summary = Summary(operation=operation, **self._counts.build(), **snapshot_properties)
+        return update_snapshot_summaries(summary, parent.summary if parent else None)
+
+    def _commit(self) -> UpdatesAndRequirements:
+        """Return the snapshot, later than the one before: a clock may have been ahead."""
+        before = self._transaction._table.metadata
+        earliest = 1 + max(before.last_updated_ms, *(snapshot.timestamp_ms for snapshot in before.snapshots), 0)
+        (added, *others), requirements = super()._commit()
+        snapshot = cast(AddSnapshotUpdate, added).snapshot
+        later = snapshot.model_copy(update={"timestamp_ms": max(snapshot.timestamp_ms, earliest)})
+        return (AddSnapshotUpdate(snapshot=later), *others), requirements
 
 
 def delete_manifests(table: Table, forgotten: Collection[Snapshot]) -> list[str]:
@@ -217,13 +261,8 @@ def delete_manifests(table: Table, forgotten: Collection[Snapshot]) -> list[str]
         old = {part.manifest_path for snapshot in forgotten for part in snapshot.manifests(table.io)}
     except Exception:  # file systems raise their own errors, and nothing is lost
         return lists
-    return _delete(table, [*(old - named), *lists])
-
-
-def _delete(table: Table, paths: Iterable[str]) -> list[str]:
-    """Delete files of a table's metadata, as far as that is possible; return the paths of the others."""
     kept: list[str] = []
-    for path in paths:
+    for path in [*(old - named), *lists]:
         try:
             table.io.delete(path)
         except FileNotFoundError:

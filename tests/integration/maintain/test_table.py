@@ -45,7 +45,8 @@ from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.store.archive import open_archive
 from jetcapture_py.table import commit as table_commit
 from jetcapture_py.table import writer
-from jetcapture_py.table.commit import CommitRequest, TableResult
+from jetcapture_py.table.commit import TableResult
+from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.verify.findings import Severity
 from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
@@ -543,7 +544,7 @@ class KilledError(BaseException):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", ["write_manifest", "write_manifest_list", "swap", "delete_manifests", "remove"])
+@pytest.mark.parametrize("step", ["new_manifest_writer", "write_manifest_list", "swap", "delete_manifests", "remove"])
 def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
 ) -> None:
@@ -553,7 +554,8 @@ def test_a_pass_that_is_killed_anywhere_leaves_a_table_that_is_right_and_another
     world.write([2, 3], hour=0)
     world.write([4], hour=1)
     before, full = {("eu", HOUR // 3600): (2, 3)}, truth(world)
-    owner: Any = {"swap": Table, "remove": Compaction, "delete_manifests": writer}.get(step, snapshot)
+    owners: dict[str, Any] = {"new_manifest_writer": writer._Snapshot, "write_manifest_list": snapshot}
+    owner = {"swap": Table, "remove": Compaction, "delete_manifests": writer, **owners}[step]
     name = {"swap": "_do_commit"}.get(step, step)
     original = getattr(owner, name)
 
