@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.read_archive import STREAM, archive
 from jetcapture_py.manage.query import connect
 from jetcapture_py.reading.duckdb import ArchiveViews
-from jetcapture_py.reading.selection import Selection
+from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.store.archive import ArchiveFiles
 
 STATEMENTS = {
@@ -56,11 +56,12 @@ def query(root: Path) -> Iterator[Timed]:
     with ExitStack() as stack:
         links, spilled = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
         connection = stack.enter_context(connect(spilled))
-        views = ArchiveViews(connection, ArchiveFiles(str(root), {}), STREAM, Selection(), directory=links)
+        request = ReadRequest(files=ArchiveFiles(str(root), {}), stream=STREAM)
+        views = ArchiveViews(connection, request.files, links)
 
         def run(statement: str) -> tuple[float, float]:
             began = time.perf_counter()
-            views.create(["archive"])
+            views.create("archive", request.plan(for_sql=True))
             planned = time.perf_counter()
             connection.sql(statement.format("archive")).to_arrow_table()
             return planned - began, time.perf_counter() - planned

@@ -38,8 +38,8 @@ from jetcapture_py.reading.bucket import (
     incarnations,
     start_of,
 )
-from jetcapture_py.reading.columns import Columns
-from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objects, outputs
+from jetcapture_py.reading.columns import Columns, outputs
+from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objects
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
@@ -76,7 +76,7 @@ def read_archive(
     """Return the archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
     Rows and arguments are those of `jetcapture_py.read_archive`; the result of a predicate on `columns` may also have
-    the columns that identify a message.
+    the columns that identify a message, and `_nats_time`.
 
     `engine`: `spark` is Spark's own reader, which gets the endpoint and credentials of `options`; `arrow` reads with
     fsspec in Python workers and fetches only `columns`: slower, but Spark needs no file system for the store.
@@ -166,7 +166,7 @@ def read_stream(
         finder = BoundaryFinder(files, stream, capture.source.filter_subjects)
         boundary = finder.find(session)
     first = boundary.first_live(1, watched=fail_on_data_loss)
-    archived_selection = selection._replace(seqs=(1, boundary.archived))
+    archived_selection = replace(selection, seqs=(1, boundary.archived))
     request = ReadRequest(files=files, stream=stream, selection=archived_selection, columns=columns)
     objects = list_objects(files, stream, selection)  # after the boundary, which it has to reach
     plan = request.plan(objects, before=_first_columns(capture))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -37,14 +37,11 @@ class ArchiveQuery:
     def run(self, spark: SparkSession, sql: str) -> DataFrame:
         """Run the statement; open only the views that it names."""
         archive, selection = self.archive, self.selection
-        end = selection.end
         if self.complete_only:
-            end = complete_end(open_archive(archive.url, archive.options), archive.stream, end)
+            end = complete_end(open_archive(archive.url, archive.options), archive.stream, selection.end)
+            selection = replace(selection, end=end)
         common = {
-            "start": selection.start,
-            "end": end,
-            "event_start": selection.event_start,
-            "event_end": selection.event_end,
+            **selection.arguments(),
             "dedupe": self.dedupe,
             "parquet_only": self.parquet_only,
             "options": archive.options,
@@ -53,8 +50,8 @@ class ArchiveQuery:
         }
         for view in _VIEWS:
             if re.search(rf"\b{view}\b", sql, re.IGNORECASE):
-                part = {"quarantine": True} if view == "quarantine" else {"keys": selection.keys}
-                archive_view(spark, archive.url, archive.stream, view, **common, **part)
+                part = {"quarantine": True, "keys": None} if view == "quarantine" else {}
+                archive_view(spark, archive.url, archive.stream, view, **common | part)
         return spark.sql(sql)
 
 

@@ -1,14 +1,12 @@
-"""Find one schema for batches with different columns, decoded at different times or by different replicas.
+"""The archive's columns: their order and field ids, and one schema for batches with different columns.
 
-The rules are those of `decode/json_inferred.py`: null gives way, integers widen, integers and floats meet in double if
-that holds every integer exactly, structs, lists and maps are merged within, and what cannot be reconciled becomes a
-string with the JSON text of what is not a string. Types that are declared and never inferred join in: decimals, and
-unsigned integers beside signed ones, become the narrowest type that holds both exactly.
+Batches differ that were decoded at different times or by different replicas. `common_type` unites their types by the
+rules of `decode/json_inferred.py`; what becomes text is JSON, unless it was text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.nested import Nulls, converted
+from jetcapture_py.archive.common_type import EXACT, Nulls, common, converted
 
 REPLY = "_nats_reply"
 """Column of each message's ack subject. It is only in memory, never in the archive."""
@@ -39,12 +37,8 @@ ENVELOPE = pa.schema(
 STREAM_FIELD = pa.field(layout.STREAM, pa.string())
 KEY_FIELD = pa.field(layout.KEY, pa.string())
 
-EXACT = 2**53
-"""Integers up to this one, and down to its negative, are exact as a double."""
 _OWN = frozenset((*layout.ENVELOPE, *layout.OPTIONAL))
 _FIELD_ID = b"PARQUET:field_id"
-_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
-_MAX_DIGITS = 38
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16())
 _FAMILIES: dict[pa.DataType, str] = {
     **dict.fromkeys(_INTEGERS, "long"),
@@ -150,20 +144,6 @@ def _inner(kind: pa.DataType) -> list[tuple[str, pa.Field]]:
     return []
 
 
-def common(types: Iterable[pa.DataType], *, lossless: bool) -> pa.DataType | None:
-    """Return the narrowest type for the values of all `types` (at least one).
-
-    Null gives way, and structs, lists and maps are merged within. Other values are converted where types differ, in the
-    end to text. If that must not be, with `lossless`, None.
-    """
-    merged, *others = types
-    for other in others:
-        merged = _merge(merged, other, lossless=lossless)
-        if merged is None:
-            return None
-    return merged
-
-
 def unify(schemas: Sequence[pa.Schema], *, lossless: bool = False) -> pa.Schema:
     """Return a schema with the columns of all `schemas` (at least one), in the order of their first appearance.
 
@@ -173,12 +153,8 @@ def unify(schemas: Sequence[pa.Schema], *, lossless: bool = False) -> pa.Schema:
     first = schemas[0]
     if all(schema is first or schema.equals(first) for schema in schemas):
         return first
-    merged = pa.struct(list(first))
-    for schema in list(dict.fromkeys(schemas))[1:]:
-        merged = _merge(merged, pa.struct(list(schema)), lossless=lossless)
-        if merged is None:
-            return None
-    return pa.schema(list(merged))
+    united = common((pa.struct(list(schema)) for schema in dict.fromkeys(schemas)), lossless=lossless)
+    return None if united is None else pa.schema(list(united))
 
 
 def unify_batches(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
@@ -238,66 +214,6 @@ def shared_nulls() -> Nulls:
         return made[of].slice(0, rows)
 
     return nulls
-
-
-def _merge(a: pa.DataType, b: pa.DataType, *, lossless: bool) -> pa.DataType | None:
-    types = pa.types
-    if a == b or types.is_null(b):
-        return a
-    if types.is_null(a):
-        return b
-    if types.is_struct(a) and types.is_struct(b):
-        fields = {field.name.lower(): field for field in a}
-        for field in b:
-            folded = field.name.lower()
-            other = fields.setdefault(folded, field)
-            if other.type != field.type:
-                type_ = _merge(other.type, field.type, lossless=lossless)
-                if type_ is None:
-                    return None
-                fields[folded] = pa.field(other.name, type_)
-        return pa.struct(list(fields.values()))
-    if types.is_list(a) and types.is_list(b):
-        element = _merge(a.value_type, b.value_type, lossless=lossless)
-        return None if element is None else pa.list_(element)
-    if types.is_map(a) and types.is_map(b):
-        key = _merge(a.key_type, b.key_type, lossless=lossless)
-        value = _merge(a.item_type, b.item_type, lossless=lossless)
-        return None if key is None or value is None else pa.map_(key, value)
-    if lossless:
-        return None
-    if (exact := _exact(a, b)) is not None:
-        return exact
-    return pa.float64() if _is_number(a) and _is_number(b) else pa.string()
-
-
-def _exact(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    """Return the narrowest type for integers and decimals of both, or None."""
-    types = pa.types
-    if types.is_integer(a) and types.is_integer(b):
-        if types.is_signed_integer(a) == types.is_signed_integer(b):
-            return max(a, b, key=lambda each: each.bit_width)
-        unsigned, signed = (b, a) if types.is_signed_integer(a) else (a, b)
-        found = _SIGNED.get(max(2 * unsigned.bit_width, signed.bit_width))
-        if found is not None:
-            return found
-    one, other = _digits(a), _digits(b)
-    if one is None or other is None:
-        return None
-    scale = max(one[1], other[1])
-    precision = scale + max(one[0], other[0])
-    return pa.decimal128(precision, scale) if precision <= _MAX_DIGITS else None
-
-
-def _digits(of: pa.DataType) -> tuple[int, int] | None:
-    """Return the maximum digits before and after the decimal point; None unless it is an integer or a decimal."""
-    if pa.types.is_decimal(of):
-        return of.precision - of.scale, of.scale
-    return (len(str(2 ** (of.bit_width - pa.types.is_signed_integer(of)))), 0) if pa.types.is_integer(of) else None
-
-
-def _is_number(of: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(of) or pa.types.is_floating(of))
 
 
 def _scalars(array: pa.Array, to: pa.DataType) -> pa.Array:

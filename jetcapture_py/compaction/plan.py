@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive.arrays import Mask
+from jetcapture_py.archive.common_type import common
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
-from jetcapture_py.archive.schema import common, fields_in, unify
+from jetcapture_py.archive.schema import fields_in, unify
 
 T = TypeVar("T")
 

@@ -15,13 +15,12 @@ import io
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -30,11 +29,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask, Seqs
 from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.config.buckets import PREFIXES, AsOf, is_name, moment
 from jetcapture_py.config.units import format_time, microseconds_of, moment_of, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.bucket import incarnations, start_of
+from jetcapture_py.reading.plan import read_identities
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import escaped, plural
@@ -133,32 +134,22 @@ def _decoded(token: str) -> str:
         return token
 
 
-def newest(found: Iterable[ArchivedFile]) -> dict[str, ArchivedFile]:
+def newest(metadata: Iterable[ArchivedFile]) -> dict[str, ArchivedFile]:
     """Return the newest metadata of each name.
 
     A renamed file has newer metadata under another name, with the same NUID; nothing says so under the old name.
     """
     files: dict[str, ArchivedFile] = {}
-    places: dict[str, ArchivedFile] = {}
-    for each in sorted(found, key=lambda file: file.revision):
-        files[each.name] = each
-        if each.nuid:
-            places[each.nuid] = each
-    for name, each in files.items():
-        place = places.get(each.nuid, each)
-        if place.name != name and place.revision > each.revision:
-            files[name] = replace(each, renamed=place.name)
+    by_nuid: dict[str, ArchivedFile] = {}
+    for file in sorted(metadata, key=lambda file: file.revision):
+        files[file.name] = file
+        if file.nuid:
+            by_nuid[file.nuid] = file
+    for name, file in files.items():
+        last = by_nuid.get(file.nuid, file)
+        if last.name != name and last.revision > file.revision:
+            files[name] = replace(file, renamed=last.name)
     return files
-
-
-def expected_digest(file: ArchivedFile) -> bytes:
-    """Return the SHA-256 that the contents must have. Raises ValueError without one, and for another algorithm."""
-    kind, _, text = file.digest.partition("=")
-    if not file.digest:
-        raise ValueError("its metadata has no digest")
-    if kind.upper() != "SHA-256":
-        raise ValueError(f"unknown digest {escaped(file.digest)}")
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
 _ROWS = 64
@@ -186,7 +177,7 @@ class ObjectPart:
 
     file: File
     groups: list[int] = field(default_factory=list)
-    seqs: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    seqs: Seqs = field(default_factory=lambda: np.zeros(0, np.int64))
     in_order: bool = True
 
 
@@ -195,26 +186,24 @@ class StoreObjects:
 
     def __init__(self, storage: ArchiveFiles, stream: str) -> None:
         self._storage, self._stream = storage, stream
-        found = [file for file in storage.files(stream) if file.name is not None]
-        self._files = [file for file in found if file.name is not None and file.name.parquet]
-        if not found:
+        self._objects = {file.name: file for file in storage.files(stream) if file.name is not None}
+        if not self._objects:
             raise JetcaptureError(f"the archive has no objects of stream {stream}")
-        if len(found) > len(self._files):
+        if not all(name.parquet for name in self._objects):
             raise JetcaptureError(f"the archive of stream {stream} has objects in other formats than Parquet")
 
     def rows(self, prefix: str) -> Iterator[StoreMessage]:
         """Yield the messages whose subject starts with `prefix`, copies included, in any order."""
-        with ThreadPoolExecutor(self._storage.threads, "read") as threads:
-            for found in threads.map(lambda file: list(self._rows(file, prefix)), self._files):
-                yield from found
+        for messages in self._storage.map(lambda file: list(self._rows(file, prefix)), self._objects.values()):
+            yield from messages
 
     def _rows(self, file: File, prefix: str) -> Iterator[StoreMessage]:
         with self._opened(file) as parquet:
             groups = _groups(parquet, prefix, prefix + _LAST)
             for batch in _batches(parquet, groups, (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.PAYLOAD)):
-                found = batch.filter(pc.starts_with(batch.column(layout.SUBJECT), prefix))
-                times = found.column(layout.TIMESTAMP).cast(pa.int64()).to_pylist()
-                columns = (found.column(name).to_pylist() for name in (layout.SUBJECT, layout.SEQ, layout.PAYLOAD))
+                chosen = batch.filter(pc.starts_with(batch.column(layout.SUBJECT), prefix))
+                times = chosen.column(layout.TIMESTAMP).cast(pa.int64()).to_pylist()
+                columns = (chosen.column(name).to_pylist() for name in (layout.SUBJECT, layout.SEQ, layout.PAYLOAD))
                 for subject, seq, payload, time in zip(*columns, times, strict=True):
                     yield StoreMessage(subject=subject[len(prefix) :], seq=seq, time=time, payload=payload or b"")
 
@@ -224,17 +213,17 @@ class StoreObjects:
         Objects are searched from there backwards until `count` messages are found; there may be fewer.
         """
         parts: list[ObjectPart] = []
-        found = np.zeros(0, np.int64)
-        for file in sorted(self._files, key=lambda file: (_name(file).last_seq, file.path), reverse=True):
-            if _name(file).first_seq < before and len(found) < count:
-                part = self._part(file, subject, before)
+        seqs: Seqs = np.zeros(0, np.int64)
+        for name in sorted(self._objects, key=lambda name: (name.last_seq, name.path), reverse=True):
+            if name.first_seq < before and len(seqs) < count:
+                part = self._part(self._objects[name], subject, before)
                 if len(part.seqs):
                     parts.append(part)
-                    found = np.union1d(found, part.seqs)
+                    seqs = np.union1d(seqs, part.seqs)
         for cluster in _clusters(parts):
             last = -1
             chunks = [(part, self._chunks(part, subject, before)) for part in cluster]
-            copies = (found if part.in_order else sorted(found, key=itemgetter(0)) for part, found in chunks)
+            copies = (rows if part.in_order else sorted(rows, key=itemgetter(0)) for part, rows in chunks)
             for seq, payload in heapq.merge(*copies, key=itemgetter(0)):
                 if seq != last:
                     last = seq
@@ -257,43 +246,31 @@ class StoreObjects:
     def _chunks(self, part: ObjectPart, subject: str, before: int) -> Iterator[tuple[int, bytes]]:
         with self._opened(part.file) as parquet:
             for batch in _batches(parquet, part.groups, (layout.SUBJECT, layout.SEQ, layout.PAYLOAD)):
-                found = batch.filter(pa.array(_mask(batch, subject, before)))
-                payloads = found.column(layout.PAYLOAD).to_pylist()
-                yield from zip(found.column(layout.SEQ).to_pylist(), (each or b"" for each in payloads), strict=True)
+                chosen = batch.filter(pa.array(_mask(batch, subject, before)))
+                payloads = (payload or b"" for payload in chosen.column(layout.PAYLOAD).to_pylist())
+                yield from zip(chosen.column(layout.SEQ).to_pylist(), payloads, strict=True)
 
     def start_of(self, until: int | None) -> int:
         """Return when the store was created that existed at a time; 0 for the first one. Microseconds since 1970.
 
         As with a KV bucket, a mirror that was created again and a restored store continue the one before.
         """
-        known = incarnations(self._storage, self._stream, None, None)
+        lives = incarnations(self._storage, self._stream, None, None)
         seqs = times = np.zeros(0, np.int64)
-        if any(life.continues for life in known[1:]):
-            table = pa.concat_tables(self._storage.map(self._identities, self._files))
-            seqs, times = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
-        return start_of(known, until, seqs, times)[1]
-
-    def _identities(self, file: File) -> pa.Table:
-        with self._opened(file) as parquet:
-            return parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
+        if any(life.continues for life in lives[1:]):
+            identities = read_identities(self._storage, self._objects, self._objects)
+            seqs, times = (np.concatenate(columns) for columns in zip(*identities, strict=True))
+        return start_of(lives, until, seqs, times)[1]
 
     def _opened(self, file: File) -> AbstractContextManager[pq.ParquetFile]:
         return self._storage.parquet(file, buffer=_BUFFER)
 
 
-def _name(file: File) -> layout.ObjectName:
-    assert file.name is not None  # noqa: S101 - all files have one
-    return file.name
-
-
 def _groups(parquet: pq.ParquetFile, low: str, high: str) -> list[int]:
     """Return the row groups that may have subjects from `low` to `high`."""
-    found = []
-    for number in range(parquet.metadata.num_row_groups):
-        known = group_bounds(parquet.metadata.row_group(number), layout.SUBJECT)
-        if known is None or (known[0] <= high and low <= known[1]):
-            found.append(number)
-    return found
+    numbers = range(parquet.metadata.num_row_groups)
+    bounds = (group_bounds(parquet.metadata.row_group(number), layout.SUBJECT) for number in numbers)
+    return [number for number, known in enumerate(bounds) if known is None or (known[0] <= high and low <= known[1])]
 
 
 def _batches(
@@ -303,9 +280,10 @@ def _batches(
         yield from parquet.iter_batches(rows, row_groups=list(groups), columns=list(columns), use_threads=False)
 
 
-def _mask(batch: pa.RecordBatch, subject: str, before: int) -> Any:
-    same = pc.equal(batch.column(layout.SUBJECT), subject).to_numpy(zero_copy_only=False)
-    return same & (batch.column(layout.SEQ).to_numpy() < before)
+def _mask(batch: pa.RecordBatch, subject: str, before: int) -> Mask:
+    same: Mask = pc.equal(batch.column(layout.SUBJECT), subject).to_numpy(zero_copy_only=False)
+    earlier: Mask = batch.column(layout.SEQ).to_numpy() < before
+    return same & earlier
 
 
 def _clusters(parts: Iterable[ObjectPart]) -> Iterator[list[ObjectPart]]:
@@ -335,9 +313,9 @@ def list_files(
     `as_of` chooses a moment; by default it is the newest one in the archive. `options` are `store.options`. Raises
     JetcaptureError.
     """
-    archive = _Archive(url, options)
-    found = retried(lambda: archive.catalog(store, moment(as_of)))
-    return [found.files[name] for name in sorted(found.files) if found.files[name].present]
+    archive = ArchiveFiles(url, options or {})
+    files = retried(lambda: _catalog(archive, store, moment(as_of))).files
+    return [files[name] for name in sorted(files) if files[name].present]
 
 
 def read_file(
@@ -346,9 +324,9 @@ def read_file(
     """Return the contents of a file of an object store in the archive at `url`; see `save_file`."""
 
     def read() -> bytes:
-        found = io.BytesIO()
-        _Archive(url, options).copy(store, name, moment(as_of), found)
-        return found.getvalue()
+        contents = io.BytesIO()
+        _copy(ArchiveFiles(url, options or {}), store, name, moment(as_of), contents)
+        return contents.getvalue()
 
     return retried(read)
 
@@ -369,16 +347,17 @@ def save_file(
     and a file object gets them in any case before an error is raised. Contents are copied piece by piece. Raises
     JetcaptureError, also for a file that was deleted.
     """
-    archive = _Archive(url, options)
-    if not isinstance(target, str | os.PathLike):
-        try:
-            return archive.copy(store, name, moment(as_of), target)
-        except OSError as error:
-            raise JetcaptureError(f"cannot write: {os.strerror(error.errno or 0)}") from error
+    archive = ArchiveFiles(url, options or {})
+    path = Path(target) if isinstance(target, str | os.PathLike) else None
+
+    def copy(file: BinaryIO) -> ArchivedFile:
+        return _copy(archive, store, name, moment(as_of), file)
+
     try:
-        return _replaced(Path(target), lambda file: archive.copy(store, name, moment(as_of), file))
+        return copy(cast("BinaryIO", target)) if path is None else _replaced(path, copy)
     except OSError as error:
-        raise JetcaptureError(f"cannot write {target}: {os.strerror(error.errno or 0)}") from error
+        where = "" if path is None else f" {target}"
+        raise JetcaptureError(f"cannot write{where}: {os.strerror(error.errno or 0)}") from error
 
 
 def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
@@ -395,13 +374,13 @@ def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
 
     try:
         with file:
-            found = retried(again)
+            result = retried(again)
         partial.replace(target)
     except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,41 +392,38 @@ class _Catalog:
     time: int
 
 
-class _Archive:
-    """The archive of several object stores."""
+def _catalog(archive: ArchiveFiles, store: str, moment: int | datetime | None) -> _Catalog:
+    """Read the metadata of a store's files."""
+    if not is_name(store):
+        raise JetcaptureError(f"object store {quoted(store)}: expected ASCII letters, digits, '-' and '_'")
+    objects = StoreObjects(archive, f"{PREFIXES['object_store']}{store}")
+    until = microseconds_of(moment) if isinstance(moment, datetime) else None
+    start, files, time = objects.start_of(until), [], 0
+    for row in objects.rows(prefix(store)):
+        late = row.seq > moment if isinstance(moment, int) else until is not None and row.time > until
+        if row.time >= start and not late:
+            files.append(parsed(store, row.subject, row.seq, row.time, row.payload))
+            time = max(time, row.time)
+    return _Catalog(objects=objects, files=newest(files), time=time)
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
-        self._storage = ArchiveFiles(url, options or {})
 
-    def catalog(self, store: str, moment: int | datetime | None) -> _Catalog:
-        """Read the metadata of a store's files."""
-        if not is_name(store):
-            raise JetcaptureError(f"object store {quoted(store)}: expected ASCII letters, digits, '-' and '_'")
-        objects = StoreObjects(self._storage, f"{PREFIXES['object_store']}{store}")
-        until = microseconds_of(moment) if isinstance(moment, datetime) else None
-        start, found, time = objects.start_of(until), [], 0
-        for row in objects.rows(prefix(store)):
-            late = row.seq > moment if isinstance(moment, int) else until is not None and row.time > until
-            if row.time >= start and not late:
-                found.append(parsed(store, row.subject, row.seq, row.time, row.payload))
-                time = max(time, row.time)
-        return _Catalog(objects=objects, files=newest(found), time=time)
-
-    def copy(self, store: str, name: str, moment: int | datetime | None, target: BinaryIO) -> ArchivedFile:
-        """Write the contents of a file to `target`, and check them."""
-        for _ in range(_MAX_LINKS):
-            found = self.catalog(store, moment)
-            file = _usable(store, name, found.files)
-            if file.link is None:
-                _copy(found.objects, file, target)
-                return file
-            bucket, linked = file.link
-            if linked is None:
-                raise JetcaptureError(f"{quoted(name)} is a link to the whole object store {bucket}, not to a file")
-            if bucket != store and isinstance(moment, int):  # revisions of one store mean nothing in another
-                moment = moment_of(found.time)
-            store, name = bucket, linked
-        raise JetcaptureError(f"more than {_MAX_LINKS} links, which probably lead in a circle, up to {quoted(name)}")
+def _copy(
+    archive: ArchiveFiles, store: str, name: str, moment: int | datetime | None, target: BinaryIO
+) -> ArchivedFile:
+    """Write the contents of a file to `target`, and check them."""
+    for _ in range(_MAX_LINKS):
+        catalog = _catalog(archive, store, moment)
+        file = _usable(store, name, catalog.files)
+        if file.link is None:
+            _copy_contents(catalog.objects, file, target)
+            return file
+        bucket, linked = file.link
+        if linked is None:
+            raise JetcaptureError(f"{quoted(name)} is a link to the whole object store {bucket}, not to a file")
+        if bucket != store and isinstance(moment, int):  # revisions of one store mean nothing in another
+            moment = moment_of(catalog.time)
+        store, name = bucket, linked
+    raise JetcaptureError(f"more than {_MAX_LINKS} links, which probably lead in a circle, up to {quoted(name)}")
 
 
 def _usable(store: str, name: str, files: Mapping[str, ArchivedFile]) -> ArchivedFile:
@@ -465,9 +441,13 @@ def _usable(store: str, name: str, files: Mapping[str, ArchivedFile]) -> Archive
     return file
 
 
-def _copy(objects: StoreObjects, file: ArchivedFile, target: BinaryIO) -> None:
+def _copy_contents(objects: StoreObjects, file: ArchivedFile, target: BinaryIO) -> None:
+    algorithm, _, digest = file.digest.partition("=")
+    if algorithm.upper() != "SHA-256":
+        reason = f"unknown digest {escaped(file.digest)}" if file.digest else "its metadata has no digest"
+        raise JetcaptureError(f"{quoted(file.name)}: {reason}")
     try:
-        expected = expected_digest(file)
+        expected = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4))
     except ValueError as error:
         raise JetcaptureError(f"{quoted(file.name)}: {error}") from error
     state, size, chunks = hashlib.sha256(), 0, 0

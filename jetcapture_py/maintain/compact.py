@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from types import MappingProxyType
 from typing import Protocol
 
@@ -109,7 +108,7 @@ class Compaction:
         self._archive = archive
         self._settings = settings
         self._tell = tell
-        start, end, keys, *_ = settings.selection
+        keys = settings.selection.keys
         directories = [f"{layout.QUARANTINE}/{stream}" if settings.quarantine else stream]
         if keys is not None:
             directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
@@ -125,7 +124,7 @@ class Compaction:
                 self.others += 1
                 continue
             self._listed.add(name.bucket, file.path, file.size)
-            if _begins_within(name.bucket, start, end):
+            if _begins_within(name.bucket, settings.selection):
                 self._objects, self._size = self._objects + 1, self._size + file.size
         if self.others:
             tell(f"left alone, because only Parquet is compacted: {plural(self.others, 'other object')}")
@@ -169,11 +168,9 @@ class Compaction:
 
     def buckets(self) -> list[int]:
         """Return the buckets that may be compacted."""
-        start, end, *_ = self._settings.selection
+        selection = self._settings.selection
         return sorted(
-            bucket
-            for bucket in self._listed.buckets
-            if bucket < self.spec.closed and _begins_within(bucket, start, end)
+            bucket for bucket in self._listed.buckets if bucket < self.spec.closed and _begins_within(bucket, selection)
         )
 
     def work_in(self, bucket: int) -> list[Sequence[Source]]:
@@ -230,7 +227,8 @@ class Compaction:
         return summarize(self._objects, self._size, self.outcomes, self._removed, self._errors, self.spec.dry_run)
 
 
-def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:
+def _begins_within(bucket: int, selection: Selection) -> bool:
+    start, end = selection.start, selection.end
     return (start is None or bucket >= start.timestamp()) and (end is None or bucket < end.timestamp())
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 from types import FrameType
@@ -20,9 +20,9 @@ from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
 from jetcapture_py.reading.output import Format, write
-from jetcapture_py.reading.plan import Dedupe
-from jetcapture_py.reading.selection import Selection, complete_end
-from jetcapture_py.store.archive import AGAIN, open_archive
+from jetcapture_py.reading.plan import Dedupe, ReadRequest, no_archive
+from jetcapture_py.reading.selection import Selection, check_stream, complete_end
+from jetcapture_py.store.archive import AGAIN, ArchiveFiles, File, open_archive
 from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class _Session:
     ) -> None:
         self.request, self.connection = request, connection
         self._directory, self._worker = directory, worker
+        self._selection = request.selection
+        self._notices: set[str] = set()
         self._writing = False
         self._views: ArchiveViews | None = None
 
@@ -163,28 +165,47 @@ class _Session:
     def _create(self, query: str, *, again: bool) -> None:
         """Create the views that a statement names, of the objects as of now; with `again`, also those that its own
         views or tables may read."""
-        names = sorted({*named_views(query), *(self._views.planned if again and self._views else ())})
+        names = sorted({*named_views(query), *(self._views.plans if again and self._views else ())})
         if not names:
             return
+        request, stream = self.request, self.request.archive.stream
         if self._views is None:
-            request = self.request
-            files, selection = open_archive(request.archive.url, request.archive.options), request.selection
+            check_stream(stream)
+            files = open_archive(request.archive.url, request.archive.options)
             if request.complete_only:
-                selection = selection._replace(end=complete_end(files, request.archive.stream, selection.end))
+                end = complete_end(files, stream, self._selection.end)
+                self._selection = replace(self._selection, end=end)
             links = self._directory / "objects"
             links.mkdir(exist_ok=True)
-            self._views = ArchiveViews(
-                self.connection,
-                files,
-                request.archive.stream,
-                selection,
-                directory=links,
+            self._views = ArchiveViews(self.connection, files, links)
+        views = self._views
+        for name in names:
+            if name == "objects":
+                views.create_objects(self._objects(views.files))
+                continue
+            quarantine = name == "quarantine"
+            plan = ReadRequest(
+                files=views.files,
+                stream=stream,
+                selection=replace(self._selection, keys=None) if quarantine else self._selection,
                 dedupe=request.dedupe,
+                quarantine=quarantine,
                 parquet_only=request.parquet_only,
-            )
-        known = dict(self._views.unread)
-        self._views.create(names)
-        sys.stderr.writelines(f"{notice}\n" for notice in self._views.unread if notice not in known)
+            ).plan(for_sql=True)
+            views.create(name, plan)
+            for reason in plan.table.unread.values():
+                if (notice := f"{reason}: left out of {name}") not in self._notices:
+                    self._notices.add(notice)
+                    sys.stderr.write(f"{notice}\n")
+
+    def _objects(self, files: ArchiveFiles) -> Iterator[File]:
+        """Yield the objects that may hold messages of the selection, by their names."""
+        listed = sorted(files.files(self.request.archive.stream), key=lambda file: file.path)
+        if not listed:
+            raise no_archive(files, self.request.archive.stream)
+        for file in listed:
+            if file.name is not None and self._selection.may_hold_name(file.name):
+                yield file
 
     def _read(self, query: str, *, last: bool) -> None:
         """Run a statement that may return rows; write those of the last one, and leave no result open."""

@@ -30,9 +30,9 @@ from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REA
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
-from jetcapture_py.reading.columns import INSTANT, listed
+from jetcapture_py.reading.columns import INSTANT, listed, outputs
 from jetcapture_py.reading.convert import convert
-from jetcapture_py.reading.plan import Dedupe, outputs
+from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
 
 NEEDED = (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS)
@@ -95,15 +95,22 @@ def incarnations(
     age = None if max_age is None else _microseconds(max_age)
     if per_key is not None and per_key < 1:
         raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
-    found = [
-        BucketIncarnation(
-            created=microseconds_of(parse_time(config.created)),
-            limits=_limits(config.config, age, per_key, continues=config.continues),
-            continues=config.continues,
+
+    def incarnation(created: int, config: Mapping[str, Any], *, continues: bool) -> BucketIncarnation:
+        recorded = int(config.get("max_msgs_per_subject", -1))
+        limits = BucketLimits(
+            max_age=int(config.get("max_age", 0)) // 1000 if age is None else age,
+            per_key=min(per_key or (recorded if recorded > 0 else _UNLIMITED), _UNLIMITED),
+            # they cannot be turned off, so there were none; but an incarnation that it continues may have had them
+            ttls=continues or config.get("allow_msg_ttl") is not False,
         )
+        return BucketIncarnation(created=created, limits=limits, continues=continues)
+
+    recorded = [
+        incarnation(microseconds_of(parse_time(config.created)), config.config, continues=config.continues)
         for config in files.stream_configs(stream)
     ]
-    return found or [BucketIncarnation(created=0, limits=_limits({"max_msgs_per_subject": 1}, age, per_key))]
+    return recorded or [incarnation(0, {"max_msgs_per_subject": 1}, continues=False)]
 
 
 def _microseconds(max_age: str | float | timedelta) -> int:
@@ -115,23 +122,8 @@ def _microseconds(max_age: str | float | timedelta) -> int:
         raise JetcaptureError(f"max_age: {error}") from None
 
 
-def _limits(
-    config: Mapping[str, Any], age: int | None, per_key: int | None, *, continues: bool = False
-) -> BucketLimits:
-    """Return the limits in a stream's configuration, or the given ones in place of them.
-
-    A stream that does not allow TTLs never has, because they cannot be turned off; but one that it continues may have.
-    """
-    recorded = int(config.get("max_msgs_per_subject", -1))
-    return BucketLimits(
-        max_age=int(config.get("max_age", 0)) // 1000 if age is None else age,
-        per_key=min(per_key or (recorded if recorded > 0 else _UNLIMITED), _UNLIMITED),
-        ttls=continues or config.get("allow_msg_ttl") is not False,
-    )
-
-
 def start_of(
-    known: Sequence[BucketIncarnation], until: int | None, seqs: Any, times: Any
+    known: Sequence[BucketIncarnation], until: int | None, seqs: Seqs, times: Micros
 ) -> tuple[BucketIncarnation, int]:
     """Return the incarnation at a time, None for the newest, and when its entries begin, in microseconds since 1970.
 
@@ -196,20 +188,20 @@ def read_bucket(
     counts = [sum(batch.num_rows for batch in batches) for batches in (good, bad)]
     entries = _Entries.of([*good, *bad], np.repeat([False, True], counts))
     life, since = start_of(known, None if until is None else microseconds_of(until), entries.seqs, entries.times)
-    entries = entries.take(entries.times >= since)
+    entries = entries.where(entries.times >= since)
     time = microseconds_of(datetime.now(UTC) if until is None else until)
     if isinstance(moment, int):
-        entries = entries.take(entries.seqs <= moment)
+        entries = entries.where(entries.seqs <= moment)
         if len(entries.seqs):
             time = int(entries.times[np.argmax(entries.seqs)])
-    entries = entries.take(pc.not_equal(entries.keys, "").to_numpy(zero_copy_only=False))
+    entries = entries.where(pc.not_equal(entries.facts.column(KEY), "").to_numpy(zero_copy_only=False))
     needed = None if names is None else {*NEEDED, *names}.__contains__
     good_rows, bad_rows = (reader_of(needed, quarantine=quarantine) for quarantine in (False, True))
     types = entry_types(good_rows.schema, bad_rows.schema)
     chosen = [(name, name) for name in types] if names is None else outputs(list(types), names)
     schema = pa.schema([(name, types[source]) for name, source in chosen])
     reader = EntryReader(limits=life.limits, moment=time, history=history, types=types)
-    kept = entries.take(reader.chosen(entries))
+    kept = entries.where(reader.chosen(entries))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for quarantined, rows in enumerate((good_rows, bad_rows)):
@@ -255,15 +247,16 @@ class EntryReader:
             entries = _Entries.of([_facts(rows)], rows.column(QUARANTINED).to_numpy(zero_copy_only=False))
             last = np.zeros(rows.num_rows, bool) if batch is None else self._last(entries)
             held = rows.filter(pa.array(last))
-            held = held.filter(pa.array(self._may_stay(entries.take(last))))
-            kept = rows.filter(pa.array(~last)).filter(pa.array(self.chosen(entries.take(~last))))
+            held = held.filter(pa.array(self._may_stay(entries.where(last))))
+            kept = rows.filter(pa.array(~last)).filter(pa.array(self.chosen(entries.where(~last))))
             if kept.num_rows:
                 arrays = self.described(kept)
                 yield pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
     def _last(self, entries: _Entries) -> Mask:
         """Return a mask of the rows at the end of which there may be more to compare."""
-        last: Mask = pc.equal(entries.keys, entries.keys[-1]).to_numpy(zero_copy_only=False)
+        keys = entries.facts.column(KEY)
+        last: Mask = pc.equal(keys, keys[-1]).to_numpy(zero_copy_only=False)
         return last & (entries.seqs == entries.seqs[-1]) if self.history else last
 
     def _may_stay(self, entries: _Entries) -> Mask:
@@ -281,13 +274,12 @@ class EntryReader:
 
     def described(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return the columns of the result for stored entries."""
-        facts = dict(zip(_FACTS.names, _facts(batch).columns, strict=True))
-        ends = _ends(facts[layout.TIMESTAMP].to_numpy(), facts[_TTL], self.limits)
+        facts = _facts(batch)
         added = {
-            KEY: facts[KEY],
+            KEY: facts.column(KEY),
             OPERATION: _operations(facts),
-            REVISION: facts[layout.SEQ],
-            EXPIRES: ends.cast(pa.timestamp("us")).cast(INSTANT),
+            REVISION: facts.column(layout.SEQ),
+            EXPIRES: _ends(facts, self.limits).cast(pa.timestamp("us")).cast(INSTANT),
         }
         stored = dict(zip(batch.schema.names, batch.columns, strict=True))
         stored = {f"{name}_": values for name, values in stored.items() if name.lower() in COLUMNS} | stored
@@ -298,55 +290,43 @@ class EntryReader:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Entries:
-    """Entries of a bucket, decoded or not, by row; times in microseconds since 1970."""
+    """Entries of a bucket, decoded or not, by row."""
 
-    seqs: Seqs
-    times: Micros
-    keys: pa.Array
-    """The keys; "" for messages that are no entry of a bucket."""
-    headers: Mapping[str, pa.Array]
-    """The first values of the headers that count; null without them."""
+    facts: pa.RecordBatch
     quarantined: Mask
 
     @classmethod
     def of(cls, facts: Sequence[pa.RecordBatch], quarantined: Mask) -> _Entries:
-        """Return the entries of `_facts`."""
-        table = pa.Table.from_batches(facts, _FACTS)
-        columns = {name: table.column(name).combine_chunks() for name in table.schema.names}
-        return cls(
-            seqs=columns[layout.SEQ].to_numpy(),
-            times=columns[layout.TIMESTAMP].to_numpy(),
-            keys=columns[KEY],
-            headers={name: columns[name] for name in _HEADERS},
-            quarantined=quarantined,
-        )
+        return cls(pa.concat_batches([pa.RecordBatch.from_pylist([], _FACTS), *facts]), quarantined)
 
-    def messages(self, chosen: Mask) -> MessageSet:
-        """Return the messages where `chosen` is true."""
-        return MessageSet(self.seqs[chosen], self.times[chosen])
+    @property
+    def seqs(self) -> Seqs:
+        seqs: Seqs = self.facts.column(layout.SEQ).to_numpy()
+        return seqs
 
-    def take(self, kept: Mask) -> _Entries:
-        """Return the rows where `kept` is true."""
-        mask = pa.array(kept)
-        return _Entries(
-            seqs=self.seqs[kept],
-            times=self.times[kept],
-            keys=self.keys.filter(mask),
-            headers={name: values.filter(mask) for name, values in self.headers.items()},
-            quarantined=self.quarantined[kept],
-        )
+    @property
+    def times(self) -> Micros:
+        times: Micros = self.facts.column(layout.TIMESTAMP).to_numpy()
+        return times
+
+    def where(self, mask: Mask) -> _Entries:
+        return _Entries(self.facts.filter(pa.array(mask)), self.quarantined[mask])
+
+    def messages(self, mask: Mask) -> MessageSet:
+        return MessageSet(self.seqs[mask], self.times[mask])
 
 
 _OPERATION, _REASON, _TTL, _ROLLUP = _HEADERS = ("KV-Operation", "Nats-Marker-Reason", "Nats-TTL", "Nats-Rollup")
+"""The headers that count, of which the first values do."""
 _FACTS = pa.schema(
     [(layout.SEQ, pa.int64()), (layout.TIMESTAMP, pa.int64()), *((name, pa.string()) for name in (KEY, *_HEADERS))]
 )
 
 
 def _facts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what an entry's key, operation and lifetime follow from."""
+    """Return sequences, times in microseconds, keys ("" for what is no entry of a bucket), and the headers."""
     times = batch.column(layout.TIMESTAMP).cast(pa.int64())
     keys = pc.struct_field(pc.extract_regex(batch.column(layout.SUBJECT), f"{SUBJECTS}(?P<key>.+)$"), "key")
     headers = (_header(batch.column(layout.HEADERS), name) for name in _HEADERS)
@@ -361,10 +341,10 @@ def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
     return pc.list_element(pc.list_slice(values, 0, 1, return_fixed_size_list=True), 0)
 
 
-def _operations(facts: Mapping[str, pa.Array]) -> pa.Array:
-    texts = facts[_OPERATION]
+def _operations(facts: pa.RecordBatch) -> pa.Array:
+    texts = facts.column(_OPERATION)
     unmarked = pc.equal(pc.fill_null(texts, ""), "")
-    meaning = pc.if_else(unmarked, _meaning(facts[_REASON], REASONS), _meaning(texts, OPERATIONS))
+    meaning = pc.if_else(unmarked, _meaning(facts.column(_REASON), REASONS), _meaning(texts, OPERATIONS))
     return pc.fill_null(meaning, PUT)
 
 
@@ -373,12 +353,11 @@ def _meaning(texts: pa.Array, meanings: Mapping[str, str]) -> pa.Array:
     return pa.array(list(meanings.values()), pa.string()).take(positions)
 
 
-def _ends(times: Micros, ttls: pa.Array, limits: BucketLimits) -> pa.Array:
+def _ends(facts: pa.RecordBatch, limits: BucketLimits) -> pa.Array:
     """Return when entries expire, in microseconds since 1970; null for never."""
-    encoded = ttls.dictionary_encode()
+    encoded, stored = facts.column(_TTL).dictionary_encode(), facts.column(layout.TIMESTAMP)
     texts = encoded.dictionary.to_pylist()
-    stored = pa.array(times, pa.int64())
-    ends = pa.nulls(len(ttls), pa.int64())
+    ends = pa.nulls(len(stored), pa.int64())
     if limits.ttls:
         seconds = pa.array([seconds_of(text) for text in texts], pa.int64()).take(encoded.indices)
         ends = pc.add(stored, pc.multiply(seconds, 1_000_000))
@@ -407,9 +386,9 @@ def _first_copies(entries: _Entries) -> Mask:
 def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Mask:
     """Return which rows are what clients could get at a moment: an entry of each key that had one."""
     seqs, quarantined = entries.seqs, entries.quarantined
-    ends = _ends(entries.times, entries.headers[_TTL], limits)
-    put: Mask = pc.equal(_operations(entries.headers), PUT).to_numpy(zero_copy_only=False)
-    codes = entries.keys.dictionary_encode().indices.to_numpy()
+    ends = _ends(entries.facts, limits)
+    put: Mask = pc.equal(_operations(entries.facts), PUT).to_numpy(zero_copy_only=False)
+    codes = entries.facts.column(KEY).dictionary_encode().indices.to_numpy()
     order = np.lexsort((quarantined, -seqs, codes))
     newest = order[np.unique(codes[order], return_index=True)[1]]
     if limits.uncovers:
@@ -435,9 +414,9 @@ class _History:
     def __init__(self, entries: _Entries, limits: BucketLimits) -> None:
         self._per_key = limits.per_key
         self._seqs, self._times = entries.seqs.tolist(), entries.times.tolist()
-        self._ends = _ends(entries.times, entries.headers[_TTL], limits).to_pylist()
-        marked = pc.not_equal(pc.fill_null(entries.headers[_REASON], ""), "")
-        rolled = pc.equal(pc.fill_null(entries.headers[_ROLLUP], ""), "sub")
+        self._ends = _ends(entries.facts, limits).to_pylist()
+        marked = pc.not_equal(pc.fill_null(entries.facts.column(_REASON), ""), "")
+        rolled = pc.equal(pc.fill_null(entries.facts.column(_ROLLUP), ""), "sub")
         self._clears = pc.or_(marked, rolled).to_pylist()
 
     def newest(self, rows: Sequence[int], moment: int) -> list[int]:

@@ -1,4 +1,7 @@
-"""Read objects with different columns as one table: find each column's type, and how each object's columns are read."""
+"""Read objects with different columns as one table: which columns it has, by which names, of which types.
+
+Every engine renders what is decided here; `archive/common_type.py` unites the types.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from jetcapture_py.archive import layout
-from jetcapture_py.archive.schema import common
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.common_type import EXACT, common
+from jetcapture_py.archive.info import ObjectInfo
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.column_types import rebuilt
 from jetcapture_py.config.units import quoted
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles, File
 
 Columns = Sequence[str] | Callable[[str], bool]
 """Names of columns, or a function that returns True for names of columns to read."""
@@ -49,22 +55,25 @@ class Table:
         columns: Columns | None,
         inexact: Collection[str] = (),
         *,
-        lenient: bool = False,
+        for_sql: bool = False,
     ) -> None:
-        """`inexact` columns, in lower case, have integers that are not exact as a double.
+        """`columns` are those to read besides a message's identity and time, None for all; `inexact` ones, in lower
+        case, have integers that are not exact as a double.
 
-        Raises JetcaptureError for types that cannot be read, and names that are the same but for their case, unless
-        it is `lenient` and leaves these columns out."""
+        Raises JetcaptureError for types that cannot be read, and names that are the same but for their case. With
+        `for_sql`, such columns are left out, and those that SQL cannot name.
+        """
         self.unread: dict[str, str] = {}
         """The columns that are left out, in lower case, and why."""
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         """Columns of text that follow from an object's path, after the others."""
-        choose = columns if callable(columns) else None
-        chosen = None
-        if columns is not None:
-            named = () if callable(columns) else columns
-            chosen = {name.lower() for name in (*named, *layout.IDENTITY, layout.ROW)}
-        self._stored = [self._columns(schema, chosen, choose, lenient=lenient) for schema in schemas]
+        named = () if columns is None or callable(columns) else columns
+        always = {name.lower() for name in (*named, *layout.IDENTITY, layout.ROW, layout.TIME)}
+
+        def chosen(name: str) -> bool:
+            return columns is None or name.lower() in always or (callable(columns) and columns(name))
+
+        self._stored = [self._columns(schema, chosen, for_sql=for_sql) for schema in schemas]
         for stored in self._stored:
             for folded in self.unread:
                 stored.pop(folded, None)
@@ -83,27 +92,20 @@ class Table:
             self.columns[folded] = TableColumn(names[folded], target, drifted)
 
     def _columns(
-        self,
-        schema: pa.Schema,
-        chosen: set[str] | None,
-        choose: Callable[[str], bool] | None,
-        *,
-        lenient: bool,
+        self, schema: pa.Schema, chosen: Callable[[str], bool], *, for_sql: bool
     ) -> dict[str, tuple[str, pa.DataType]]:
         stored: dict[str, tuple[str, pa.DataType]] = {}
         for field in schema:
             folded = field.name.lower()
-            if field.name == layout.KEY or folded in self.partitions:
-                continue  # its path says it
-            if chosen is not None and folded not in chosen and not (choose and choose(field.name)):
-                continue
+            if field.name == layout.KEY or folded in self.partitions or not chosen(field.name):
+                continue  # its path says it, or it is not needed
             try:
                 if folded in stored:
                     raise JetcaptureError(f"columns {stored[folded][0]} and {field.name} {_SAME_BUT_FOR_CASE}")
                 type_ = as_read(field.name, field.type)
-                _check_fields(field.name, type_)
+                _check_fields(field.name, type_, named=for_sql)
             except JetcaptureError as error:
-                if not lenient:
+                if not for_sql:
                     raise
                 self.unread[folded] = str(error).rpartition(": ")[0]  # without what to do about it
                 continue
@@ -150,6 +152,22 @@ def listed(columns: object) -> list[str]:
     return names
 
 
+def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
+    """Return the columns of a result: their names as in `columns`, and those of `names` that they stand for.
+
+    Raises JetcaptureError, which lists the `known` columns, if there is no such column.
+    """
+    if columns is None or callable(columns):
+        return [(name, name) for name in names]
+    folded = {name.lower(): name for name in names} | {name: name for name in names}
+    unknown = next((name for name in columns if name.lower() not in folded), None)
+    if unknown is not None:
+        raise JetcaptureError(
+            f"the archive has no column {unknown}; it has {', '.join(names if known is None else known)}"
+        )
+    return [(name, folded.get(name) or folded[name.lower()]) for name in columns]
+
+
 _SAME_BUT_FOR_CASE = "differ in case only: name the columns you need, without these"
 _NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
 _MAX_DIGITS = 38
@@ -176,24 +194,49 @@ def _target(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType:
     return pa.int64() if pa.types.is_integer(number) else number
 
 
+def inexact_columns(
+    files: ArchiveFiles, infos: Sequence[ObjectInfo], objects: Mapping[ObjectName, File]
+) -> Collection[str]:
+    """Return columns, in lower case, that are floats in some objects and in others integers that no double holds."""
+    types = pa.types
+    schemas = {info.schema_number: info.schema for info in infos}
+    floats = {field.name.lower() for schema in schemas.values() for field in schema if types.is_floating(field.type)}
+    mixed = {
+        number: [field.name for field in schema if types.is_integer(field.type) and field.name.lower() in floats]
+        for number, schema in schemas.items()
+    }
+    infos = [info for info in infos if mixed[info.schema_number]]
+    inexact: set[str] = set()
+    for info, data in zip(infos, files.footers([objects[info.name] for info in infos]), strict=True):
+        metadata = footer.decoded(data)
+        for column in mixed[info.schema_number]:
+            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+            limits = (abs(limit) for group in groups for limit in footer.group_bounds(group, column) or ())
+            if max(limits, default=0) > EXACT:
+                inexact.add(column.lower())
+    return inexact
+
+
 def read_as(stored: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return the type with which Parquet reads a column stored as `stored` for `target`: that type, if possible."""
     readable = without_null(stored, pa.string()) == stored and common([target, stored], lossless=True) == target
     return target if readable or target in _WIDER.get(stored, ()) else stored
 
 
-def _check_fields(column: str, type_: pa.DataType) -> None:
-    """Raise JetcaptureError if a struct has two fields whose names count as equal."""
+def _check_fields(column: str, type_: pa.DataType, *, named: bool) -> None:
+    """Raise JetcaptureError if a struct has two fields whose names count as equal, or, if `named`, one without any."""
     for inner in inner_types(type_):
-        _check_fields(column, inner)
+        _check_fields(column, inner, named=named)
     if pa.types.is_struct(type_):
-        known: dict[str, str] = {}
+        first: dict[str, str] = {}
         for field in type_:
-            first = known.setdefault(field.name.lower(), field.name)
-            if first != field.name:
+            other = first.setdefault(field.name.lower(), field.name)
+            if other != field.name:
                 raise JetcaptureError(
-                    f"column {column} has fields {first} and {field.name}, which {_SAME_BUT_FOR_CASE}"
+                    f"column {column} has fields {other} and {field.name}, which {_SAME_BUT_FOR_CASE}"
                 )
+            if named and not field.name:
+                raise JetcaptureError(f"column {column} has a field without a name: SQL needs one")
 
 
 def inner_types(type_: pa.DataType) -> list[pa.DataType]:

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.archive.nested import converted, is_list, plain_list, without_slack
+from jetcapture_py.archive.common_type import converted, is_list, plain_list, without_slack
 
 Inner = Callable[[pa.Array, int], list[Any]]
 """Converts the child with this number of a struct, map or list as `plain_values` does."""

@@ -22,14 +22,14 @@ import pyarrow as pa
 from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.common_type import common
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
-from jetcapture_py.archive.schema import common, fields_in
+from jetcapture_py.archive.schema import fields_in
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT, Table, inner_types, read_as
+from jetcapture_py.reading.columns import INSTANT, read_as
 from jetcapture_py.reading.convert import convert
-from jetcapture_py.reading.plan import Bound, Dedupe, ReadPlan, ReadRequest, list_objects, no_archive
-from jetcapture_py.reading.selection import Selection, check_stream
+from jetcapture_py.reading.plan import Bound, ReadPlan, list_objects
 from jetcapture_py.store.archive import ArchiveFiles, File
 
 if TYPE_CHECKING:
@@ -137,72 +137,54 @@ def _memory() -> int:
 
 
 class ArchiveViews:
-    """The views `archive`, `quarantine` and `objects` of a stream on a DuckDB connection.
+    """Views of an archive on a DuckDB connection, each of which renders a plan.
 
     `directory` is an empty directory for links to local objects.
     """
 
-    def __init__(
-        self,
-        connection: DuckDBPyConnection,
-        files: ArchiveFiles,
-        stream: str,
-        selection: Selection,
-        *,
-        directory: Path,
-        dedupe: Dedupe = "auto",
-        parquet_only: bool = False,
-    ) -> None:
-        check_stream(stream)
-        self.files, self.stream = files, stream
-        self._connection = connection
-        self._selection = selection
-        self._dedupe: Dedupe = dedupe
-        self._parquet_only = parquet_only
-        self._plans: dict[str, ReadPlan] = {}
-        self.unread: dict[str, None] = {}
-        """Which columns the views leave out, and why."""
+    def __init__(self, connection: DuckDBPyConnection, files: ArchiveFiles, directory: Path) -> None:
+        self._connection, self.files = connection, files
+        self.plans: dict[str, ReadPlan] = {}
+        """The plans of the views that were created."""
         self._functions: dict[tuple[pa.DataType, pa.DataType], str] = {}
         self._paths: _Links | _Remote = _Links(directory) if files.local else _Remote(files)
         if isinstance(self._paths, _Remote):
             connection.register_filesystem(self._paths)
             connection.execute(f"SET threads = {_REMOTE_THREADS}")
 
-    @property
-    def planned(self) -> Iterable[str]:
-        """The views of messages that were created."""
-        return tuple(self._plans)
+    def create(self, name: str, plan: ReadPlan) -> None:
+        """Create or replace a view of the rows of a plan."""
+        self.plans[name] = plan
+        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._select(plan)}")
 
-    def create(self, names: Iterable[str]) -> None:
-        """Create or replace these views, of the objects as of now. Raises JetcaptureError."""
-        for name in names:
-            if name == "objects":
-                self._connection.register("_nats_objects", self._objects())
-                self._connection.execute("CREATE OR REPLACE TEMP VIEW objects AS FROM _nats_objects")
-                continue
-            quarantine = name == "quarantine"
-            request = ReadRequest(
-                files=self.files,
-                stream=self.stream,
-                selection=self._selection._replace(keys=None) if quarantine else self._selection,
-                dedupe=self._dedupe,
-                quarantine=quarantine,
-                parquet_only=self._parquet_only,
-            )
-            planned = request.plan(lenient=True)
-            unread = planned.table.unread | _without_unnameable(planned.table)
-            self.unread.update((f"{reason}: left out of {name}", None) for reason in unread.values())
-            self._plans[name] = planned
-            self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._select(planned)}")
+    def create_objects(self, files: Iterable[File]) -> None:
+        """Create or replace the view `objects` of these files."""
+        rows = [
+            {
+                "key": name.key,
+                "bundle": name.bundle or None,
+                "quarantine": name.quarantine,
+                "bucket": datetime.fromtimestamp(name.bucket, UTC),
+                "first_seq": name.first_seq,
+                "last_seq": name.last_seq,
+                "rows": name.rows,
+                "bytes": file.size,
+                "path": file.path,
+                "modified": None if file.modified is None else datetime.fromtimestamp(file.modified, UTC),
+            }
+            for file in files
+            if (name := file.name) is not None
+        ]
+        self._connection.register("_nats_objects", pa.Table.from_pylist(rows, _OBJECTS))
+        self._connection.execute("CREATE OR REPLACE TEMP VIEW objects AS FROM _nats_objects")
 
     def outdated(self) -> bool:
         """Whether an object that the views read was removed or rewritten. Raises StoreError."""
-        for planned in self._plans.values():
-            now = list_objects(self.files, planned.directory, planned.selection)
-            for name in planned.names:
-                file = now.get(name)
-                if file is None or file.size != planned.objects[name].size:
-                    return True
+        for plan in self.plans.values():
+            now = list_objects(self.files, plan.directory, plan.selection)
+            sizes = {name: file.size for name, file in now.items()}
+            if any(sizes.get(name) != plan.objects[name].size for name in plan.names):
+                return True
         return False
 
     def failure(self) -> Exception | None:
@@ -218,57 +200,32 @@ class ArchiveViews:
             text = text.replace(path, top)
         return text
 
-    def _objects(self) -> pa.Table:
-        rows, files = [], sorted(self.files.files(self.stream), key=lambda file: file.path)
-        if not files:
-            raise no_archive(self.files, self.stream)
-        for file in files:
-            name = file.name
-            if name is not None and self._selection.may_hold_name(name):
-                rows.append(
-                    {
-                        "key": name.key,
-                        "bundle": name.bundle or None,
-                        "quarantine": name.quarantine,
-                        "bucket": datetime.fromtimestamp(name.bucket, UTC),
-                        "first_seq": name.first_seq,
-                        "last_seq": name.last_seq,
-                        "rows": name.rows,
-                        "bytes": file.size,
-                        "path": file.path,
-                        "modified": None if file.modified is None else datetime.fromtimestamp(file.modified, UTC),
-                    }
-                )
-        return pa.Table.from_pylist(rows, _OBJECTS)
-
     # ------------------------------------------------------------------ SQL
 
-    def _select(self, planned: ReadPlan) -> str:
+    def _select(self, plan: ReadPlan) -> str:
         """Return the SELECT of a plan's rows."""
-        selects = self._scans(planned, planned.whole)
-        for name, ranges in planned.parts.items():
-            selects += self._scans(planned, [name], where=_within(ranges))
-        if planned.shared:
-            selects.append(self._compared(planned))
-        columns = ", ".join(_quoted(name) for name in planned.table.schema.names)
+        selects = self._scans(plan, plan.whole)
+        for name, ranges in plan.parts.items():
+            selects += self._scans(plan, [name], where=_within(ranges))
+        if plan.shared:
+            selects.append(self._compared(plan))
+        columns = ", ".join(_quoted(name) for name in plan.table.schema.names)
         if not selects:
-            nothing = (
-                f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in planned.table.schema
-            )
+            nothing = (f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in plan.table.schema)
             return f"SELECT {', '.join(nothing)} LIMIT 0"
-        bounds = [condition for bound in planned.bounds for condition in _bounded(bound)]
+        bounds = [condition for bound in plan.bounds for condition in _bounded(bound)]
         where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
         return f"SELECT {columns} FROM ({' UNION ALL '.join(selects)}){where}"
 
     def _scans(
-        self, planned: ReadPlan, names: Iterable[ObjectName], *, where: str = "", number: bool = False
+        self, plan: ReadPlan, names: Iterable[ObjectName], *, where: str = "", number: bool = False
     ) -> list[str]:
         """Return a SELECT of the table's columns for each layout and schema of these objects; with `number`, also of
         a number that says where a row is."""
-        table, first = planned.table, 0
+        table, first = plan.table, 0
         alike: dict[tuple[int, bool], list[ObjectName]] = defaultdict(list)
         for name in names:
-            alike[planned.schema_of[name], bool(name.bundle)].append(name)
+            alike[plan.schema_of[name], bool(name.bundle)].append(name)
         selects = []
         for (schema, bundled), members in alike.items():
             stored = table.stored(schema)
@@ -282,29 +239,29 @@ class ArchiveViews:
             columns += [
                 f"{name} AS {name}" for name in map(_quoted, table.partitions)
             ]  # its case may differ in objects
-            paths = ", ".join(_text(self._paths.path(planned.objects[name])) for name in members)
+            paths = ", ".join(_text(self._paths.path(plan.objects[name])) for name in members)
             options = "hive_partitioning = true, hive_types_autocast = false"
             if number:  # by path: DuckDB's own numbers of files are those that a filter on the partitions leaves
                 file = f"{first} + CAST(enum_code(CAST({_FILE} AS ENUM({paths}))) AS BIGINT)"
                 columns.append(f"(({file}) << {_ROW_BITS}) + {_ROW_NUMBER} AS {_COPY}")
                 options += f", filename = {_text(_FILE)}"
             scan = f"read_parquet([{paths}], {options})"
-            keys = planned.selection.keys
+            keys = plan.selection.keys
             conditions = [*([where] if where else []), *([_has_key(keys)] if bundled and keys is not None else [])]
             condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
             selects.append(f"SELECT {', '.join(columns)} FROM {scan}{condition}")
             first += len(members)
         return selects
 
-    def _compared(self, planned: ReadPlan) -> str:
+    def _compared(self, plan: ReadPlan) -> str:
         """Return the SELECT of the objects whose rows are compared. Only their identities are kept in memory."""
-        table = planned.table
+        table = plan.table
         if (taken := table.columns.get(_ROW_NUMBER)) is not None:
             raise JetcaptureError(
                 f"column {taken.name} has a name that DuckDB needs to compare rows: use jetcapture spark query"
             )
-        union = " UNION ALL ".join(self._scans(planned, planned.shared, number=True))
-        identity = [_quoted(name) for name in planned.identity]
+        union = " UNION ALL ".join(self._scans(plan, plan.shared, number=True))
+        identity = [_quoted(name) for name in plan.identity]
         if table.several_rows:
             identity.append(f"coalesce({_quoted(layout.ROW)}, 0)")
         columns = ", ".join(_quoted(name) for name in table.schema.names)
@@ -326,23 +283,6 @@ class ArchiveViews:
             create: Any = self._connection.create_function  # its stub accepts no list of text
             create(name, converted, [sql_type(stored)], sql_type(target), type="arrow", null_handling="special")
         return f"{name}(CAST({column} AS {sql_type(stored)}))"
-
-
-def _without_unnameable(table: Table) -> dict[str, str]:
-    """Remove the columns of a table that SQL cannot name; return why, by folded name."""
-    reasons = {
-        folded: f"column {column.name} has a field without a name"
-        for folded, column in table.columns.items()
-        if _has_nameless(column.type)
-    }
-    for folded in reasons:
-        del table.columns[folded]
-    return reasons
-
-
-def _has_nameless(type_: pa.DataType) -> bool:
-    nameless = pa.types.is_struct(type_) and any(not field.name for field in type_)
-    return nameless or any(map(_has_nameless, inner_types(type_)))
 
 
 def _casts(stored: pa.DataType, target: pa.DataType) -> bool:

@@ -1,13 +1,12 @@
 """Plan how to read an archive, as a value that Spark, Arrow and DuckDB render: every message once, as one table.
 
 Object names say which objects may share messages (see `layout`). Others are read as they are; those that may share
-messages are compared by sequence (see `overlaps`), or row by row. Objects whose column types differ still form one
-table (see `columns`).
+messages are compared by sequence (see `overlaps`), or row by row. `Table` in `columns` decides the columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -15,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.info import BadObject, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Identities, Range, resolve
-from jetcapture_py.archive.schema import EXACT
+from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import Columns, Table, listed
+from jetcapture_py.reading.columns import Columns, Table, inexact_columns, listed, outputs
 from jetcapture_py.reading.selection import Selection, check_stream
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -34,20 +33,13 @@ Keep = Callable[[Any, Any], Any]
 _EVERYTHING = Selection()
 _QUARANTINE = pa.schema(
     [
-        (layout.STREAM, pa.string()),
-        (layout.SUBJECT, pa.string()),
-        (layout.SEQ, pa.int64()),
-        (layout.TIMESTAMP, pa.timestamp("us", "UTC")),
-        (layout.NANOS, pa.int16()),
-        (layout.DELIVERED, pa.int32()),
-        (layout.HEADERS, pa.map_(pa.string(), pa.list_(pa.string()))),
-        (layout.PAYLOAD, pa.binary()),
+        STREAM_FIELD,
+        *(field for field in ENVELOPE if field.name != REPLY),
         (layout.STAGE, pa.string()),
         (layout.ERROR, pa.string()),
         (layout.RAW_HEADERS, pa.binary()),
     ]
 )
-
 
 Objects = Mapping[ObjectName, File]
 """Objects of a stream or its quarantine."""
@@ -134,55 +126,45 @@ class ReadRequest:
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
 
     def plan(
-        self, objects: Objects | None = None, *, before: pa.Schema | None = None, lenient: bool = False
+        self,
+        objects: Objects | None = None,
+        *,
+        before: pa.Schema | None = None,
+        table: Table | None = None,
+        for_sql: bool = False,
     ) -> ReadPlan:
-        """Plan how to read the archive as of now: list it, and read footers.
+        """Plan how to read the archive as of now: list it, and read footers. Raises JetcaptureError.
 
         Earlier listed `objects` are used at first; those that are gone are looked for in a new list. `before` are the
-        columns of an archive without objects, which is an error otherwise. Raises JetcaptureError, unless `lenient`
-        leaves out columns that cannot be read.
+        columns of an archive without objects, which is an error otherwise. Objects are read as a `table` that was
+        planned before; without one, as one of their own columns, less those that SQL cannot have if it is `for_sql`.
         """
-        return self._planned(objects, lambda listed: self._with_own_columns(listed, before, lenient=lenient))
-
-    def plan_as(self, table: Table, objects: Objects | None = None) -> ReadPlan:
-        """Plan as `plan` does, but to read objects as a table that was planned before. Raises JetcaptureError."""
-
-        def plan(listed: Objects) -> ReadPlan:
-            infos = self._chosen(listed)
-            schema_of = {info.name: 0 for info in infos}
-            return self._divided(listed, infos, table, schema_of, outputs(table.schema.names, self.columns))
-
-        return self._planned(objects, plan)
-
-    def _planned(self, objects: Objects | None, plan: Callable[[Objects], ReadPlan]) -> ReadPlan:
         lists = [] if objects is None else [objects]
 
         def planned() -> ReadPlan:
             listed = lists.pop() if lists else list_objects(self.files, self.directory, self.selection)
             if not self.parquet_only:
                 self._refuse_others(listed, self.selection)
-            return plan(listed)
+            infos = self._chosen(listed)
+            if table is not None:
+                columns = outputs(table.schema.names, self.columns)
+                return self._divided(listed, infos, table, dict.fromkeys(listed, 0), columns)
+            schemas = {info.schema_number: info.schema for info in infos} or {0: self._schema_of_none(listed, before)}
+            inexact = inexact_columns(self.files, infos, listed)
+            own = Table(schemas.values(), self.quarantine, self.columns, inexact, for_sql=for_sql)
+            stored = (name for schema in schemas.values() for name in schema.names if name != layout.KEY)
+            columns = outputs(own.schema.names, self.columns, dict.fromkeys([*stored, *own.partitions]))
+            index = {number: at for at, number in enumerate(schemas)}
+            schema_of = {info.name: index[info.schema_number] for info in infos}
+            return self._divided(listed, infos, own, schema_of, columns)
 
         return retried(planned)
-
-    def _with_own_columns(self, objects: Objects, before: pa.Schema | None, *, lenient: bool) -> ReadPlan:
-        """Plan to read listed objects as a table of their own columns. Raises VanishedError when some are gone."""
-        infos = self._chosen(objects)
-        schemas = {info.schema_number: info.schema for info in infos} or {0: self._schema_of_none(objects, before)}
-        needed = _with_time(self.columns) if self.selection.by_event else self.columns
-        inexact = inexact_columns(self.files, infos, objects)
-        table = Table(schemas.values(), self.quarantine, needed, inexact, lenient=lenient)
-        stored = (name for schema in schemas.values() for name in schema.names if name != layout.KEY)
-        columns = outputs(table.schema.names, self.columns, dict.fromkeys([*stored, *table.partitions]))
-        index = {number: at for at, number in enumerate(schemas)}
-        schema_of = {info.name: index[info.schema_number] for info in infos}
-        return self._divided(objects, infos, table, schema_of, columns)
 
     def _chosen(self, objects: Objects) -> list[ObjectInfo]:
         """Return the objects that may hold messages of the selection. Raises VanishedError, JetcaptureError."""
         selection = self.selection
         files = [file for name, file in objects.items() if name.parquet and selection.may_hold_name(name)]
-        infos = self.files.infos(files, detailed=lambda name: name.event_time and selection.by_stream_time)
+        infos = self.files.infos(files, detailed=selection.needs_times)
         chosen = []
         for info in infos:
             if isinstance(info, BadObject):
@@ -276,29 +258,6 @@ def no_archive(files: ArchiveFiles, stream: str) -> JetcaptureError:
     return JetcaptureError(f"no archive of stream {stream} under {files.shown}{files.known_streams()}")
 
 
-def _with_time(columns: Columns | None) -> Columns | None:
-    """Return the columns to read for a condition on the messages' time."""
-    if callable(columns):
-        return lambda name: name == layout.TIME or columns(name)
-    return None if columns is None else [*columns, layout.TIME]
-
-
-def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
-    """Return the columns of a result: their names as in `columns`, and those of `names` that they stand for.
-
-    Raises JetcaptureError, which lists the `known` columns, if there is no such column.
-    """
-    if columns is None or callable(columns):
-        return [(name, name) for name in names]
-    folded = {name.lower(): name for name in names} | {name: name for name in names}
-    unknown = next((name for name in columns if name.lower() not in folded), None)
-    if unknown is not None:
-        raise JetcaptureError(
-            f"the archive has no column {unknown}; it has {', '.join(names if known is None else known)}"
-        )
-    return [(name, folded.get(name) or folded[name.lower()]) for name in columns]
-
-
 def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EVERYTHING) -> Objects:
     """List a stream's objects that may hold messages of a selection, by keys and buckets, in the order of their paths.
 
@@ -311,27 +270,6 @@ def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EV
         tops = files.directories(directory, selection.keys)
     listed = sorted(files.below(*tops, wanted=selection.may_hold_path), key=lambda file: file.path)
     return {file.name: file for file in listed if file.name is not None}
-
-
-def inexact_columns(files: ArchiveFiles, infos: Sequence[ObjectInfo], objects: Objects) -> Collection[str]:
-    """Return columns, in lower case, that are floats in some objects and in others integers that no double holds."""
-    types = pa.types
-    schemas = {info.schema_number: info.schema for info in infos}
-    floats = {field.name.lower() for schema in schemas.values() for field in schema if types.is_floating(field.type)}
-    mixed = {
-        number: [field.name for field in schema if types.is_integer(field.type) and field.name.lower() in floats]
-        for number, schema in schemas.items()
-    }
-    infos = [info for info in infos if mixed[info.schema_number]]
-    inexact: set[str] = set()
-    for info, data in zip(infos, files.footers([objects[info.name] for info in infos]), strict=True):
-        metadata = footer.decoded(data)
-        for column in mixed[info.schema_number]:
-            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-            limits = (abs(limit) for group in groups for limit in footer.group_bounds(group, column) or ())
-            if max(limits, default=0) > EXACT:
-                inexact.add(column.lower())
-    return inexact
 
 
 def read_identities(files: ArchiveFiles, objects: Objects, names: Iterable[ObjectName]) -> list[Identities]:

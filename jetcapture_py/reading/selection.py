@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from datetime import date, datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from math import floor
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
@@ -23,28 +22,23 @@ Keys = Iterable[str | None] | str
 """One key or several; None is for messages without a key."""
 
 _BUCKET_DIGITS = len("20260501T120000")
-_YEAR_1000, _YEAR_9999 = -30_610_224_000, 253_370_764_800
-_AFTER_ALL = "~"
-"""Sorts after every object's name."""
 
 
-class Selection(NamedTuple):
-    """Messages from `start` (inclusive) to `end` (exclusive) with these `keys`; None for no limit.
-
-    `event_start` and `event_end` limit the time that buckets are made of, and `seqs` the sequences, both inclusive.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which messages to read; None for no limit."""
 
     start: datetime | None = None
+    """The stream's timestamps from this time on,"""
     end: datetime | None = None
+    """until before this one."""
     keys: list[str | None] | None = None
     event_start: datetime | None = None
+    """Times that buckets are made of from this one on,"""
     event_end: datetime | None = None
+    """until before this one."""
     seqs: tuple[int, int] | None = None
-
-    @property
-    def by_event(self) -> bool:
-        """Whether there is a bound of the time that buckets are made of."""
-        return self.event_start is not None or self.event_end is not None
+    """The first and the last sequence."""
 
     @classmethod
     def of(
@@ -55,34 +49,41 @@ class Selection(NamedTuple):
         event_start: Moment | None = None,
         event_end: Moment | None = None,
     ) -> Selection:
-        """Validate the arguments. Raises JetcaptureError."""
+        """Validate the arguments of `read_archive`. Raises JetcaptureError."""
         return cls(
-            _moment("start", start),
-            _moment("end", end),
-            _keys(keys),
-            _moment("event_start", event_start),
-            _moment("event_end", event_end),
+            start=_moment("start", start),
+            end=_moment("end", end),
+            keys=_keys(keys),
+            event_start=_moment("event_start", event_start),
+            event_end=_moment("event_end", event_end),
         )
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `of` that make it, if it has no `seqs`."""
+        values = asdict(self)
+        del values["seqs"]
+        return values
+
     @property
-    def by_stream_time(self) -> bool:
-        """Whether there is a bound of the stream's timestamps."""
-        return self.start is not None or self.end is not None
+    def by_event(self) -> bool:
+        """Whether there is a bound of the time that buckets are made of."""
+        return self.event_start is not None or self.event_end is not None
+
+    def needs_times(self, name: ObjectName) -> bool:
+        """Whether `may_hold` needs the details of this object's footer."""
+        return name.event_time and (self.start is not None or self.end is not None)
 
     def may_hold_path(self, path: str) -> bool:
-        """Whether a file may be an object with messages of the selection, by its path.
+        """Whether a file may be an object with messages of the selection, by the bucket in its path.
 
-        As `may_hold_name` by buckets, but without parsing: most objects of a large archive are of other days.
+        Parsing the whole path takes ten times as long, and most objects of a large archive are of other days.
         """
-        name = path.rpartition("/")[2]
-        if name[0] in "._":
-            return False
-        bucket = name[:_BUCKET_DIGITS]
-        first, last = _bucket_texts(self.event_start, self.event_end)
-        if not first <= bucket < last:
-            return False
-        first, last = _bucket_texts(self.start, self.end)
-        return first <= bucket < last or name[_BUCKET_DIGITS : _BUCKET_DIGITS + 1] == "E"
+        name = path[path.rfind("/") + 1 :]
+        try:
+            bucket = datetime.fromisoformat(name[:_BUCKET_DIGITS]).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return True
+        return self._may_hold_bucket(bucket, MAX_INTERVAL, event_time=name.startswith("E", _BUCKET_DIGITS))
 
     def may_hold_name(self, name: ObjectName, interval: float = MAX_INTERVAL) -> bool:
         """Whether an object may have messages of the selection, by its name and the length of its bucket in seconds."""
@@ -90,44 +91,31 @@ class Selection(NamedTuple):
             return False
         if self.seqs is not None and (name.first_seq > self.seqs[1] or name.last_seq < self.seqs[0]):
             return False
-        if not _reaches(name.bucket, interval, self.event_start, self.event_end):
-            return False
-        return name.event_time or _reaches(name.bucket, interval, self.start, self.end)
+        return self._may_hold_bucket(name.bucket, interval, event_time=name.event_time)
 
     def may_hold(self, info: ObjectInfo) -> bool:
-        """Whether an object may have messages of the selection, by its name and its footer.
-
-        Details are needed of objects with event time, if the selection is `by_stream_time`.
-        """
+        """Whether an object may have messages of the selection, by its name and its footer."""
         name = info.name
         if not self.may_hold_name(name, info.interval):
             return False
-        if name.event_time and self.by_stream_time and (times := info.details.times) is not None:
+        if self.needs_times(name) and (times := info.details.times) is not None:
             if self.start is not None and times[1] < microseconds_of(self.start):
                 return False
             if self.end is not None and times[0] >= microseconds_of(self.end):
                 return False
         return self.keys is None or not info.bundles or name.bundle in _bundles_of(tuple(self.keys), info.bundles)
 
+    def _may_hold_bucket(self, bucket: float, interval: float, *, event_time: bool) -> bool:
+        if not _reaches(bucket, interval, self.event_start, self.event_end):
+            return False
+        return event_time or _reaches(bucket, interval, self.start, self.end)
 
-def _reaches(bucket: int, interval: float, start: datetime | None, end: datetime | None) -> bool:
+
+def _reaches(bucket: float, interval: float, start: datetime | None, end: datetime | None) -> bool:
     """Whether a bucket may have times from `start` to `end`."""
     if start is not None and bucket + interval <= start.timestamp():
         return False
     return end is None or bucket < end.timestamp()
-
-
-@lru_cache(maxsize=8)
-def _bucket_texts(start: datetime | None, end: datetime | None) -> tuple[str, str]:
-    """Return the first text with which names of objects from `start` to `end` can begin, and one after the last."""
-
-    def text(seconds: float, otherwise: str) -> str:
-        four_digits = _YEAR_1000 <= seconds < _YEAR_9999
-        return layout.bucket_text(floor(seconds))[:_BUCKET_DIGITS] if four_digits else otherwise
-
-    first = "" if start is None else text(start.timestamp() - MAX_INTERVAL, "")
-    last = _AFTER_ALL if end is None else text(end.timestamp() + 1, _AFTER_ALL)
-    return first, last
 
 
 @lru_cache(maxsize=8)
@@ -165,14 +153,14 @@ def complete_end(files: ArchiveFiles, stream: str, end: datetime | None) -> date
 
     Prints a notice if that is before `end`. Raises JetcaptureError.
     """
-    known = files.watermark(stream)
-    if known is None:
+    watermark = files.watermark(stream)
+    if watermark is None:
         raise no_watermark(files, stream)
-    complete = known.time + timedelta(microseconds=1)  # an end is exclusive
+    complete = watermark.time + timedelta(microseconds=1)  # an end is exclusive
     if end is not None and end <= complete:
         return end
     if end is not None:
-        sys.stderr.write(f"complete only up to {format_time(known.time)}: later messages are left out\n")
+        sys.stderr.write(f"complete only up to {format_time(watermark.time)}: later messages are left out\n")
     return complete
 
 

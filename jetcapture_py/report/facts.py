@@ -56,8 +56,9 @@ class Scope:
         """Whether an object is in it."""
         if self.complete and (stored.name.event_time or mark is None or stored.end > mark.time.timestamp()):
             return False
-        start, end, keys, *_ = self.selection
-        buckets = Selection(event_start=start, event_end=end, keys=None if stored.name.quarantine else keys)
+        chosen = self.selection
+        keys = None if stored.name.quarantine else chosen.keys
+        buckets = Selection(event_start=chosen.start, event_end=chosen.end, keys=keys)
         return buckets.may_hold_name(stored.name, stored.interval)
 
 

@@ -31,9 +31,8 @@ from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.template import STREAM, parse_template
 from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import PlanReader, partition_of
-from jetcapture_py.reading.columns import Table, as_read
+from jetcapture_py.reading.columns import Table, as_read, inexact_columns
 from jetcapture_py.reading.duckdb import connect, sql_type
-from jetcapture_py.reading.plan import inexact_columns
 from jetcapture_py.rewriting.text_values import TextError, column_names, typed_rows
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.batch import MessageBatch

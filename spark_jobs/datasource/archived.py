@@ -58,9 +58,9 @@ class ArchivedMessages:
 
     def planned(self, first: int, last: int, keep: Keep | None, listing: Objects | None = None) -> ReadPlan:
         """Plan to read messages from `first` to `last`. Raises JetcaptureError."""
-        selection = self.selection._replace(seqs=(first, last))
+        selection = replace(self.selection, seqs=(first, last))
         request = ReadRequest(files=self.files, stream=self.stream, selection=selection, columns=self.columns)
-        return replace(request.plan_as(self.table, listing), keep=keep)
+        return replace(request.plan(listing, table=self.table), keep=keep)
 
     def read(self, first: int, last: int, keep: Keep | None, made: ReadPlan | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the messages from `first` to `last`; `made` is a plan of them. Raises JetcaptureError."""
@@ -143,7 +143,7 @@ def _spans(names: Sequence[ObjectName], first: int, last: int, parts: int) -> li
 
 def _within(plan: ReadPlan, first: int, last: int) -> ReadPlan:
     """Return the part of a plan that reads these sequences."""
-    selection = plan.selection._replace(seqs=(first, last))
+    selection = replace(plan.selection, seqs=(first, last))
     objects = {name: file for name, file in plan.objects.items() if selection.may_hold_name(name)}
     return replace(
         plan,

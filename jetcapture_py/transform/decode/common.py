@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.jetstream.wire.inbox import text_of
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
@@ -335,3 +334,27 @@ def _extension(value: object) -> dict[str, Any]:
     if isinstance(value, msgspec.msgpack.Ext):
         return {"code": value.code, "data": value.data}
     raise TypeError(f"a value of type {type(value).__name__}")
+
+
+def offsets_of(values: Sequence[Sized | None]) -> pa.Array:
+    """Where each of `values` starts in the chain of all of them: int32, null for None, with the end appended."""
+    offsets: list[int | None] = []
+    end = 0
+    for value in values:
+        if value is None:
+            offsets.append(None)
+        else:
+            offsets.append(end)
+            end += len(value)
+    offsets.append(end)
+    return pa.array(offsets, pa.int32())
+
+
+def flatten(values: Sequence[Sequence[Any] | None]) -> list[Any]:
+    """The items of all lists among `values`, in order."""
+    return list(chain.from_iterable(value for value in values if value is not None))
+
+
+def struct_array(children: Sequence[pa.Array], of: pa.StructType, nulls: pa.Array) -> pa.Array:
+    """Structs of the type `of` with the columns `children`; null where `nulls` (boolean) is true."""
+    return pa.StructArray.from_arrays(list(children), fields=list(of), mask=nulls)

@@ -18,12 +18,22 @@ from typing import Any
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
-from jetcapture_py.archive.schema import EXACT
+from jetcapture_py.archive.common_type import EXACT
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import JSON_FORMAT, ObjectFormat
-from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, json_text, owners_of, show
+from jetcapture_py.transform.decode.common import (
+    Values,
+    assemble,
+    decode_each,
+    failure,
+    flatten,
+    json_text,
+    offsets_of,
+    owners_of,
+    show,
+    struct_array,
+)
 
 MAX_FIELDS = 1000
 """Maximum columns, and maximum fields of a nested object; a larger object is stored as JSON text."""

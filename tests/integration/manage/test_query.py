@@ -30,6 +30,7 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage import query as command
 from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.duckdb import ArchiveViews
+from jetcapture_py.reading.plan import ReadPlan
 from jetcapture_py.reading.selection import Selection
 from tests.support import azurite, s3
 from tests.support.archives import HOUR, Archive
@@ -250,9 +251,9 @@ def test_columns_that_cannot_be_read_are_left_out_with_a_notice(
         {"good": good, "key": "a", "date": "2026-05-01", "hour": "12"} for good in (7, None)
     ]
     assert error.splitlines() == [
+        "column nameless has a field without a name: left out of archive",
         "column nanos is timestamp[ns], which cannot be read: left out of archive",
         "columns a and A differ in case only: left out of archive",
-        "column nameless has a field without a name: left out of archive",
     ]
 
 
@@ -269,8 +270,8 @@ def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
 ) -> None:
     create, changes = ArchiveViews.create, iter([None])
 
-    def changed(self: ArchiveViews, names: list[str]) -> None:
-        create(self, names)
+    def changed(self: ArchiveViews, name: str, plan: ReadPlan) -> None:
+        create(self, name, plan)
         for _ in changes:
             (path,) = orders.root.glob("ORDERS/key=us/**/*.parquet")
             path.unlink()
@@ -279,8 +280,8 @@ def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
     monkeypatch.setattr(ArchiveViews, "create", changed)
     assert told(orders, SEQS) == ['"1,2,3,4,6"']
 
-    def gone(self: ArchiveViews, names: list[str]) -> None:
-        create(self, names)
+    def gone(self: ArchiveViews, name: str, plan: ReadPlan) -> None:
+        create(self, name, plan)
         path = next(orders.root.glob("ORDERS/key=us/**/*.parquet"))
         seq = int(path.name.split("-")[2])
         path.unlink()

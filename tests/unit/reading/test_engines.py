@@ -20,7 +20,7 @@ from hypothesis import strategies as some
 from jetcapture_py.archive import layout
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.reading.duckdb import ArchiveViews
-from jetcapture_py.reading.plan import Dedupe
+from jetcapture_py.reading.plan import Dedupe, ReadRequest
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.examples import examples
@@ -33,17 +33,12 @@ Read = Callable[[str, Sequence[str] | None], pa.Table]
 """Reads the view `archive` or `quarantine`, and all of its columns or these."""
 
 
-def arguments(selection: Selection) -> dict[str, Any]:
-    """Return those of `read_archive`."""
-    return {name: value for name, value in selection._asdict().items() if name != "seqs"}
-
-
 @contextmanager
 def arrow(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
     def read(view: str, columns: Sequence[str] | None) -> pa.Table:
         quarantine = view == "quarantine"
         return read_archive(
-            archive.url, STREAM, quarantine=quarantine, columns=columns, **arguments(selection)
+            archive.url, STREAM, quarantine=quarantine, columns=columns, **selection.arguments()
         ).read_all()
 
     yield read
@@ -52,37 +47,38 @@ def arrow(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
 @contextmanager
 def in_duckdb(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
     with tempfile.TemporaryDirectory() as links, duckdb.connect(config={"threads": 1}) as connection:
-        views = views_of(connection, archive, selection, links)
 
         def read(view: str, columns: Sequence[str] | None) -> pa.Table:
-            views.create([view])
+            create(connection, archive, selection, links, view)
             names = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
             return connection.sql(f"SELECT {names} FROM {view}").to_arrow_table()
 
         yield read
 
 
-def views_of(
+def create(
     connection: duckdb.DuckDBPyConnection,
     archive: RandomArchive,
     selection: Selection,
     links: str,
+    view: str = "archive",
     dedupe: Dedupe = "auto",
-) -> ArchiveViews:
+) -> None:
     connection.execute("SET TimeZone = 'UTC'")
-    files = ArchiveFiles(archive.url, {})
-    return ArchiveViews(connection, files, STREAM, selection, directory=Path(links), dedupe=dedupe)
+    files, quarantine = ArchiveFiles(archive.url, {}), view == "quarantine"
+    request = ReadRequest(files=files, stream=STREAM, selection=selection, dedupe=dedupe, quarantine=quarantine)
+    directory = tempfile.mkdtemp(dir=links)
+    ArchiveViews(connection, files, Path(directory)).create(view, request.plan(for_sql=True))
 
 
 def selected(message: Message, selection: Selection) -> bool:
     time = message.timestamp if message.time is None or message.bad else message.time
-    start, end, keys, event_start, event_end, _ = selection
     return (
-        (start is None or message.timestamp >= start)
-        and (end is None or message.timestamp < end)
-        and (event_start is None or time >= event_start)
-        and (event_end is None or time < event_end)
-        and (keys is None or message.key in keys)
+        (selection.start is None or message.timestamp >= selection.start)
+        and (selection.end is None or message.timestamp < selection.end)
+        and (selection.event_start is None or time >= selection.event_start)
+        and (selection.event_end is None or time < selection.event_end)
+        and (selection.keys is None or message.key in selection.keys)
     )
 
 
@@ -94,7 +90,8 @@ def selections(draw: some.DrawFn, archive: RandomArchive) -> Selection:
         sorted(moment + step for moment in times for step in (-MICROSECOND, timedelta(), MICROSECOND))
     )
     keys = draw(some.none() | some.lists(some.sampled_from(KEYS), min_size=1, unique=True))
-    return Selection(draw(bounds), draw(bounds), keys, draw(bounds), draw(bounds))
+    names = ("start", "end", "event_start", "event_end")
+    return Selection(keys=keys, **{name: draw(bounds) for name in names})
 
 
 PARTITIONS = layout.PARTITIONS
@@ -180,7 +177,7 @@ def test_filters_in_sql_on_key_date_and_hour_neither_lose_nor_double_a_row(drawn
         for dedupe in DEDUPES:
             links = stack.enter_context(tempfile.TemporaryDirectory())
             connection = stack.enter_context(duckdb.connect(config={"threads": 1}))
-            views_of(connection, archive, Selection(), links, dedupe).create(["archive"])
+            create(connection, archive, Selection(), links, dedupe=dedupe)
             for form in FORMS:
                 condition, fulfilled = drawn.draw(filters(archive))
                 same = " AND ".join(f"archive.{name} IS NOT DISTINCT FROM chosen.{name}" for name in PARTITIONS)

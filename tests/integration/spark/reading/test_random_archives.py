@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from jetcapture_py.archive import layout
 from spark_jobs.archive import read_archive
 from tests.support.random_archives import STREAM, archives, comparable
-from tests.unit.reading.test_engines import arguments, identities, selected, selections
+from tests.unit.reading.test_engines import identities, selected, selections
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ def check(spark: SparkSession, drawn: Any) -> None:
             return
         selection = drawn.draw(selections(archive))
         rows = [row for message, row in archive.pairs() if selected(message, selection)]
-        frame = read_archive(spark, archive.url, STREAM, **arguments(selection))
+        frame = read_archive(spark, archive.url, STREAM, **selection.arguments())
         assert identities(frame.toArrow().to_pylist()) == identities(rows), (selection, archive.log)
         compared = read_archive(spark, archive.url, STREAM, dedupe="full")
         assert identities(compared.toArrow().to_pylist()) == identities(archive.rows()), archive.log
