@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.archive.writer import Encoder, ObjectWriter
 from spark_jobs.archive import read_archive
 from spark_jobs.job import session
 
@@ -80,26 +81,19 @@ def messages(random: np.random.Generator, key: str, first: int, bucket: int, cou
             "quantity": pa.array(quantities),
             "order_id": pa.array([str(index) for index in range(first, first + count)]),
             layout.KEY: pa.array([key]).take(pa.array(np.zeros(count, np.int64))),
-        },
-        metadata={f"{layout.METADATA_PREFIX}interval": str(INTERVAL)},
+        }
     )
 
 
 def write(root: Path, key: str, bucket: int, table: pa.Table) -> None:
-    """Store one object under its name."""
-    seqs, times = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
-    name = layout.ObjectName(
-        stream=STREAM,
-        key=key,
-        bucket=bucket,
-        first_seq=int(seqs[0]),
-        last_seq=int(seqs[-1]),
-        rows=len(table),
-        digest=layout.digest(seqs.tobytes(), times.tobytes()),
-    )
-    path = root / name.path
+    """Store one object."""
+    encoder = Encoder(stream=STREAM, interval=INTERVAL, compression="zstd")
+    with ObjectWriter(encoder, BlockId(key=key, bucket=bucket), table.schema) as writer:
+        writer.write(table)
+        stored = writer.finish("age")
+    path = root / stored.name.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, compression="zstd")
+    path.write_bytes(stored.data)
 
 
 ACTIONS: dict[str, Callable[[DataFrame], object]] = {

@@ -21,6 +21,8 @@ MAGIC = b"PAR1"
 """The first and last bytes of a Parquet file."""
 USUAL = 64 << 10
 """Size that most footers do not exceed."""
+UNPROVEN = "the checksum of its footer is wrong or missing: it has changed, or jetcapture did not write it"
+"""What is wrong with an object whose footer is not as it was written."""
 _TEXT = b"\x18"
 """The Thrift type of an entry's value, which follows its name."""
 _ARROW_SCHEMA = b"ARROW:schema"
@@ -75,15 +77,15 @@ def is_proven(footer: bytes) -> bool:
     return False
 
 
-def number_in(footer: bytes, entry: str) -> int | None:
-    """Return the number in one of our entries of a footer, without decoding it; None if there is none."""
+def number_in(footer: bytes, entry: str) -> int:
+    """Return the number in one of our entries of a footer, without decoding it; 0 if there is none."""
     start = f"{layout.METADATA_PREFIX}{entry}".encode() + _TEXT
     at = footer.find(start)
     if footer.rfind(start) != at:  # a key holds the same bytes
         text = entries(decoded(footer).metadata).get(entry, "")
-        return int(text) if text.isdecimal() else None
+        return int(text) if text.isdecimal() else 0
     digits = footer[at + len(start) + 1 :][: footer[at + len(start)]] if at >= 0 else b""
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdigit() else 0
 
 
 class SchemaReader:

@@ -126,6 +126,12 @@ def moment(created: str) -> int:
     return microseconds_of(datetime.fromisoformat(created))
 
 
+def check_created(created: str) -> None:
+    """Raise ValueError or TypeError for what is neither a creation time nor empty, which is an unknown one."""
+    if created:
+        moment(created)
+
+
 def in_order(created: Iterable[str]) -> list[str]:
     """Return distinct creation times, oldest first; "" is none."""
     return sorted(filter(None, {*created}), key=moment)

@@ -21,6 +21,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from jetcapture_py.archive.incarnations import check_created
 from jetcapture_py.archive.messages import MessageSet, bounds_of
 from jetcapture_py.archive.metadata import SmallFile, Time, is_path
 from jetcapture_py.errors import JetcaptureError
@@ -50,6 +51,9 @@ class _ExpiredPart(msgspec.Struct, frozen=True, kw_only=True):
     ranges: list[tuple[int, int]] | str
     messages: int = 0
     """For readers without this code."""
+
+    def __post_init__(self) -> None:
+        check_created(self.stream_created)
 
 
 class _ExpiredFile(SmallFile, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from typing import Any
 
 from jetcapture_py.archive.incarnations import moment
 from jetcapture_py.archive.metadata import SmallFile, is_path
-from jetcapture_py.config.units import parse_time
 
 DIRECTORY = "_streams"
 
@@ -32,7 +31,7 @@ class StreamConfig(SmallFile, frozen=True, kw_only=True, rename={"created": "str
     continues: bool = False
 
     def __post_init__(self) -> None:
-        parse_time(self.created)
+        moment(self.created)
 
 
 def is_time(created: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 
 from jetcapture_py.archive import metadata
-from jetcapture_py.archive.incarnations import Origin, Sample
+from jetcapture_py.archive.incarnations import Origin, Sample, check_created, moment
 from jetcapture_py.archive.layout import STREAM_TIME
 from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.config.units import format_time, microseconds_of, moment_of
@@ -67,6 +67,9 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
     stream_created: str
     """The stream's creation time on the server then; "" if unknown."""
 
+    def __post_init__(self) -> None:
+        check_created(self.stream_created)
+
     @classmethod
     def of(cls, sample: Sample | None) -> Self | None:
         """The message as the file has it."""
@@ -112,6 +115,7 @@ class ConsumerWatermark(metadata.SmallFile, frozen=True, kw_only=True, rename={"
 
     def __post_init__(self) -> None:
         self.time.astimezone(UTC)
+        check_created(self.created)
 
     @property
     def sample(self) -> Sample | None:
@@ -208,7 +212,7 @@ def minimum(files: Sequence[ConsumerWatermark]) -> Watermark | None:
     """
     if not files:
         return None
-    newest = max(files, key=lambda mark: (bool(mark.created), mark.created and _time(mark.created)))
+    newest = max(files, key=lambda mark: (bool(mark.created), mark.created and moment(mark.created)))
     present = [mark for mark in files if mark.origin.continues(newest.origin)]
 
     def position(mark: ConsumerWatermark) -> int:
@@ -231,7 +235,7 @@ def minimum(files: Sequence[ConsumerWatermark]) -> Watermark | None:
     samples = [mark.sample for mark in present if mark.sample is not None]
     return Watermark(
         stream=newest.stream,
-        created=min(times, key=_time, default=""),
+        created=min(times, key=moment, default=""),
         seq=min(map(position, counted)),
         time=min(mark.time for mark in counted),
         sample=max(samples, key=lambda sample: sample.time, default=None),
@@ -258,10 +262,6 @@ def _together(histories: Sequence[tuple[Filters, ...]]) -> tuple[tuple[int, Subj
 def time_text(time: datetime) -> str:
     """Write a time as RFC 3339 in UTC, with microseconds."""
     return format_time(time, precision="microseconds")
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def directory(stream: str) -> str:

@@ -257,10 +257,8 @@ class _ParquetObject:
             raise DamagedError("its footer is truncated")
         self._start = file.size - length
         self._footer = tail[-length:] if length <= len(tail) else storage.read(file, self._start)
-        if not footer.is_proven(self._footer):  # Arrow must not parse it: a damaged one may crash the process
-            raise DamagedError(
-                "the checksum of its footer is wrong or missing: it has changed, or jetcapture did not write it"
-            )
+        if not footer.is_proven(self._footer):  # Arrow must not parse it: a damaged one may abort the process
+            raise DamagedError(footer.UNPROVEN)
         with _readable("its footer"):
             source = pa.BufferReader(self._footer if self._data is None else self._data)
             parquet = open_parquet(source, page_checksum_verification=True)

@@ -31,6 +31,7 @@ from jetcapture_py.errors import VanishedError
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import remove
+from tests.support.archives import write_parquet
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, settings
 
@@ -185,7 +186,7 @@ def test_five_million_rows_are_read_in_bounded_memory(tmp_path: Path) -> None:
             digest=f"{number:016x}",
         )
         (tmp_path / name.directory).mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, tmp_path / name.path)
+        write_parquet(table, tmp_path / name.path)
     for dedupe in ("auto", "full"):
         done = subprocess.run([sys.executable, "-c", READ, str(tmp_path), dedupe], capture_output=True, check=True)
         count, peak = map(int, done.stdout.split())

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import layout, writer
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.ordering import ordered
@@ -166,13 +167,31 @@ def merge(root: Path, names: Sequence[ObjectName], *, keep: bool = False) -> Pat
     block = BlockId(key=first.key, bucket=first.bucket, quarantine=first.quarantine, bundle=first.bundle)
     joined = "" if "" in created else ",".join(sorted(created))
     encoder = Encoder(stream=first.stream, interval=900, compression="zstd", stream_created=joined, bundles=bundles)
-    with ObjectWriter(encoder, block, table.schema) as writer:
+    with ObjectWriter(encoder, block, table.schema) as merged:
         for piece in ordered(table, by_key=True)[0] if first.bundle else [table]:
-            writer.write(piece)
-        path = put(root, writer.finish("compact"))
+            merged.write(piece)
+        path = put(root, merged.finish("compact"))
     for name in () if keep else names:
         (root / name.path).unlink()
     return path
+
+
+def write_parquet(
+    table: pa.Table, target: Path | pa.BufferOutputStream, *, row_group_size: int | None = None, **options: Any
+) -> None:
+    """Write rows, whatever they are, with the footer's entries in the table's metadata and checksums that are right."""
+    unsigned = {entry: uuid4().hex[: layout.CHECKSUM_DIGITS] for entry in writer._CHECKSUMS}
+    entries = {f"jetcapture.{entry}".encode(): text.encode() for entry, text in unsigned.items()}
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, store_schema=False, **options) as file:
+        file.write_table(table, row_group_size)
+        file.add_key_value_metadata({**(table.schema.metadata or {}), **entries})
+    data = sink.getvalue()
+    writer._sign(data, unsigned)
+    if isinstance(target, Path):
+        target.write_bytes(data)
+    else:
+        target.write(data)
 
 
 def by_place(names: Iterable[ObjectName]) -> list[list[ObjectName]]:
@@ -194,9 +213,9 @@ def copy_to(root: Path, name: ObjectName, **changes: Any) -> ObjectName:
     if layout.KEY in table.schema.names:
         keys = pa.repeat(pa.scalar(target.key, pa.string()), table.num_rows)
         table = table.set_column(table.schema.get_field_index(layout.KEY), layout.KEY, keys)
-    with ObjectWriter(encoder, block, table.schema) as writer:
-        writer.write(table)
-        copy = writer.finish("compact")
+    with ObjectWriter(encoder, block, table.schema) as again:
+        again.write(table)
+        copy = again.finish("compact")
     put(root, copy)
     return copy.name
 

@@ -50,7 +50,7 @@ from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.verify.findings import Severity
 from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
-from tests.support.archives import HOUR, put
+from tests.support.archives import HOUR, put, write_parquet
 from tests.support.documents import blocks
 from tests.support.erasing import bury
 from tests.support.iceberg_engines import DuckdbIceberg
@@ -534,7 +534,7 @@ def test_an_object_without_field_ids_never_joins(tmp_path: Path) -> None:
     path = world.root / world.write([1, 2]).path
     table = pq.ParquetFile(path).read()
     bare = pa.schema([pa.field(field.name, field.type) for field in table.schema], table.schema.metadata)
-    pq.write_table(pa.Table.from_arrays(table.columns, schema=bare), path)
+    write_parquet(pa.Table.from_arrays(table.columns, schema=bare), path)
     (problem,) = world.commit(stuck=True).problems
     assert problem.endswith(": its columns have no field ids: it was not written by jetcapture")
 

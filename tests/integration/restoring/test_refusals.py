@@ -27,7 +27,7 @@ from jetcapture_py.restoring import command, plan, send
 from jetcapture_py.restoring.command import prepare, restore
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
 from tests.integration.verify.test_replicas import answer
-from tests.support.archives import HOUR, Archive
+from tests.support.archives import HOUR, Archive, write_parquet
 from tests.support.nats_server import NatsServer, cluster_configs, older_servers
 from tests.support.restores import api, main, next_sequence, opened, request, state_of
 
@@ -284,7 +284,7 @@ def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
     last = max(large.root.rglob("*.parquet"))
     table = pq.ParquetFile(last).read()
     prepared = prepare(request(large.url))
-    pq.write_table(table.drop_columns([layout.PAYLOAD]), last)
+    write_parquet(table.drop_columns([layout.PAYLOAD]), last)
     with pytest.raises(Exception, match=layout.PAYLOAD):
         restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(streams(server.url)) == []

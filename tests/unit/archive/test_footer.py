@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jetcapture_py.archive.footer import SchemaReader, columns_end, find
+from jetcapture_py.archive.footer import UNPROVEN, SchemaReader, columns_end, find
+from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
+from tests.support.archives import encoded
 from tests.support.examples import examples
 
 LEAVES = [
@@ -113,3 +115,17 @@ def test_footers_of_one_schema_are_decoded_once(monkeypatch: pytest.MonkeyPatch)
     ]
     assert numbers == [0, 1] * 50
     assert len(decoded) == 2
+
+
+@examples(cost=4)
+@given(some.data())
+def test_a_damaged_footer_is_refused_before_arrow_decodes_it(data: some.DataObject) -> None:
+    """Some of these end the process in Arrow."""
+    stored = encoded([(1, 1), (2, 2)])
+    whole, reader = footer(stored.data.to_pybytes()), InfoReader()
+    bit = data.draw(some.integers(0, 8 * (len(whole) - 8) - 1))
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    assert isinstance(reader.read(stored.name, whole, size=stored.data.size, detailed=True), ObjectInfo)
+    found = reader.read(stored.name, bytes(damaged), size=stored.data.size, detailed=True)
+    assert found == BadObject(stored.name, UNPROVEN)

@@ -96,6 +96,7 @@ _NOTE = b'{"stream": "ORDERS", "until": "2026-05-01T12:00:00Z", "incarnations": 
     "data",
     [b"", b"[]", b"{}", b'{"stream": "ORDERS", "until": "x", "incarnations": 3}']
     + [(_NOTE % b"[[1, 2]]").replace(b"oldest", b"newest")]
+    + [(_NOTE % b"[[1, 2]]").replace(b'_created": ""', b'_created": "x"')]
     + [_NOTE % ranges for ranges in (b"[[2, 1]]", b"[[1]]", b'"x"', b'"AAAA"')],
 )
 def test_a_damaged_note_is_an_error(data: bytes) -> None:

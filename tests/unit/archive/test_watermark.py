@@ -454,6 +454,8 @@ def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
         mark().encode().replace(b"}\n", b', "seq": Infinity}\n'),
         mark().encode().replace(b"}\n", b', "time": "0001-01-01T00:00:00+23:59"}\n'),
         mark().encode().replace(b"}\n", b', "filters": [{"after": 1, "subjects": [], "doubtful": [1]}]}\n'),
+        mark().encode().replace(b"}\n", b', "stream_created": "x"}\n'),
+        mark().encode().replace(b"}\n", b', "stream_created": "2026-01-01T00:00:00"}\n'),
         b"[" * 100_000,
     ],
 )

@@ -25,7 +25,7 @@ from jetcapture_py.compaction.plan import OPEN, SEVERAL
 from jetcapture_py.compaction.unit import Failed, Skipped
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.archives import lay_out
+from tests.support.archives import lay_out, write_parquet
 from tests.support.examples import examples
 from tests.unit.compaction.test_unit import (
     Blocks,
@@ -147,7 +147,7 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
             table = pq.ParquetFile(path).read()
             payloads = pa.array([random.Random(seq).randbytes(50_000) for seq, _ in rows], pa.binary())
             table = table.set_column(table.schema.get_field_index(layout.PAYLOAD), layout.PAYLOAD, payloads)
-            pq.write_table(table, path)
+            write_parquet(table, path)
     held: list[int] = []
     named: list[Path] = []
     read_rows, rows_of = work.read_rows, Files.rows

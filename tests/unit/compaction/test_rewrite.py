@@ -24,7 +24,7 @@ from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal, remove
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.archives import encoded, lay_out, put
+from tests.support.archives import encoded, lay_out, put, write_parquet
 
 BUCKET = 1_700_000_100
 AT = BUCKET * 1_000_000
@@ -102,7 +102,7 @@ def test_what_does_not_read_like_its_source_removes_nothing(tmp_path: Path, monk
     def put_other(_: Files, found: ObjectName, data: pa.Buffer) -> None:
         table = pq.read_table(put(tmp_path, other))
         metadata = pq.read_schema(pa.BufferReader(data)).metadata
-        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / found.path)
+        write_parquet(table.replace_schema_metadata(metadata), tmp_path / found.path)
 
     monkeypatch.setattr(Files, "put", put_other)
     with pytest.raises(JetcaptureError, match="does not match its source, which is kept"):
@@ -178,11 +178,7 @@ def test_of_two_that_would_each_remove_what_the_other_relies_on_only_the_first_d
 def test_an_object_that_keeps_its_messages_is_replaced_in_place_whatever_its_row_groups(tmp_path: Path) -> None:
     name = store(tmp_path, *range(1, 100))
     path = tmp_path / name.path
-    before = pq.ParquetFile(path)
-    metadata, table = before.metadata.metadata, before.read()
-    with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
-        writer.add_key_value_metadata(metadata)
-        writer.write_table(table, row_group_size=30)
+    write_parquet(pq.ParquetFile(path).read(), path, row_group_size=30)
     (source,) = sources(tmp_path)
 
     def changed(rows: pa.Table) -> pa.Table:

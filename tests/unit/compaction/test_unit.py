@@ -35,7 +35,7 @@ from jetcapture_py.errors import StoreError
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal, remove
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
-from tests.support.archives import encoded, put
+from tests.support.archives import encoded, put, write_parquet
 from tests.support.examples import examples
 
 Row = tuple[int, int, int | None]  # sequence, timestamp, position in the message
@@ -74,7 +74,7 @@ def write(archive: Archive, key: str, found: set[Row], row_group: int = 1000) ->
         columns=several,
     )
     path = archive.root / name.path
-    pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=row_group)
+    write_parquet(pq.ParquetFile(path).read(), path, row_group_size=row_group)
     return name
 
 
@@ -211,7 +211,7 @@ class Spoiling(Files):
         file = pq.ParquetFile(pa.BufferReader(data))
         sink = pa.BufferOutputStream()
         table = self._spoil(file.read()).replace_schema_metadata(file.metadata.metadata)
-        pq.write_table(table, sink)
+        write_parquet(table, sink)
         super().put(name, sink.getvalue())
 
 
@@ -274,7 +274,7 @@ def test_another_process_may_store_the_same_rows_before_they_are_read_back(archi
         def put(self, name: ObjectName, data: pa.Buffer) -> None:
             super().put(name, data)
             table = pq.read_table(pa.BufferReader(data))
-            pq.write_table(table, archive.root / name.path, compression="none")
+            write_parquet(table, archive.root / name.path, compression="none")
 
     for seqs in ([1, 2], [3, 4]):
         archive.write(seqs, payloads=payloads(2))
@@ -557,7 +557,7 @@ def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(arch
     for name in stored(archive):
         path = archive.root / name.path
         table = pq.ParquetFile(path).read()
-        pq.write_table(table.replace_schema_metadata({"jetcapture.interval": "900"}), path)
+        write_parquet(table.replace_schema_metadata({"jetcapture.interval": "900"}), path)
     (outcome,) = compacted(files, 1 << 20, closed=HOUR + 899)
     assert outcome == Skipped(OPEN)
     (outcome,) = compacted(files, 1 << 20, closed=HOUR + 900)

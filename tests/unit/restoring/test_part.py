@@ -19,7 +19,7 @@ from jetcapture_py.restoring.checks import RestoreSurvey, holes
 from jetcapture_py.restoring.part import Reading, last_until, make_part, survey_part
 from jetcapture_py.restoring.plan import RestorePlan, plan_restore
 from jetcapture_py.store.archive import ArchiveFiles
-from tests.support.archives import HOUR, Archive
+from tests.support.archives import HOUR, Archive, write_parquet
 from tests.support.backups import Entry, entries, inflated
 from tests.support.examples import examples
 
@@ -51,7 +51,7 @@ def write(archive: Archive, seqs: list[int], key: str = "a", *, group: int = 0, 
     )
     if group:
         path = archive.root / name.path
-        pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=group)
+        write_parquet(pq.ParquetFile(path).read(), path, row_group_size=group)
 
 
 def planned(archive: Archive, first: int = 1, last: int | None = None, created: str | None = None) -> RestorePlan:
@@ -274,7 +274,7 @@ def test_what_cannot_be_restored_is_said_in_one_line(archive: Archive) -> None:
         plan_restore(files, "OTHER", first=1, last=None, created=None)
     name = archive.write([3])
     path = archive.root / name.path
-    pq.write_table(pq.ParquetFile(path).read().drop_columns([layout.PAYLOAD]), path)
+    write_parquet(pq.ParquetFile(path).read().drop_columns([layout.PAYLOAD]), path)
     with pytest.raises(JetcaptureError, match=r"1 object of stream ORDERS were stored without payload .*keep_payload"):
         planned(archive)
     path.rename(path.with_suffix(".csv"))
