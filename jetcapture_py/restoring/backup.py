@@ -25,6 +25,8 @@ from jetcapture_py.jetstream.wire.inbox import joined
 MAGIC = b"NATSARC1"
 END = bytes(5)
 
+_FRAMED = CHUNK - 1024
+"""Bytes to frame at once: if they cannot be compressed, they and their frames are still a chunk."""
 _DIGIT = 7
 _LARGEST = (1 << 64) - 1
 
@@ -65,8 +67,8 @@ def messages(
 
 def framed(data: bytes | memoryview) -> list[bytes]:
     """Return a piece of a backup in Snappy's frames, as chunks to send; pieces can be concatenated."""
-    frames = memoryview(cramjam.snappy.compress(data))
-    return [bytes(frames[start : start + CHUNK]) for start in range(0, len(frames), CHUNK)]
+    view = memoryview(data)
+    return [bytes(cramjam.snappy.compress(view[at : at + _FRAMED])) for at in range(0, len(view), _FRAMED)]
 
 
 def _named(name: str, content: Mapping[str, Any]) -> bytes:

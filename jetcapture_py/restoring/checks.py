@@ -20,6 +20,7 @@ _MAX_SHOWN = 5
 """Maximum gaps that are listed; all are counted."""
 _SURE = 0.9
 """Share of the estimated bytes from which on `max_bytes` is certainly exceeded."""
+_DELETED, _LATER = "they become deleted messages", "the stream begins later"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +41,12 @@ class RestoreSurvey:
     """First stored sequence."""
     last: int = 0
     """Last stored sequence."""
-    removed: int = 0
-    """Sequences between them that are not stored, and have expired or were erased."""
-    gaps: int = 0
-    """Number of other gaps between them."""
-    missing: int = 0
-    """Number of sequences in the gaps."""
-    shown: tuple[tuple[int, int], ...] = ()
-    """First and last sequence of the first gaps."""
-    before: int = 0
-    """Requested sequences before the first stored one that are missing."""
-    removed_before: int = 0
-    """Requested sequences before the first stored one that have expired or were erased."""
-    after: int = 0
-    """Requested sequences after the last stored one."""
+    gone: int = 0
+    """Requested sequences that have expired or were erased."""
+    begins_later: bool = False
+    """Whether some of these are before the first stored one."""
+    absent: tuple[tuple[str, str], ...] = ()
+    """Which other requested sequences are missing, and the effect, for each part of the range."""
     oldest: int = 0
     """Earliest timestamp in nanoseconds."""
     newest: int = 0
@@ -82,28 +75,17 @@ class RestoreSurvey:
         if first is None or last is None:
             return cls()
         oldest, newest, largest = zip(*bounds, strict=True)
-        begins, here = min(begins, first), len(stored)
+        begins, present = min(begins, first), len(stored)
         for low, high in removed:
             if low <= last and high >= begins:
                 stored.add_range(max(low, begins), min(high, last))
-        removed_before = stored.count(begins, first - 1)
-        gaps = missing = 0
-        shown: list[tuple[int, int]] = []
-        for firsts, lasts in stored.gaps(first, last):
-            gaps, missing = gaps + len(firsts), missing + int((lasts - firsts + 1).sum())
-            more = _MAX_SHOWN - len(shown)
-            shown += zip(firsts[:more].tolist(), lasts[:more].tolist(), strict=True)
         return cls(
             **counts,
             first=first,
             last=last,
-            removed=len(stored) - here - removed_before,
-            gaps=gaps,
-            missing=missing,
-            shown=tuple(shown),
-            before=first - begins - removed_before,
-            removed_before=removed_before,
-            after=max(0, ends - last),
+            gone=len(stored) - present,
+            begins_later=stored.count(begins, first - 1) > 0,
+            absent=tuple(_absent(stored, (begins, first, last, ends))),
             oldest=min(oldest),
             newest=max(newest),
             largest=max(largest),
@@ -126,11 +108,11 @@ def notes(survey: RestoreSurvey) -> Iterator[str]:
 
 def holes(survey: RestoreSurvey, stream: str) -> str | None:
     """Describe missing sequences, in one line; None if there are none."""
-    lacking = [line for line, _ in _absent(survey)]
-    if not lacking:
+    if not survey.absent:
         return None
+    lacking = "; ".join(sequences for sequences, _ in survey.absent)
     return (
-        f"the archive of stream {stream} lacks {'; '.join(lacking)}. If the stream did not have them either (they were "
+        f"the archive of stream {stream} lacks {lacking}. If the stream did not have them either (they were "
         "deleted, expired or replaced before they were captured), restore with --allow-holes"
     )
 
@@ -162,32 +144,38 @@ def describe(survey: RestoreSurvey) -> Iterator[str]:
         f"{plural(survey.messages, 'message', grouped=True)}, sequences {survey.first} to {survey.last}, "
         f"from {_time(survey.oldest)} to {_time(survey.newest)}"
     )
-    if gone := survey.removed_before + survey.removed:
-        effect = "the stream begins later" if survey.removed_before else "they become deleted messages"
-        yield f"{plural(gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
-    for what, effect in _absent(survey):
-        yield f"missing: {what}; {effect}"
+    if survey.gone:
+        effect = _LATER if survey.begins_later else _DELETED
+        yield f"{plural(survey.gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
+    yield from (f"missing: {sequences}; {effect}" for sequences, effect in survey.absent)
     if survey.quarantined:
         yield f"{plural(survey.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
     if survey.copies:
         yield f"{plural(survey.copies, 'copy', 'copies', grouped=True)} left out"
 
 
-def _absent(survey: RestoreSurvey) -> Iterator[tuple[str, str]]:
-    """Yield which sequences are missing, and with which effect."""
-    if survey.missing:
-        shown = ", ".join(span_text(first, last) for first, last in survey.shown)
-        more = ", …" if survey.gaps > len(survey.shown) else ""
-        count = plural(survey.missing, "sequence", grouped=True)
-        yield f"{count} between {survey.first} and {survey.last}: {shown}{more}", "they become deleted messages"
-    if survey.before:
-        count, end = plural(survey.before, "sequence", grouped=True), survey.first - 1
-        where = "" if survey.removed_before else f": {span_text(end + 1 - survey.before, end)}"
-        yield f"{count} at the beginning{where}", "the stream begins later"
-    if survey.after:
-        after = span_text(survey.last + 1, survey.last + survey.after)
-        count = plural(survey.after, "sequence", grouped=True)
-        yield f"{count} at the end: {after}", f"the next message gets sequence {survey.last + 1}"
+def _absent(stored: Sequences, span: tuple[int, int, int, int]) -> Iterator[tuple[str, str]]:
+    """Yield which sequences are missing, and with which effect.
+
+    `span` is where the requested sequences begin, the first and last stored ones, and where the requested ones end.
+    """
+    begins, first, last, ends = span
+    gaps = missing = 0
+    shown: list[str] = []
+    for firsts, lasts in stored.gaps(first, last):
+        gaps, missing = gaps + len(firsts), missing + int((lasts - firsts + 1).sum())
+        more = _MAX_SHOWN - len(shown)
+        shown += map(span_text, firsts[:more].tolist(), lasts[:more].tolist())
+    if missing:
+        listed = ", ".join(shown) + (", …" if gaps > len(shown) else "")
+        yield f"{plural(missing, 'sequence', grouped=True)} between {first} and {last}: {listed}", _DELETED
+    removed = stored.count(begins, first - 1)
+    if before := first - begins - removed:
+        where = "" if removed else f": {span_text(begins, first - 1)}"
+        yield f"{plural(before, 'sequence', grouped=True)} at the beginning{where}", _LATER
+    if ends > last:
+        count = plural(ends - last, "sequence", grouped=True)
+        yield f"{count} at the end: {span_text(last + 1, ends)}", f"the next message gets sequence {last + 1}"
 
 
 def _time(nanoseconds: int) -> str:

@@ -52,8 +52,6 @@ class PreparedRestore:
     """Their contents."""
     config: Mapping[str, Any]
     """Configuration of the new stream."""
-    hole: str | None
-    """One line about missing sequences; None without any."""
     notes: tuple[str, ...]
     """What else to say about it, one line each."""
     drops: tuple[str, ...]
@@ -105,7 +103,6 @@ def _prepared(request: RestoreRequest) -> PreparedRestore:
         plan=plan,
         survey=survey,
         config=beginning_at(config, survey.first),
-        hole=holes(survey, stream),
         notes=(*filter(None, [without_sources(kept, config)]), *notes(survey)),
         drops=tuple(drops(survey, config, plan.size_of(survey.messages), consumers=bool(request.consumers))),
     )
@@ -162,8 +159,8 @@ def _restored(request: RestoreRequest, login: NatsConfig) -> str:
     name = request.target
     asyncio.run(check_target(login, name))
     prepared = prepare(request)
-    if prepared.hole and not request.allow_holes:
-        raise JetcaptureError(prepared.hole)
+    if (lacking := holes(prepared.survey, request.stream)) and not request.allow_holes:
+        raise JetcaptureError(lacking)
     if prepared.drops and not request.allow_drops:
         raise JetcaptureError(
             f"stream {name} would drop messages: {'; '.join(prepared.drops)}. Restore with --without-limits, "
@@ -197,6 +194,6 @@ def _examined(request: RestoreRequest) -> Iterator[str]:
     if plan.read > 2 * plan.weight:
         yield f"every object is read {plan.read / plan.weight:.0f} times, because its sequences are far apart"
     yield from (*describe(prepared.survey), *prepared.notes)
-    if prepared.hole:
+    if prepared.survey.absent:
         yield "needs --allow-holes, because sequences are missing"
     yield from (f"stream {name} would drop messages: {line}" for line in prepared.drops)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -108,13 +106,12 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
             )
     groups = [
         (
-            number,
             max(group.first, first),
             group.last if last is None else min(group.last, last),
             group.message_bytes + group.rows * _ROW_BYTES,
             group.rows,
         )
-        for number, stored in enumerate(sources)
+        for stored in sources
         for group in stored.info.details.groups
         if group.last >= first and (last is None or group.first <= last)
     ]
@@ -126,10 +123,10 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
     parts = [
         RestoreObject(name=stored.info.name, file=stored.file, span=span(stored.bounds, united)) for stored in sources
     ]
-    numbers, firsts, lasts, weights, rows = np.array(groups, np.int64).T
+    firsts, lasts, weights, rows = np.array(groups, np.int64).T
     cuts, reads = _cut(firsts, lasts, weights)
     return RestorePlan(
-        parts=tuple(_ranges(parts, numbers, firsts, lasts, cuts)),
+        parts=tuple(_ranges(parts, cuts, int(lasts.max()))),
         created=chosen,
         continued=united[:-1],
         others=tuple(created for created in incarnations if created not in united),
@@ -222,18 +219,14 @@ def _cut(firsts: Seqs, lasts: Seqs, weights: Int64s) -> tuple[Seqs, Int64s]:
         target *= 2
 
 
-def _ranges(
-    objects: Sequence[RestoreObject], numbers: Int64s, firsts: Seqs, lasts: Seqs, cuts: Seqs
-) -> Iterator[RestoreRange]:
-    """Yield the ranges that have row groups; `numbers` are those of the row groups' objects."""
-    low, high = (np.searchsorted(cuts, seqs, "right") - 1 for seqs in (firsts, lasts))
-    reads = high - low + 1
-    parts = np.arange(reads.sum()) + np.repeat(low + reads - np.cumsum(reads), reads)
-    pairs = np.unique(np.stack([parts, np.repeat(numbers, reads)], axis=1), axis=0)
-    ends = np.append(cuts[1:] - 1, lasts.max())
-    for part, inside in groupby(pairs.tolist(), key=itemgetter(0)):
-        inputs = sorted((objects[number] for _, number in inside), key=lambda item: item.name.first_seq)
-        yield RestoreRange(first=int(cuts[part]), last=int(ends[part]), objects=tuple(inputs))
+def _ranges(objects: Sequence[RestoreObject], cuts: Seqs, last: int) -> Iterator[RestoreRange]:
+    """Yield the ranges that have objects, from each of these sequences until before the next."""
+    objects = sorted(objects, key=lambda item: item.name.first_seq)
+    firsts, lasts = np.array([(item.name.first_seq, item.name.last_seq) for item in objects], np.int64).T
+    for low, high in zip(cuts.tolist(), [*(cuts[1:] - 1).tolist(), last], strict=True):
+        inside = np.flatnonzero((firsts <= high) & (lasts >= low)).tolist()
+        if inside:
+            yield RestoreRange(first=low, last=high, objects=tuple(objects[number] for number in inside))
 
 
 def _choose(incarnations: Sequence[str], prefix: str | None, stream: str) -> str:
@@ -254,9 +247,7 @@ def _choose(incarnations: Sequence[str], prefix: str | None, stream: str) -> str
 
 def _united(parts: Iterable[Mapping[str, Bounds]]) -> dict[str, Bounds]:
     """Return the bounds of each incarnation in all objects."""
-    bounds: dict[str, Bounds] = {}
-    for part in parts:
-        for created, (low, high) in part.items():
-            lowest, highest = bounds.get(created, (low, high))
-            bounds[created] = min(low, lowest), max(high, highest)
-    return bounds
+    bounds: dict[str, list[Bounds]] = {}
+    for created, span_ in (item for part in parts for item in part.items()):
+        bounds.setdefault(created, []).append(span_)
+    return {created: (min(spans)[0], max(last for _, last in spans)) for created, spans in bounds.items()}

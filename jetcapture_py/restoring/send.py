@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from jetcapture_py.config.model import NatsConfig
@@ -56,33 +56,34 @@ async def send(
     floors. `sent` is called with the number of messages sent so far. If anything fails, the incomplete stream is
     deleted.
     """
-    total, stream = 0, config["name"]
+    total, stream, task = 0, config["name"], asyncio.current_task()
+    assert task is not None  # noqa: S101  # in a coroutine
     async with ReadSession(login, _NAME, timeout=_TIMEOUT) as session:
         restore = StreamRestore(session, stream)
         await restore.check()
-        with _terminated() as ignore_termination:
-            try:
-                await restore.begin(config, dict(zip(("first_seq", "last_seq"), span, strict=True)))
-                await restore.create(b"".join(backup.framed(backup.head(*span, consumers))))
-                for future in made:
-                    count, chunks = await _patiently(future, restore)
-                    for chunk in chunks:
-                        await restore.send(chunk)
-                        if (task := asyncio.current_task()) is not None and task.cancelling():
-                            raise asyncio.CancelledError  # nats-py swallows a cancellation during a flush
-                    total += count
-                    sent(total)
-                await restore.send(b"".join(backup.framed(backup.END)))
-                return await restore.finish()
-            except BaseException as error:
-                ignore_termination()
-                reason = await restore.abort()
-                if reason is None:
-                    raise
-                raise SourceError(
-                    f"{str(error) or 'interrupted'}; the incomplete stream {stream} could not be removed "
-                    f"({reason}); if this restore created it, delete it: nats stream rm {stream}"
-                ) from error
+        _on_termination(task.cancel)
+        try:
+            await restore.begin(config, dict(zip(("first_seq", "last_seq"), span, strict=True)))
+            await restore.create(b"".join(backup.framed(backup.head(*span, consumers))))
+            for future in made:
+                count, chunks = await _patiently(future, restore)
+                for chunk in chunks:
+                    await restore.send(chunk)
+                    if task.cancelling():
+                        raise asyncio.CancelledError  # nats-py swallows a cancellation during a flush
+                total += count
+                sent(total)
+            await restore.send(b"".join(backup.framed(backup.END)))
+            return await restore.finish()
+        except BaseException as error:
+            _on_termination(lambda: None)  # the stream is removed first
+            reason = await restore.abort()
+            if reason is None:
+                raise
+            raise SourceError(
+                f"{str(error) or 'interrupted'}; the incomplete stream {stream} could not be removed "
+                f"({reason}); if this restore created it, delete it: nats stream rm {stream}"
+            ) from error
 
 
 async def _patiently(future: Future[tuple[int, list[bytes]]], restore: StreamRestore) -> tuple[int, list[bytes]]:
@@ -93,19 +94,7 @@ async def _patiently(future: Future[tuple[int, list[bytes]]], restore: StreamRes
     return waiting.result()
 
 
-@contextmanager
-def _terminated() -> Iterator[Callable[[], None]]:
-    """Cancel the task on SIGTERM, so that it can clean up. Yields what makes SIGTERM have no effect, until the end."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    def on_termination(act: Callable[[], object]) -> None:
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or no such signals
-            loop.add_signal_handler(signal.SIGTERM, act)
-
-    if task is not None:
-        on_termination(task.cancel)
-    try:
-        yield lambda: on_termination(lambda: None)
-    finally:
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.remove_signal_handler(signal.SIGTERM)
+def _on_termination(act: Callable[[], object]) -> None:
+    """Do this on SIGTERM, until the event loop is closed."""
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or no such signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, act)

@@ -171,7 +171,7 @@ def test_a_stream_that_was_restored_and_captured_again_comes_back_as_a_whole(
     asyncio.run(capture_all(config(two.url, tmp_path / "a")))
     assert {(name.first_seq, name.last_seq) for name in objects(tmp_path / "a")} == {(1, 5), (6, 8)}
     prepared = prepare(wanted())
-    assert prepared.hole is None
+    assert not prepared.survey.absent
     done(prepared, three.url)
     assert asyncio.run(state_of(three.url, STREAM)) == asyncio.run(state_of(two.url, STREAM))
     assert asyncio.run(compare(two.url, three.url, STREAM)) == 8

@@ -82,7 +82,7 @@ def test_only_what_becomes_shorter_is_compressed() -> None:
     assert inflated(b"".join(chunks)) == short + long + short
     assert 2_000_000 < sum(map(len, chunks)) < 3_500_000
     assert max(map(len, chunks)) <= CHUNK
-    assert len(chunks) < 10
+    assert len(chunks) <= -(-6_000_000 // CHUNK) + 1
 
 
 def test_a_broken_frame_is_read_by_nobody() -> None:

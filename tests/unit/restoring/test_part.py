@@ -163,8 +163,11 @@ def test_a_survey_counts_gaps_copies_and_the_quarantine_and_finds_a_time(archive
     reading = Reading(files=archive_of(archive), by_subject=True, until=(START + 9) * 1000 + nanos(9))
     survey = RestoreSurvey.of([survey_part(reading, wanted)], 1, 0)
     assert (survey.messages, survey.first, survey.last, survey.copies, survey.quarantined) == (7, 3, 20, 2, 1)
-    assert (survey.gaps, survey.missing, survey.shown) == (2, 11, ((5, 6), (11, 19)))
-    assert (survey.before, survey.subjects, survey.later) == (2, {"orders.new": 7}, 2)
+    assert (survey.subjects, survey.later) == ({"orders.new": 7}, 2)
+    assert [sequences for sequences, _ in survey.absent] == [
+        "11 sequences between 3 and 20: 5 to 6, 11 to 19",
+        "2 sequences at the beginning: 1 to 2",
+    ]
     assert last_until(reading, wanted) == 9
     assert last_until(replace(reading, until=(START + 9) * 1000 + nanos(9) - 1), wanted) == 8
 
