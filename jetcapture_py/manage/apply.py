@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.text import Text
 
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.stream import api_values
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import Difference, differences, differing
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.manage.export import NEEDS, lines, shown
+from jetcapture_py.manage.export import LIMITS, SIZES, shown
 from jetcapture_py.manage.many import CommandResult
-from jetcapture_py.manage.plan import Plan, plans
-from jetcapture_py.text import plural
+from jetcapture_py.manage.plan import Plan, SettingChange, plans
+from jetcapture_py.text import escaped, plural
 
 DONE, REFUSED, LEFT = 0, 1, 3
 TIMEOUT = 10.0
+NEEDS = "needs --may-delete"
+_NOTHING: tuple[Any, ...] = (None, "", (), [], {}, False)
+_DONE = {"create": "created", "update": "changed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,49 +46,57 @@ class Applied:
         """What is done or would be, in a few words."""
         plan = self.plan
         if not plan.possible:
-            reasons = [plan.refusal, *(f"{change.name}: {change.refusal}" for change in plan.changes if change.refusal)]
+            reasons = [plan.refusal, *(f"{each.setting}: {each.refusal}" for each in plan.changes if each.refusal)]
             return f"{plan.kind} refused: {next(filter(None, reasons), '')}"
         if plan.action == "none":
             return f"{plan.kind} as configured"
-        left = f"{plural(len(plan.left), 'setting')} left ({NEEDS})" if plan.left else ""
+        left = f"{plural(plan.left, 'setting')} left ({NEEDS})" if plan.left else ""
         if not plan.requests:
             return f"{plan.kind}: {left}"
         would = "" if self.answer is not None else "would be "
-        parts = [plural(len(plan.changes) - len(plan.left), "setting")] if plan.action == "update" else []
+        parts = [plural(len(plan.changes) - plan.left, "setting")] if plan.action == "update" else []
         parts += [f"{len(self.ignored)} ignored"] if self.ignored else []
         about = f" ({', '.join(parts)})" if parts else ""
         return f"{plan.kind} {would}{plan.action}d{about}{', ' if left else ''}{left}"
 
     def lines(self) -> Iterator[Text]:
-        """Yield the changes, and what the server ignored."""
-        yield from lines(self.plan, done=self.answer is not None)
-        for left in self.ignored:
-            asked, has = shown(left.name, left.configured), shown(left.name, left.actual)
-            yield Text(f"  {left.name}: the server ignored {asked} and has {has}", "yellow")
+        """Yield a line for the stream or consumer, one for each change, and what the server ignored."""
+        plan = self.plan
+        if not plan.possible:
+            words = "cannot be configured like this"
+        elif plan.action == "none":
+            words = "is as configured"
+        elif not plan.requests:
+            words = "left as it is"
+        else:
+            words = f"{'will be ' if self.answer is None else ''}{_DONE[plan.action]}"
+        yield Text(f"{plan.kind} {plan.name}: {words}")
+        if plan.refusal:
+            yield Text(f"  {plan.refusal}", "yellow")
+        width = max((len(change.setting) for change in plan.changes), default=0)
+        for change in plan.changes:
+            yield _line(plan, change, width)
+        for ignored in self.ignored:
+            asked, has = shown(ignored.name, ignored.configured), shown(ignored.name, ignored.actual)
+            yield Text(f"  {ignored.name}: the server ignored {asked} and has {has}", "yellow")
 
     def fields(self) -> dict[str, Any]:
         """Return JSON values; settings have the values of the JetStream API."""
-        plan = self.plan
-        return {
-            "kind": plan.kind,
-            "name": plan.name,
-            "action": plan.action,
-            "changes": [
-                {
-                    "setting": change.name,
-                    "old": change.old,
-                    "new": change.new,
-                    "refusal": change.refusal,
-                    "may_delete": change.may_delete,
-                    "left": change.name in plan.left,
-                }
-                for change in plan.changes
-            ],
-            "refusal": plan.refusal,
-            "request": plan.request,
-            "answer": self.answer,
-            "ignored": [{"setting": left.name, "asked": left.configured, "is": left.actual} for left in self.ignored],
-        }
+        ignored = [{"setting": each.name, "asked": each.configured, "is": each.actual} for each in self.ignored]
+        return {**asdict(self.plan), "answer": self.answer, "ignored": ignored}
+
+
+def _line(plan: Plan, change: SettingChange, width: int) -> Text:
+    line = Text(f"  {escaped(change.setting).ljust(width)} ")
+    before = () if plan.action == "create" else (("-", change.old, "red"),)
+    for sign, value, style in (*before, ("+", change.new, "green")):
+        if value not in _NOTHING or change.setting in LIMITS | SIZES | {"max_age"}:
+            line.append(f" {sign}{shown(change.setting, value)}", style)
+    if change.refusal:
+        line.append(f"  cannot be changed: {change.refusal}", "yellow")
+    elif change.may_delete is not None:
+        line.append(f"  {f'{NEEDS}: ' if change.left else ''}{change.may_delete}", "yellow")
+    return line
 
 
 def run(config: Config, *, dry_run: bool, may_delete: bool = False) -> CommandResult:
@@ -122,13 +134,16 @@ async def _made(session: ReadSession, config: Config, plan: Plan) -> Applied:
         subject = f"CONSUMER.CREATE.{stream}.{plan.name}"
     try:
         answer = (await session.api.request(subject, body))["config"]  # once: a refusal is an answer
-        if plan.action == "update" and any(change.name == "pause_until" for change in plan.changes):
+        if plan.action == "update" and any(change.setting == "pause_until" for change in plan.changes):
             until = {"pause_until": plan.request["pause_until"]}  # for which an update is not enough
             await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", until)
     except (ApiError, UnavailableError) as error:
         raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error
     if plan.kind == "consumer":  # the answer to the first update after a restart of the server is the state before it
         answer = (await session.request(f"CONSUMER.INFO.{stream}.{plan.name}"))["config"]
-    is_stream = plan.kind == "stream"
-    left = differing(plan.configured, answer) if is_stream else differences(config.source, answer)
-    return Applied(plan=plan, answer=answer, ignored=[found for found in left if found.name not in plan.left])
+    section = config.stream if plan.kind == "stream" else None
+    ignored = differences(config.source, answer) if section is None else differing(api_values(section), answer)
+    left = {change.setting for change in plan.changes if change.left}
+    return Applied(
+        plan=plan, answer=answer, ignored=[difference for difference in ignored if difference.name not in left]
+    )

@@ -164,7 +164,7 @@ async def check_plans(session: ReadSession, config: Config, findings: Findings) 
         return []
     for plan in planned:
         where = f"{plan.kind} {plan.name}"
-        names = ", ".join(change.name for change in plan.changes)
+        names = ", ".join(change.setting for change in plan.changes)
         if plan.refusal:
             findings.problem(plan.kind, plan.refusal)
         elif plan.action == "create" and plan.kind == "stream":
@@ -176,7 +176,7 @@ async def check_plans(session: ReadSession, config: Config, findings: Findings) 
         elif plan.action == "create":
             findings.ok(plan.kind, f"{where} does not exist yet; it will be created")
         elif plan.action == "update" and not plan.possible:
-            fixed = ", ".join(change.name for change in plan.changes if change.refusal)
+            fixed = ", ".join(change.setting for change in plan.changes if change.refusal)
             text = f"{where} differs in {names}; {fixed} cannot be changed in place"
             findings.warning(plan.kind, f"{text}: see `jetcapture apply --dry-run` for the reasons")
         elif plan.action == "update":

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from rich.text import Text
 
 from jetcapture_py.config import yaml_text
 from jetcapture_py.config.buckets import bucket_of
@@ -22,8 +20,7 @@ from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import filters_of, is_ordered, normal, unusable
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.manage.plan import Plan, SettingChange, info_or_none
-from jetcapture_py.text import escaped
+from jetcapture_py.manage.plan import info_or_none
 
 TIMEOUT = 10.0
 _ALWAYS = frozenset({"allow_direct"})
@@ -44,10 +41,6 @@ LIMITS = frozenset({"max_ack_pending", "max_consumers", "max_deliver", "max_msgs
 _WORDS = frozenset(
     {"ack_policy", "compression", "deliver_policy", "discard", "persist_mode", "replay_policy", "retention", "storage"}
 )
-_NOTHING: tuple[Any, ...] = (None, "", (), [], {}, False)
-_NOUNS = {"create": "will be created", "update": "will be changed"}
-_DONE = {"create": "created", "update": "changed"}
-NEEDS = "needs --may-delete"
 
 
 def run(nats: NatsConfig, stream: str, consumer: str | None) -> int:
@@ -144,37 +137,6 @@ def human(name: str, value: Any) -> Any:
     if name in SIZES and isinstance(value, int):
         return format_size(value) if value > 0 else UNLIMITED
     return UNLIMITED if name in LIMITS and value in (-1, 0) else value
-
-
-def lines(plan: Plan, *, done: bool) -> Iterator[Text]:
-    """Describe a plan: one line for the stream or consumer, and one for each change."""
-    if not plan.possible:
-        words = "cannot be configured like this"
-    elif plan.action == "none":
-        words = "is as configured"
-    elif not plan.requests:
-        words = "left as it is"
-    else:
-        words = (_DONE if done else _NOUNS)[plan.action]
-    yield Text(f"{plan.kind} {plan.name}: {words}")
-    if plan.refusal:
-        yield Text(f"  {plan.refusal}", "yellow")
-    width = max((len(change.name) for change in plan.changes), default=0)
-    for change in plan.changes:
-        yield _line(plan, change, width)
-
-
-def _line(plan: Plan, change: SettingChange, width: int) -> Text:
-    line = Text(f"  {escaped(change.name).ljust(width)} ")
-    before = () if plan.action == "create" else (("-", change.old, "red"),)
-    for sign, value, style in (*before, ("+", change.new, "green")):
-        if value not in _NOTHING or change.name in LIMITS | SIZES | {"max_age"}:
-            line.append(f" {sign}{shown(change.name, value)}", style)
-    if change.refusal:
-        line.append(f"  cannot be changed: {change.refusal}", "yellow")
-    elif change.may_delete is not None:
-        line.append(f"  {f'{NEEDS}: ' if change.name in plan.left else ''}{change.may_delete}", "yellow")
-    return line
 
 
 def shown(name: str, value: Any) -> str:

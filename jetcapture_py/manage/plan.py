@@ -6,7 +6,7 @@ position. All others may delete messages, whatever the stream holds: they need t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -114,13 +114,15 @@ Kind = Literal["stream", "consumer"]
 class SettingChange:
     """A setting's old and new value, None if not set."""
 
-    name: str
+    setting: str
     old: Any
     new: Any
     refusal: str | None = None
     """Reason for refusing it."""
     may_delete: str | None = None
     """Why it may delete messages."""
+    left: bool = False
+    """Whether it is left out, because it may delete messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,16 +135,12 @@ class Plan:
     """Its name."""
     action: Literal["create", "update", "none"]
     """Remedy."""
-    changes: tuple[SettingChange, ...]
+    changes: Sequence[SettingChange]
     """Settings that differ."""
-    request: dict[str, Any]
-    """The whole configuration to request from the server, without what is left out."""
-    configured: dict[str, Any]
-    """The configured settings only."""
-    left: frozenset[str] = frozenset()
-    """Changes left out, because they may delete messages."""
     refusal: str | None = None
     """Why it is impossible, if that is not about a single setting."""
+    request: dict[str, Any]
+    """The whole configuration to request from the server, without what is left out."""
 
     @property
     def possible(self) -> bool:
@@ -150,9 +148,14 @@ class Plan:
         return self.refusal is None and not any(change.refusal for change in self.changes)
 
     @property
+    def left(self) -> int:
+        """How many changes are left out."""
+        return sum(change.left for change in self.changes)
+
+    @property
     def requests(self) -> bool:
         """Whether the server is asked to create or change anything."""
-        return self.action == "create" or len(self.changes) > len(self.left)
+        return self.action == "create" or len(self.changes) > self.left
 
 
 async def plans(session: ReadSession, config: Config, *, may_delete: bool = False) -> list[Plan]:
@@ -186,14 +189,12 @@ async def info_or_none(session: ReadSession, subject: str, missing: int) -> dict
 def _stream_plan(
     source: SourceConfig, section: StreamSection, actual: Mapping[str, Any] | None, *, may_delete: bool
 ) -> Plan:
-    name = source.stream
-    defaults = {} if source.holds is None else new_stream(*source.holds)
-    configured = {**api_values(section), "name": name}
+    configured = {**api_values(section), "name": source.stream}
     if actual is None:
-        request = {setting: value for setting, value in {**defaults, **configured}.items() if value is not None}
-        return _created("stream", name, configured, request)
-    changes = tuple(map(stream_change, differing(configured, actual)))
-    return _updated("stream", name, configured, actual, changes, may_delete=may_delete)
+        defaults = {} if source.holds is None else new_stream(*source.holds)
+        return _created("stream", source.stream, {**defaults, **configured})
+    changes = _left(map(stream_change, differing(configured, actual)), may_delete=may_delete)
+    return _updated("stream", source.stream, configured, actual, changes)
 
 
 def _consumer_plan(
@@ -202,16 +203,16 @@ def _consumer_plan(
     """Plan the consumer; `stream` are the settings of its stream after the change."""
     name, configured = source.consumer, consumer_config(source)
     if info is None:
-        return _created("consumer", name, configured, configured)
+        return _created("consumer", name, configured)
     actual = info["config"]
-    changes = consumer_changes(differences(source, actual), actual, stream)
+    changes = _left(consumer_changes(differences(source, actual), actual, stream), may_delete=may_delete)
     mode = _other_mode(source, consumer_state(info)) or unusable(source.stream, name, actual, source.mode)
-    return _updated("consumer", name, configured, actual, changes, may_delete=may_delete, refusal=mode)
+    return _updated("consumer", name, configured, actual, changes, mode)
 
 
-def stream_change(change: Difference) -> SettingChange:
+def stream_change(difference: Difference) -> SettingChange:
     """Judge a change of a stream."""
-    name, new, old = change.name, change.configured, change.actual
+    name, new, old = difference.name, difference.configured, difference.actual
     refusal = None
     if name == "mirror" and normal(name, new) is not None:
         refusal = "it can only be set when a stream is created"
@@ -219,76 +220,73 @@ def stream_change(change: Difference) -> SettingChange:
         refusal = "a stream cannot be changed to or from a work queue"
     elif name in STAYS_ON and old:
         refusal = "it cannot be turned off again"
-    return _judged("stream", change, refusal)
+    return _judged("stream", difference, refusal)
 
 
 def consumer_changes(
     differ: Sequence[Difference], actual: Mapping[str, Any], stream: Mapping[str, Any]
-) -> tuple[SettingChange, ...]:
+) -> list[SettingChange]:
     """Judge changes of a consumer with the settings `actual` of a stream with the settings `stream`."""
-    changes = [_judged("consumer", change) for change in differ]
+    changes = [_judged("consumer", difference) for difference in differ]
     if stream.get("retention", "limits") == "limits":
         changes = [
-            replace(change, may_delete=None) if change.name == "filter_subjects" else change for change in changes
+            replace(change, may_delete=None) if change.setting == "filter_subjects" else change for change in changes
         ]
     limit = (stream.get("consumer_limits") or {}).get("inactive_threshold") or 0
-    configured = next((change.configured for change in differ if change.name == "inactive_threshold"), 0) or 0
-    if not actual.get("inactive_threshold") and 0 < limit < YEAR > configured:
+    threshold = next((change.new for change in changes if change.setting == "inactive_threshold"), 0) or 0
+    if not actual.get("inactive_threshold") and 0 < limit < YEAR > threshold:
         idle = format_nanoseconds(limit)
         taken = f"any change makes the consumer take the stream's consumer_limits.inactive_threshold: {idle}"
         changes = [replace(change, may_delete=taken) for change in changes]
-    return tuple(changes)
+    return changes
 
 
-def _judged(kind: Kind, change: Difference, refusal: str | None = None) -> SettingChange:
-    name = change.name.partition(".")[0]
+def _judged(kind: Kind, difference: Difference, refusal: str | None = None) -> SettingChange:
+    name = difference.name.partition(".")[0]
     if name in FIXED[kind]:
         refusal = f"it can only be set when a {kind} is created"
     risk = None
     if refusal is None and name not in HARMLESS[kind]:
         harmless, reason = RULES[kind][name]
-        if harmless is None or not harmless(change.actual, change.configured):
+        if harmless is None or not harmless(difference.actual, difference.configured):
             risk = reason
-    return SettingChange(name=change.name, old=change.actual, new=change.configured, refusal=refusal, may_delete=risk)
+    return SettingChange(
+        setting=difference.name, old=difference.actual, new=difference.configured, refusal=refusal, may_delete=risk
+    )
 
 
-def _created(kind: Kind, name: str, configured: dict[str, Any], request: dict[str, Any]) -> Plan:
-    changes = tuple(
-        SettingChange(name=setting, old=None, new=value)
+def _left(changes: Iterable[SettingChange], *, may_delete: bool) -> list[SettingChange]:
+    return [replace(change, left=change.may_delete is not None and not may_delete) for change in changes]
+
+
+def _created(kind: Kind, name: str, configured: Mapping[str, Any]) -> Plan:
+    request = {setting: value for setting, value in configured.items() if value is not None}
+    changes = [
+        SettingChange(setting=setting, old=None, new=value)
         for setting, value in request.items()
         if setting not in ("name", "durable_name") and normal(setting, value) is not None
-    )
-    return Plan(kind=kind, name=name, action="create", changes=changes, request=request, configured=configured)
+    ]
+    return Plan(kind=kind, name=name, action="create", changes=changes, request=request)
 
 
 def _updated(
     kind: Kind,
     name: str,
-    configured: dict[str, Any],
+    configured: Mapping[str, Any],
     actual: Mapping[str, Any],
-    changes: tuple[SettingChange, ...],
-    *,
-    may_delete: bool,
+    changes: Sequence[SettingChange],
     refusal: str | None = None,
 ) -> Plan:
-    left = frozenset(change.name for change in changes if change.may_delete is not None and not may_delete)
     request = dict(actual)  # None removes a setting
     for change in changes:
-        setting, _, key = change.name.partition(".")
-        if change.name not in left:
+        setting, _, key = change.setting.partition(".")
+        if not change.left:
             request[setting] = configured[setting] if key else change.new
-        if change.name == "filter_subjects" and change.name not in left:
-            request.pop("filter_subject", None)
-    return Plan(
-        kind=kind,
-        name=name,
-        action="update" if changes else "none",
-        changes=changes,
-        request={setting: value for setting, value in request.items() if value is not None},
-        configured=configured,
-        left=left,
-        refusal=refusal,
-    )
+            if setting == "filter_subjects":
+                request.pop("filter_subject", None)
+    request = {setting: value for setting, value in request.items() if value is not None}
+    action: Literal["update", "none"] = "update" if changes else "none"
+    return Plan(kind=kind, name=name, action=action, changes=changes, refusal=refusal, request=request)
 
 
 def _other_mode(source: SourceConfig, consumer: ConsumerState) -> str | None:
