@@ -8,10 +8,11 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,17 +63,22 @@ class MessageOutcome:
     """Stage and error of a message that goes to quarantine; it has no key and no rows."""
 
 
-def outcomes(preparer: Preparer, received: Received) -> list[MessageOutcome]:
-    """Decode and route messages as a capture does, in the order of their sequences. `preparer` keeps payloads."""
+def prepared_of(preparer: Preparer, received: Received) -> Iterator[Prepared]:
+    """Decode and route messages as a capture does, in runs of one key each."""
     try:
-        prepared = replace(preparer, bundles=0)(received)  # in runs of one key each
+        yield replace(preparer, bundles=0)(received)
     except BatchTooWideError:
-        first, rest = received.split(len(received) // 2)
-        return sorted(outcomes(preparer, first) + outcomes(preparer, rest), key=lambda outcome: outcome.seq)
-    return _outcomes(prepared)
+        for part in received.split(len(received) // 2):
+            yield from prepared_of(preparer, part)
 
 
-def _outcomes(prepared: Prepared) -> list[MessageOutcome]:
+def outcomes(preparer: Preparer, received: Received) -> list[MessageOutcome]:
+    """Return what becomes of messages, in the order of their sequences. `preparer` keeps payloads."""
+    parts = map(_outcomes, prepared_of(preparer, received))
+    return sorted(chain.from_iterable(parts), key=lambda outcome: outcome.seq)
+
+
+def _outcomes(prepared: Prepared) -> Iterable[MessageOutcome]:
     by_seq: dict[int, MessageOutcome] = {}
     for run, row in _rows_of(prepared.rows, prepared.runs):
         outcome = by_seq.setdefault(row[layout.SEQ], _outcome_of(run, row))
@@ -81,7 +87,7 @@ def _outcomes(prepared: Prepared) -> list[MessageOutcome]:
         outcome = _outcome_of(run, row)
         outcome.quarantine = (row[layout.STAGE], row[layout.ERROR])
         by_seq[outcome.seq] = outcome
-    return [by_seq[seq] for seq in sorted(by_seq)]
+    return by_seq.values()
 
 
 def _rows_of(table: pa.RecordBatch, runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:

@@ -6,13 +6,13 @@ Nothing is stored but a probe, which is removed, and nothing is acknowledged.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import parts
@@ -25,28 +25,27 @@ from jetcapture_py.config.template import parse_template, part_name
 from jetcapture_py.config.units import format_duration, format_time
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError, StoreError
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
-from jetcapture_py.jetstream.consumer import consumer_state, unusable
+from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state, unusable
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.unreadable import unreadable_with_origins
-from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage import check_server
+from jetcapture_py.manage.cases import prepared_of
 from jetcapture_py.manage.check_server import Findings
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.plan import info_or_none
 from jetcapture_py.manage.tap import Part, matching, newest
 from jetcapture_py.plugins import is_reference
+from jetcapture_py.reading.reasons import ReasonCounter
 from jetcapture_py.store import LocalStore, configured_store, driver_of
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
-from jetcapture_py.transform.batch import BatchTooWideError
-from jetcapture_py.transform.prepare import Prepared, Preparer
+from jetcapture_py.transform.prepare import Prepared
 
 SAMPLE = 2_000
 """Newest messages to decode."""
 WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
 """Windows, in seconds before now, to measure the rate over; the highest rate counts."""
 _SHORTEST = 1.0
-_DIGITS = re.compile(r"\d+")
 
 
 def messages_per_object(
@@ -75,7 +74,7 @@ def messages_per_object(
 
 @dataclass(slots=True)
 class Sample:
-    """The decoded sample."""
+    """The newest messages, decoded."""
 
     keys: set[str | None] = field(default_factory=set)
     """Keys that have rows; None is no key."""
@@ -87,10 +86,8 @@ class Sample:
     """Bytes of rows and quarantine."""
     times: list[int] = field(default_factory=list)
     """Times of first and last messages, in microseconds since the epoch."""
-    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Quarantined messages by stage and reason, with zeros in place of digits."""
-    examples: dict[tuple[str, str], str] = field(default_factory=dict)
-    """The first reason of each of these."""
+    reasons: ReasonCounter = field(default_factory=ReasonCounter)
+    """Why messages go to quarantine."""
     columns: set[str] = field(default_factory=set)
     """Columns that have a value in some row."""
     missing: list[str] = field(default_factory=list)
@@ -98,28 +95,26 @@ class Sample:
     untimed: bool = False
     """Whether no message has the time of `block.time`, so that all take the fallback."""
 
+    @classmethod
+    def of(cls, config: Config, parts: Iterable[Part]) -> Sample:
+        """Decode messages. Raises ConfigError."""
+        decoded, prepare = cls(), preparer(config, None, None)
+        for name, received in parts:
+            for prepared in prepared_of(replace(prepare, consumer=name), received):
+                decoded.add(prepared)
+        return decoded
+
     def add(self, prepared: Prepared) -> None:
+        rows, quarantine = prepared.rows, prepared.quarantine
         self.keys |= {run.key for run in prepared.runs}
         self.messages += prepared.messages
-        self.rows += prepared.rows.num_rows
-        self.size += prepared.rows.nbytes + prepared.quarantine.nbytes
+        self.rows += rows.num_rows
+        self.size += rows.nbytes + quarantine.nbytes
         self.times += [time for _, time in prepared.span]
-        self.columns |= {
-            name
-            for name, column in zip(prepared.rows.schema.names, prepared.rows.columns, strict=True)
-            if column.null_count < len(column)
-        }
-        wrong = prepared.quarantine
-        for row in wrong.select([layout.STAGE, layout.ERROR]).to_pylist() if wrong.num_rows else ():
-            stage, error = row[layout.STAGE], row[layout.ERROR]
-            reason = stage, _DIGITS.sub("0", error)
-            self.reasons[reason] += 1
-            self.examples.setdefault(reason, error)
-
-    @property
-    def quarantined(self) -> int:
-        """How many messages go to the quarantine."""
-        return self.reasons.total()
+        named = zip(rows.schema.names, rows.columns, strict=True)
+        self.columns |= {name for name, column in named if column.null_count < len(column)}
+        if quarantine.num_rows:
+            self.reasons.add(pa.Table.from_batches([quarantine]))
 
     @property
     def keyless(self) -> bool:
@@ -127,43 +122,21 @@ class Sample:
         return self.keys == {None}
 
 
-async def sample(session: ReadSession, config: Config) -> Sample:
-    """Decode the newest messages as a capture does. Raises ConfigError, SourceError."""
-    parts = await newest(session, config, SAMPLE)
-    return await asyncio.to_thread(_sample, config, parts)
-
-
-def _sample(config: Config, parts: Sequence[Part]) -> Sample:
+def sample(config: Config, parts: Sequence[Part]) -> Sample:
     """Decode messages. Where none has a key or a time, decode them again to learn what is missing."""
-    made = _decoded(config, parts)
-    if made.keyless and not is_reference(config.key):
+    decoded = Sample.of(config, parts)
+    if decoded.keyless and not is_reference(config.key):
         for name in filter(None, map(part_name, parse_template(config.key))):
-            if _decoded(config.model_copy(update={"key": f"{{{name}}}"}), parts).keyless:
-                made.missing.append(name)
-    if config.block.time_fallback is not None and made.rows:
+            if Sample.of(config.model_copy(update={"key": f"{{{name}}}"}), parts).keyless:
+                decoded.missing.append(name)
+    if config.block.time_fallback is not None and decoded.rows:
         strict = config.block.model_copy(update={"time_fallback": None})
-        made.untimed = not _decoded(config.model_copy(update={"block": strict}), parts).rows
-    return made
-
-
-def _decoded(config: Config, parts: Sequence[Part]) -> Sample:
-    prepare = preparer(config, None, None)
-    made = Sample()
-    for name, received in parts:
-        _prepare(made, replace(prepare, consumer=name, bundles=0), received)
-    return made
-
-
-def _prepare(made: Sample, prepare: Preparer, received: Received) -> None:
-    try:
-        made.add(prepare(received))
-    except BatchTooWideError:
-        for part in received.split(len(received) // 2):
-            _prepare(made, prepare, part)
+        decoded.untimed = not Sample.of(config.model_copy(update={"block": strict}), parts).rows
+    return decoded
 
 
 async def rates(
-    session: ReadSession, stream: str, filters: Sequence[str], answer: dict[str, Any], newest: Sample
+    session: ReadSession, stream: str, filters: Sequence[str], answer: dict[str, Any], sample: Sample
 ) -> tuple[float, float]:
     """Return messages per second that the filters match, and of the whole stream, in the busiest window.
 
@@ -174,8 +147,8 @@ async def rates(
     if not state["messages"]:
         return 0.0, 0.0
     if answer["config"].get("retention", "limits") != "limits":
-        span = (max(newest.times, default=0) - min(newest.times, default=0)) / 1e6
-        rate = newest.messages / max(span, _SHORTEST)
+        span = (max(sample.times, default=0) - min(sample.times, default=0)) / 1e6
+        rate = sample.messages / max(span, _SHORTEST)
         return rate, rate
     now = datetime.fromisoformat(answer["ts"])
     age = max((now - datetime.fromisoformat(state["first_ts"])).total_seconds(), _SHORTEST)
@@ -225,7 +198,7 @@ async def check(config: Config, others: Iterable[Config] = (), *, outage: float 
     return findings
 
 
-def _store(config: Config, findings: Findings, consumer: Mapping[str, Any] | None) -> None:
+def _store(config: Config, findings: Findings, consumer: ConsumerState | None) -> None:
     """Try the store out. A local archive must not be created by it: a start would no longer see that it is new."""
     store, empty = configured_store(config.store), False
     try:
@@ -240,7 +213,7 @@ def _store(config: Config, findings: Findings, consumer: Mapping[str, Any] | Non
     findings.ok("store", "a probe was written and removed" + (f" through {driver['driver']}" if driver else ""))
     if reason := driver.get("reason"):
         findings.ok("store.driver", f"fsspec: {reason}")
-    if empty and consumer is not None and consumer_state(dict(consumer)).acknowledged:
+    if empty and consumer is not None and consumer.acknowledged:
         reason = "is empty or missing, but the consumer has acknowledged messages; is the volume mounted?"
         findings.warning("store", f"{config.store.url} {reason}")
     elif empty:
@@ -261,7 +234,7 @@ def _protection(config: Config, findings: Findings) -> None:
 
 async def _server(
     session: ReadSession, config: Config, findings: Findings, outage: float | None
-) -> Mapping[str, Any] | None:
+) -> ConsumerState | None:
     """Check everything that needs the server; return the consumer, None if it does not exist or is unknown."""
     source = config.source
     account = await check_server.check_account(session, findings)
@@ -270,13 +243,13 @@ async def _server(
     check_server.check_size(findings, config, account)
     stream, allowed = await _stream(session, source.stream, findings)
     consumer = await _consumer(session, source, findings) if stream is not None or not allowed else None
-    if consumer is not None or stream is not None:
-        check_server.check_clock(findings, consumer or stream or {}, datetime.now(UTC))
+    if consumer is not None:
+        check_server.check_clock(findings, consumer.ahead)
+    elif stream is not None:
+        check_server.check_clock(findings, (datetime.now(UTC) - datetime.fromisoformat(stream["ts"])).total_seconds())
     if allowed:
         await check_server.check_plans(session, config, findings)
-    elif consumer is not None and (
-        problem := unusable(source.stream, source.consumer, consumer["config"], source.mode)
-    ):
+    elif consumer and (problem := unusable(source.stream, source.consumer, consumer.config, source.mode)):
         findings.problem("consumer", problem)
     await check_server.check_permissions(session, config, findings, new_consumer=consumer is None)
     if source.mode == "shared":
@@ -325,10 +298,12 @@ async def _stream(session: ReadSession, stream: str, findings: Findings) -> tupl
         return None, False
 
 
-async def _consumer(session: ReadSession, source: SourceConfig, findings: Findings) -> dict[str, Any] | None:
+async def _consumer(session: ReadSession, source: SourceConfig, findings: Findings) -> ConsumerState | None:
     """Return the consumer, None if it does not exist. A capture needs the permission to look it up."""
     try:
-        return await info_or_none(session, f"CONSUMER.INFO.{source.stream}.{source.consumer}", CONSUMER_NOT_FOUND)
+        subject = f"CONSUMER.INFO.{source.stream}.{source.consumer}"
+        answer = await info_or_none(session, subject, CONSUMER_NOT_FOUND)
+        return None if answer is None else consumer_state(answer)
     except SourceError as error:
         findings.problem("permission", f"{_reason(error)}; allow it")
         return None
@@ -343,47 +318,47 @@ async def _traffic(
     config: Config,
     findings: Findings,
     stream: dict[str, Any],
-    consumer: Mapping[str, Any] | None,
+    consumer: ConsumerState | None,
     outage: float | None,
 ) -> None:
     """Sample the newest messages, measure the rate, and say how large objects will be."""
-    newest = await sample(session, config)
+    decoded = await asyncio.to_thread(sample, config, await newest(session, config, SAMPLE))
     source = config.source
-    rate, whole = await rates(session, source.stream, source.filter_subjects, stream, newest)
+    rate, whole = await rates(session, source.stream, source.filter_subjects, stream, decoded)
     findings.figures |= {"messages_per_second": rate, "stream_messages_per_second": whole}
-    _report_decoded(findings, config, newest)
+    _report_decoded(findings, config, decoded)
     _retention(findings, stream, whole, config, outage)
     if not rate:
         findings.skipped("traffic", "no recent messages: how large objects will be cannot be told")
         return
-    unacked = source.max_ack_pending if consumer is None else consumer_state(dict(consumer)).max_ack_pending
+    unacked = source.max_ack_pending if consumer is None else consumer.max_ack_pending
     check_server.check_pays(findings, source, stream, rate)
-    _objects(findings, config, rate, newest, unacked)
+    _objects(findings, config, rate, decoded, unacked)
 
 
-def _report_decoded(findings: Findings, config: Config, newest: Sample) -> None:
+def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
     """Report what becomes of the newest messages: quarantine, keys, columns and times."""
-    count = f"the newest {plural(newest.messages, 'message', grouped=True)}"
-    reasons = newest.reasons.most_common()
-    for reason, number in reasons[:_MAX_REASONS]:
-        text = f"{number:,} of {count} go to quarantine ({reason[0]}): {newest.examples[reason]}"
+    count = f"the newest {plural(sample.messages, 'message', grouped=True)}"
+    reasons = sample.reasons.summaries()
+    for reason in reasons[:_MAX_REASONS]:
+        text = f"{reason.messages:,} of {count} go to quarantine ({reason.stage}): {reason.example}"
         findings.warning("decode", text)
     if rest := reasons[_MAX_REASONS:]:
-        number = sum(number for _, number in rest)
+        number = sum(reason.messages for reason in rest)
         findings.warning("decode", f"{number:,} more go to quarantine for {plural(len(rest), 'other reason')}")
-    if not newest.rows:
+    if not sample.rows:
         return
     if not reasons:
-        keys = plural(len(newest.keys), "key", grouped=True)
-        findings.ok("decode", f"the newest messages ({newest.messages:,}) have {keys}; none goes to quarantine")
-    if newest.keyless and config.key:
-        missing = ", ".join(f"{{{name}}}" for name in newest.missing)
+        keys = plural(len(sample.keys), "key", grouped=True)
+        findings.ok("decode", f"the newest messages ({sample.messages:,}) have {keys}; none goes to quarantine")
+    if sample.keyless and config.key:
+        missing = ", ".join(f"{{{name}}}" for name in sample.missing)
         what = f"no message of {count} has {missing}" if missing else f"no message of {count} has this key"
-        findings.warning("key", f"{what}, so none has a key: correct key ({config.key}); {_columns(newest)}")
+        findings.warning("key", f"{what}, so none has a key: correct key ({config.key}); {_columns(sample)}")
     empty = [
         f"{name} (path: {column.path})" if column.path else name
         for name, column in config.decode.columns.items()
-        if layout.field_name(name) not in newest.columns
+        if layout.field_name(name) not in sample.columns
     ]
     if empty:
         names, more = ", ".join(empty[:_MAX_NAMES]), f" and {len(empty) - _MAX_NAMES} more"
@@ -392,21 +367,21 @@ def _report_decoded(findings: Findings, config: Config, newest: Sample) -> None:
             f"null in all rows of {count}: {names}{more if len(empty) > _MAX_NAMES else ''}; compare decode.columns "
             "with the payloads that `jetcapture tap` shows (a path has names only, separated by dots)",
         )
-    if newest.untimed:
+    if sample.untimed:
         text = f"no message of {count} has block.time ({config.block.time}), so all take the stream's time"
-        findings.warning("time", f"{text}; {_columns(newest)}")
+        findings.warning("time", f"{text}; {_columns(sample)}")
 
 
-def _columns(newest: Sample) -> str:
-    names = [name for name in sorted(newest.columns) if not name.startswith("_nats_")]
+def _columns(sample: Sample) -> str:
+    names = [name for name in sorted(sample.columns) if not name.startswith("_nats_")]
     shown = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
     return f"columns with values are {shown}" if names else "no column has a value"
 
 
-def _objects(findings: Findings, config: Config, rate: float, newest: Sample, unacked: int) -> None:
-    keys, bundles = max(len(newest.keys), 1), config.block.bundles
+def _objects(findings: Findings, config: Config, rate: float, sample: Sample, unacked: int) -> None:
+    keys, bundles = max(len(sample.keys), 1), config.block.bundles
     blocks = min(keys, bundles) if bundles else keys
-    size = newest.size / max(newest.messages, 1)
+    size = sample.size / max(sample.messages, 1)
     messages, setting = messages_per_object(config, rate, blocks, size, unacked)
     findings.figures |= {"messages_per_object": messages, "limit": setting, "keys": keys}
     where = plural(keys, "key", grouped=True) + (f" in {plural(bundles, 'bundle')}" if bundles else "")

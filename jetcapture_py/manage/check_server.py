@@ -19,8 +19,8 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import (
     WRONG_CLOCK,
+    ConsumerState,
     consumer_config,
-    consumer_state,
     deleted_when_idle,
     filters_of,
 )
@@ -28,7 +28,7 @@ from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, DeniedError, refusal
-from jetcapture_py.manage.plan import Plan, plans
+from jetcapture_py.manage.plan import plans
 from jetcapture_py.text import duration, plural, size
 
 Level = Literal["ok", "skipped", "warning", "problem"]
@@ -138,11 +138,8 @@ async def check_account(session: ReadSession, findings: Findings) -> Mapping[str
     return account
 
 
-def check_clock(findings: Findings, answer: Mapping[str, Any], received: datetime) -> None:
-    """Compare this machine's clock with the server's, which has just answered."""
-    if "ts" not in answer:
-        return
-    ahead = (received - datetime.fromisoformat(answer["ts"])).total_seconds()
+def check_clock(findings: Findings, ahead: float) -> None:
+    """Judge by how many seconds this machine's clock is ahead of the server's."""
     side = "ahead of" if ahead > 0 else "behind"
     text = f"this machine's clock is {duration(abs(ahead))} {side} the server's; synchronize both with NTP"
     if abs(ahead) >= WRONG_CLOCK:
@@ -153,7 +150,7 @@ def check_clock(findings: Findings, answer: Mapping[str, Any], received: datetim
         findings.ok("clock", f"within {max(abs(ahead), 0.1):.1f} s of the server's")
 
 
-async def check_plans(session: ReadSession, config: Config, findings: Findings) -> list[Plan]:
+async def check_plans(session: ReadSession, config: Config, findings: Findings) -> None:
     """Compare stream and consumer with the configuration."""
     try:
         planned = await plans(session, config)
@@ -161,7 +158,7 @@ async def check_plans(session: ReadSession, config: Config, findings: Findings) 
         text = f"{error}".replace("NATS refused: ", "")
         if not any(text in finding.text for finding in findings.problems):
             findings.problem("stream", text)
-        return []
+        return
     for plan in planned:
         where = f"{plan.kind} {plan.name}"
         names = ", ".join(change.setting for change in plan.changes)
@@ -183,12 +180,11 @@ async def check_plans(session: ReadSession, config: Config, findings: Findings) 
             findings.warning(plan.kind, f"{where} differs in {names}; see `jetcapture apply --dry-run`")
         else:
             findings.ok(plan.kind, f"{where} is as configured")
-    return planned
 
 
-def check_wait(findings: Findings, answer: Mapping[str, Any] | None, source: SourceConfig) -> None:
+def check_wait(findings: Findings, consumer: ConsumerState | None, source: SourceConfig) -> None:
     """Check that messages can be kept alive; without a consumer, with the configured `ack_wait`."""
-    wait = source.ack_wait if answer is None else consumer_state(dict(answer)).ack_wait
+    wait = source.ack_wait if consumer is None else consumer.ack_wait
     pause = format_duration(round(wait * 2 / 3, 1))
     text = f"it is {format_duration(wait)}: a pause of {pause} causes redeliveries; set it to 30s or more"
     if wait < SHORT_WAIT:
@@ -235,16 +231,16 @@ def check_bucket(findings: Findings, source: SourceConfig, stream: Mapping[str, 
 
 
 def check_consumer(
-    findings: Findings, source: SourceConfig, answer: Mapping[str, Any] | None, stream: Mapping[str, Any]
+    findings: Findings, source: SourceConfig, consumer: ConsumerState | None, stream: Mapping[str, Any]
 ) -> None:
     """Check for settings of the consumer that lose messages or stop delivery."""
-    settings = consumer_config(source) if answer is None else answer["config"]
+    settings = consumer_config(source) if consumer is None else consumer.config
     if settings.get("max_deliver", -1) > 0:
         text = f"after {settings['max_deliver']} deliveries the server gives up on a message, and the archive misses it"
         findings.warning("consumer", f"{text}; set max_deliver to unlimited")
     if deletion := deleted_when_idle(settings, stream["config"]):
         findings.warning("consumer", deletion)
-    if answer is not None and answer.get("paused"):
+    if consumer is not None and consumer.paused:
         findings.problem("consumer", f"it is paused until {settings.get('pause_until', 'later')}; resume it")
 
 
