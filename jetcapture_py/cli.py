@@ -225,9 +225,7 @@ def apply(
 def check(
     config: opt.Configs,
     streams: opt.Streams = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON per capture, with the figures.")
-    ] = False,
+    as_json: opt.AsJson = False,
     outage: Annotated[
         str | None,
         typer.Option("--outage", metavar="DURATION", help="Longest time that the capture may be down; default: 1d."),
@@ -273,7 +271,7 @@ def objects(
     keys: opt.Keys = None,
     start: opt.Start = None,
     end: opt.End = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per object.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """List the archive's objects by key and time."""
     from jetcapture_py.manage import many
@@ -370,7 +368,7 @@ def tap(
     config: opt.OneConfig,
     stream: opt.OneStream = None,
     count: Annotated[int, typer.Option("-n", min=1, max=100_000, help="How many messages.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show how a configuration decodes the newest messages. Stores and acknowledges nothing."""
     from jetcapture_py.config.several import only
@@ -469,24 +467,16 @@ def report(
     start: opt.Start = None,
     end: opt.End = None,
     keys: opt.Keys = None,
-    complete_only: Annotated[
-        bool, typer.Option("--complete-only", help="Only buckets that ended before the watermark's time.")
-    ] = False,
+    complete_only: opt.CompleteOnly = False,
     options: opt.StoreOptions = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Output file.")] = Path("report.html"),
 ) -> None:
     """Write one HTML page about an archive: volume, holes, quarantine, lateness, objects. Asks no server."""
-    from jetcapture_py.reading.selection import Selection
     from jetcapture_py.report.command import run
     from jetcapture_py.report.facts import Scope
 
-    selection = Selection(
-        start=opt.time_option("--from", start),
-        end=opt.time_option("--to", end),
-        keys=[key or None for key in keys] if keys else None,
-    )
-    chosen = opt.chosen_archive(archive, options, stream)
-    raise typer.Exit(run(chosen, Scope(selection=selection, complete=complete_only), output))
+    scope = Scope(selection=opt.selection_of(start, end, keys), complete=complete_only)
+    raise typer.Exit(run(opt.chosen_archive(archive, options, stream), scope, output))
 
 
 @app.command()

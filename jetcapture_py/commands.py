@@ -23,13 +23,13 @@ def files(
     config: opt.OneConfig,
     stream: opt.OneStream = None,
     as_of: _AsOf = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per file.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """List the files of an archived object store."""
     from jetcapture_py.config.several import only
     from jetcapture_py.manage.files import moment, run_list
 
-    raise typer.Exit(run_list(only(config, stream), as_of=moment(as_of), as_json=as_json))
+    raise typer.Exit(run_list(only(config, stream), as_of=opt.value_of("--as-of", moment, as_of), as_json=as_json))
 
 
 @app.command()
@@ -47,7 +47,7 @@ def get(
     from jetcapture_py.config.several import only
     from jetcapture_py.manage.files import moment, run_get
 
-    raise typer.Exit(run_get(only(config, stream), name, output, as_of=moment(as_of)))
+    raise typer.Exit(run_get(only(config, stream), name, output, as_of=opt.value_of("--as-of", moment, as_of)))
 
 
 quarantine = typer.Typer(
@@ -75,7 +75,7 @@ def show_quarantined(
     config: opt.OneConfig,
     seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, help="The message's stream sequence.")],
     stream: opt.OneStream = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show a message, its reason, and how it is decoded now."""
     from jetcapture_py.config.several import only
@@ -95,7 +95,7 @@ def redecode_quarantine(
     ] = None,
     start: opt.Start = None,
     end: opt.End = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decode, but store and remove nothing.")] = False,
+    dry_run: opt.DryRun = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Decode the quarantine again. What succeeds moves to the archive."""
@@ -134,27 +134,20 @@ def erase(
     in_stream: Annotated[
         bool, typer.Option("--in-stream", help="Also delete from the stream all messages erased so far.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be erased; change nothing.")] = False,
+    dry_run: opt.DryRun = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Erase messages in every object and copy; print a certificate. Exit code 1 if something remains."""
     from jetcapture_py.manage import erase as command
     from jetcapture_py.manage import many
+    from jetcapture_py.rewriting.select import Condition
 
-    work = partial(
-        command.run,
-        key=key,
-        subject=subject,
-        seqs=seqs,
-        where=where,
-        reason=reason,
-        in_stream=in_stream,
-        dry_run=dry_run,
-    )
-    files = many.captures(config, streams, find=many.in_archive)
+    condition = Condition.parse(key, subject, seqs, where)
+    opt.refuse((not reason.strip(), "--reason: expected a text, which becomes part of the tombstone"))
+    work = partial(command.run, condition=condition, reason=reason, in_stream=in_stream, dry_run=dry_run)
     raise typer.Exit(
         many.run(
-            files,
+            many.captures(config, streams, find=many.in_archive),
             lambda each, progress: work(each, progress=progress),
             as_json=as_json,
             of_one=seqs is not None,  # every stream has sequences of its own
@@ -234,21 +227,24 @@ def restore(
     dry_run: opt.DryRun = False,
 ) -> None:
     """Create a stream from its archive, exactly as it was. Needs nats-server 2.15; the stream must not exist."""
+    from jetcapture_py.restoring import request as restoring
     from jetcapture_py.restoring.command import run
-    from jetcapture_py.restoring.request import request_of
+    from jetcapture_py.store.archive import open_archive
 
     chosen = opt.chosen_archive(archive, options, stream)
-    request = request_of(
-        chosen,
-        None if dry_run else opt.login(nats, context, servers, default=chosen.login),
+    request = restoring.RestoreRequest(
+        files=open_archive(chosen.url, chosen.options),
+        stream=chosen.stream,
+        login=None if dry_run else opt.login(nats, context, servers, default=chosen.login),
+        source=None if chosen.config is None else chosen.config.source,
         target=target or chosen.stream,
         first=first,
         last=last,
-        until=until,
+        until=opt.value_of("--to-time", restoring.parse_nanoseconds, until),
         created=created,
         stream_config=stream_config,
-        prefix=prefix,
-        consumers=consumers or (),
+        prefix=opt.value_of("--subject-prefix", restoring.parse_prefix, prefix) or "",
+        consumers=opt.option("--consumer", restoring.parse_consumer, consumers),
         allow_holes=allow_holes,
         allow_drops=allow_drops,
         without_limits=without_limits,

@@ -118,7 +118,7 @@ def selection_of(
 
 # ---------------------------------------------------------------------- how to work
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON per capture.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, a line for each capture, or for what is listed.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done without doing it.")]
 
 # ---------------------------------------------------------------------- a server

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from jetcapture_py import log, text
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
-from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.rewriting.erase import Erasure, erase
 from jetcapture_py.rewriting.select import Condition
@@ -21,20 +20,14 @@ from jetcapture_py.verify.findings import Progress, ignore
 
 def run(
     config: Config,
-    *,
-    key: str | None,
-    subject: str | None,
-    seqs: str | None,
-    where: str | None,
+    condition: Condition,
     reason: str,
-    in_stream: bool,
-    dry_run: bool,
+    *,
+    in_stream: bool = False,
+    dry_run: bool = False,
     progress: Progress = ignore,
 ) -> CommandResult:
-    """Erase what one of the selectors selects. Raises ConfigError, JetcaptureError."""
-    condition = Condition.parse(key, subject, seqs, where)
-    if not reason.strip():
-        raise ConfigError("--reason: expected a text, which becomes part of the tombstone")
+    """Erase the messages of a condition. Raises ConfigError, JetcaptureError."""
     log.setup(config.log.format, "error")
     done = asyncio.run(erase(config, condition, reason, in_stream=in_stream, dry_run=dry_run, progress=progress))
     would = "would be " if done.dry_run else ""

@@ -19,14 +19,12 @@ from jetcapture_py.text import escaped, plural
 STDOUT = Path("-")
 
 
-def moment(text: str | None) -> datetime | int | None:
-    """Parse the option --as-of: digits are a revision. Raises ConfigError."""
-    if text is None or text.isdecimal():
-        return None if text is None else int(text)
+def moment(text: str) -> datetime | int:
+    """Parse the option --as-of: digits are a revision. Raises ValueError."""
     try:
-        return parse_time(text)
+        return int(text) if text.isdecimal() else parse_time(text)
     except ValueError as error:
-        raise ConfigError(f"--as-of: {error}; or a revision") from error
+        raise ValueError(f"{error}; or a revision") from error
 
 
 def run_list(config: Config, *, as_of: datetime | int | None, as_json: bool) -> int:

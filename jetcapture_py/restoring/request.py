@@ -1,19 +1,17 @@
-"""What to restore, and into which stream: the words and options of the command, checked."""
+"""What to restore, and into which stream, checked."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from jetcapture_py.config.model import NatsConfig, SourceConfig
 from jetcapture_py.config.units import microseconds_of, parse_time, quoted
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.publish.frames import check_subject
-from jetcapture_py.options import ChosenArchive, option, value_of
-from jetcapture_py.store.archive import ArchiveFiles, open_archive
+from jetcapture_py.store.archive import ArchiveFiles
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _NANOSECONDS = re.compile(r"[.,]\d{6}(\d{1,3})")
@@ -65,33 +63,12 @@ class RestoreRequest:
             raise ConfigError("--with-schedules cannot be combined with another name or prefix: they would fire twice")
 
 
-def request_of(
-    archive: ChosenArchive,
-    login: NatsConfig | None,
-    *,
-    until: str | None = None,
-    prefix: str | None = None,
-    consumers: Iterable[str] = (),
-    **others: Any,
-) -> RestoreRequest:
-    """Return the request of a command line. Raises JetcaptureError."""
-    return RestoreRequest(
-        files=open_archive(archive.url, archive.options),
-        stream=archive.stream,
-        login=login,
-        source=None if archive.config is None else archive.config.source,
-        until=value_of("--to-time", _nanoseconds, until),
-        prefix=value_of("--subject-prefix", _prefix, prefix) or "",
-        consumers=option("--consumer", _consumer, consumers),
-        **others,
-    )
-
-
 def _not_a_name(text: str) -> str:
     return f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(text)}"
 
 
-def _consumer(text: str) -> tuple[str, int]:
+def parse_consumer(text: str) -> tuple[str, int]:
+    """Return the name and the sequence of --consumer. Raises ValueError."""
     name, equals, seq = text.partition("=")
     if not equals or not seq.isascii() or not seq.isdigit():
         raise ValueError(f"expected NAME=SEQ, got {quoted(text)}")
@@ -100,7 +77,8 @@ def _consumer(text: str) -> tuple[str, int]:
     return name, int(seq)
 
 
-def _prefix(text: str) -> str:
+def parse_prefix(text: str) -> str:
+    """Return the text of --subject-prefix with a dot at its end. Raises ValueError."""
     prefix = text.removesuffix(".")
     try:
         check_subject(prefix)
@@ -109,7 +87,7 @@ def _prefix(text: str) -> str:
     return f"{prefix}."
 
 
-def _nanoseconds(text: str) -> int:
-    """Return a time in nanoseconds since the epoch, which datetimes cannot express."""
+def parse_nanoseconds(text: str) -> int:
+    """Return a time in nanoseconds since the epoch, which datetimes cannot express. Raises ValueError."""
     below = _NANOSECONDS.search(text)
     return microseconds_of(parse_time(text)) * 1000 + (int(below[1].ljust(3, "0")) if below else 0)

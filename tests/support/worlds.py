@@ -39,6 +39,7 @@ from jetcapture_py.manage import erase
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as erasure
 from jetcapture_py.rewriting.redecode import QuarantineSelection, redecode
+from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store import read_erased, root, threads
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.frames import received_of
@@ -469,9 +470,8 @@ def erase_some(world: World) -> Iterator[str]:
 
 
 def _erase(world: World, first: int, last: int) -> int:
-    given: dict[str, Any] = {"key": None, "subject": None, "where": None, "reason": "r"}
     try:
-        return erase.run(world.first, seqs=f"{first}-{last}", in_stream=False, dry_run=False, **given).code
+        return erase.run(world.first, Condition.parse(None, None, f"{first}-{last}", None), "r").code
     except JetcaptureError as error:
         if "no archive" in str(error):
             return 0

@@ -655,8 +655,8 @@ def tabulated(root: Path) -> Config:
 
 def answer(config: Config, capsys: pytest.CaptureFixture[str], **given: Any) -> tuple[int, dict[str, Any]]:
     """The exit code of the command, and its certificate."""
-    options = {"key": None, "subject": None, "seqs": None, "where": None, "in_stream": False, "dry_run": False}
-    code = show_one(command.run(config, **{**options, "reason": REASON, **given}), as_json=True)
+    condition = Condition.parse(*(given.pop(name, None) for name in ("key", "subject", "seqs", "where")))
+    code = show_one(command.run(config, condition, REASON, **given), as_json=True)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -814,8 +814,6 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
     for where in ("1 = 1); DROP VIEW archive; SELECT (1", "'", "no_column = 1", "user = 'no_column_either'", *several):
         with pytest.raises(ConfigError, match="--where"):
             answer(config, capsys, where=where)
-    with pytest.raises(ConfigError, match="--reason"):
-        answer(config, capsys, key="a", reason=" ")
     assert not (root / "_erased").exists()
     code, certificate = answer(config, capsys, key="7")
     (done,) = certificate["objects"]
@@ -826,8 +824,7 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
     tombstone = json.loads((root / certificate["tombstone"]).read_text())
     assert (tombstone["messages"], tombstone["reason"]) == (1, REASON)
     assert tombstone["by"] == certificate["by"]
-    selected: dict[str, Any] = {"key": None, "subject": "orders.*", "seqs": None, "where": None}
-    code = show_one(command.run(config, **selected, reason=REASON, in_stream=True, dry_run=False))
+    code = show_one(command.run(config, Condition.parse(None, "orders.*", None, None), REASON, in_stream=True))
     lines = capsys.readouterr().out.splitlines()
     assert code == 0
     assert lines[0] == "stream ORDERS: 29 messages erased"
@@ -851,6 +848,7 @@ def test_the_real_command_has_these_exit_codes(nats_server: Start, tmp_path: Pat
         return done.returncode
 
     assert exits("--key", "b") == exits("--reason", REASON) == exits("--seq", "2-1", "--reason", REASON) == 2
+    assert exits("--key", "b", "--reason", " ") == 2
     assert len(positions(config)) == 30
     assert exits("--where", "key = 'b'", "--reason", REASON) == 1, "a message of the quarantine may have the key"
     assert exits("--key", "b", "--reason", REASON, "--in-stream", "--json") == 0

@@ -15,6 +15,7 @@ from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConflictError
 from jetcapture_py.manage import erase as command
 from jetcapture_py.manage.many import show_one
+from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store import configured_store
 from jetcapture_py.store.archive import ArchiveFiles, OldVersion
 from jetcapture_py.table import writer
@@ -57,8 +58,8 @@ def archived(url: str, root: Path, store: dict[str, Any] | None = None) -> Confi
 
 
 def erase(config: Config, **select: str) -> int:
-    given: dict[str, Any] = {"key": None, "subject": None, "seqs": None, "where": None, **select}
-    return show_one(command.run(config, **given, reason="request 4711", in_stream=False, dry_run=False))
+    condition = Condition.parse(*map(select.get, ("key", "subject", "seqs", "where")))
+    return show_one(command.run(config, condition, "request 4711"))
 
 
 def keys(config: Config) -> set[str]:

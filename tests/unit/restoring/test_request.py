@@ -4,17 +4,12 @@ from typing import Any
 
 import pytest
 
+from jetcapture_py.commands import restore
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.options import ChosenArchive
-from jetcapture_py.restoring.request import RestoreRequest, request_of
+from jetcapture_py.restoring.request import parse_consumer, parse_nanoseconds, parse_prefix
 
 SECOND = 1_777_636_800
 """2026-05-01T12:00:00Z."""
-
-
-def asked(**options: Any) -> RestoreRequest:
-    archive = ChosenArchive(url="file:///a", stream="ORDERS", options={})
-    return request_of(archive, None, **{"target": "ORDERS", **options})
 
 
 @pytest.mark.parametrize(
@@ -27,13 +22,12 @@ def asked(**options: Any) -> RestoreRequest:
     ],
 )
 def test_a_time_has_nanoseconds(text: str, nanoseconds: int) -> None:
-    assert asked(until=text).until == SECOND * 10**9 + nanoseconds
+    assert parse_nanoseconds(text) == SECOND * 10**9 + nanoseconds
 
 
-def test_names_consumers_and_prefixes_are_read() -> None:
-    request = asked(consumers=["a=0", "b=8"], prefix="x.y.")
-    assert (request.target, request.consumers, request.prefix) == ("ORDERS", [("a", 0), ("b", 8)], "x.y.")
-    assert asked(target="COPY", prefix="x").prefix == "x."
+def test_consumers_and_prefixes_are_read() -> None:
+    assert [parse_consumer("a=0"), parse_consumer("b=8")] == [("a", 0), ("b", 8)]
+    assert [parse_prefix("x.y."), parse_prefix("x")] == ["x.y.", "x."]
 
 
 @pytest.mark.parametrize(
@@ -54,5 +48,5 @@ def test_names_consumers_and_prefixes_are_read() -> None:
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        asked(**options)
+        restore(["file:///a", "ORDERS"], dry_run=True, **options)
     assert str(refused.value).startswith(message)
