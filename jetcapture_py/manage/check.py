@@ -152,12 +152,12 @@ async def rates(
         return rate, rate
     now = datetime.fromisoformat(answer["ts"])
     age = max((now - datetime.fromisoformat(state["first_ts"])).total_seconds(), _SHORTEST)
-    matched = whole = 0.0
+    matched = total = 0.0
     for window in dict.fromkeys(min(seconds, age) for seconds in WINDOWS):
         start = {"opt_start_time": format_time(now - timedelta(seconds=window))}
         matched = max(matched, await matching(session, stream, filters, start) / window)
-        whole = max(whole, matched if not filters else await matching(session, stream, (), start) / window)
-    return matched, whole
+        total = max(total, await matching(session, stream, (), start) / window if filters else matched)
+    return matched, total
 
 
 WORKS, FAILS = 0, 1
@@ -324,10 +324,10 @@ async def _traffic(
     """Sample the newest messages, measure the rate, and say how large objects will be."""
     decoded = await asyncio.to_thread(sample, config, await newest(session, config, SAMPLE))
     source = config.source
-    rate, whole = await rates(session, source.stream, source.filter_subjects, stream, decoded)
-    findings.figures |= {"messages_per_second": rate, "stream_messages_per_second": whole}
+    rate, total = await rates(session, source.stream, source.filter_subjects, stream, decoded)
+    findings.figures |= {"messages_per_second": rate, "stream_messages_per_second": total}
     _report_decoded(findings, config, decoded)
-    _retention(findings, stream, whole, config, outage)
+    _retention(findings, stream, total, config, outage)
     if not rate:
         findings.skipped("traffic", "no recent messages: how large objects will be cannot be told")
         return
@@ -406,12 +406,12 @@ def _retention(
     """Compare how long the stream keeps uncaptured messages with the longest outage."""
     settings, state = stream["config"], stream["state"]
     size = state["bytes"] / state["messages"] if state["messages"] else 0
-    kept = {
+    limits = {
         "max_age": settings.get("max_age", 0) / 1e9,
         "max_msgs": settings.get("max_msgs", -1) / rate if rate else 0,
         "max_bytes": settings.get("max_bytes", -1) / (rate * size) if rate and size else 0,
     }
-    limited = {name: seconds for name, seconds in kept.items() if seconds > 0}
+    limited = {name: seconds for name, seconds in limits.items() if seconds > 0}
     if settings.get("discard") == "new":
         limited = {name: seconds for name, seconds in limited.items() if name == "max_age"}
     if not limited:

@@ -219,15 +219,15 @@ def check_bucket(findings: Findings, source: SourceConfig, stream: Mapping[str, 
     """Check whether a KV bucket keeps replaced entries until they are stored."""
     if source.bucket is None:
         return
-    kept = stream["config"].get("max_msgs_per_subject", -1)
-    if kept == 1:
+    history = stream["config"].get("max_msgs_per_subject", -1)
+    if history == 1:
         findings.warning(
             "bucket",
             "it keeps one entry per key: entries that are replaced before they are stored are lost if the capture is "
             "killed; give it more history",
         )
     else:
-        findings.ok("bucket", f"it keeps {kept if kept > 0 else 'all'} entries per key")
+        findings.ok("bucket", f"it keeps {history if history > 0 else 'all'} entries per key")
 
 
 def check_consumer(
@@ -286,8 +286,8 @@ async def check_work_queue(session: ReadSession, config: Config, findings: Findi
             findings.skipped("stream", f"whether its other consumers leave subjects to this one: {error}")
         return
     for other in answer.get("consumers") or ():
-        theirs, own = filters_of(other["config"]) or (">",), source.filter_subjects or (">",)
-        if any(overlaps(one, another) for one in theirs for another in own):
+        theirs, ours = filters_of(other["config"]) or (">",), source.filter_subjects or (">",)
+        if any(overlaps(subject, filter_) for subject in theirs for filter_ in ours):
             findings.problem(
                 "stream",
                 f"it is a work queue, and consumer {other['name']} takes the same subjects; "

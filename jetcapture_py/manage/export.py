@@ -126,8 +126,9 @@ def source_section(stream: str, consumer: str, config: Mapping[str, Any]) -> dic
 def human(name: str, value: Any) -> Any:
     """Convert a value of the API to one of a configuration file."""
     if isinstance(value, dict):
-        found = {key: human(key, part) for key, part in value.items() if key == "name" or normal(key, part)}
-        return value if name == "metadata" else found
+        if name == "metadata":
+            return value
+        return {key: human(key, part) for key, part in value.items() if key == "name" or normal(key, part)}
     if name == "backoff":
         return [format_nanoseconds(key) for key in value]
     if isinstance(value, list | tuple):

@@ -101,15 +101,15 @@ def run(
     Raises ConfigError for wrong files, and JetcaptureError if streams cannot be found, or if the work fails for a
     single capture.
     """
-    found = files.select()
-    if of_one and len(found.configs) > 1:
-        raise ConfigError(f"expected one capture, got {len(found.configs)}; --stream chooses one")
-    if files.shows_one(found) or (of_one and found.configs and not found.problems):
+    selected = files.select()
+    if of_one and len(selected.configs) > 1:
+        raise ConfigError(f"expected one capture, got {len(selected.configs)}; --stream chooses one")
+    if files.shows_one(selected) or (of_one and selected.configs and not selected.problems):
         with text.progress_bars() as progress:
-            result = work(next(iter(found.configs.values())), progress)
+            result = work(next(iter(selected.configs.values())), progress)
         return show_one(result, as_json=as_json)
-    others = found.left_out if tell_left_out else {}
-    captures = sorted({*found.configs, *found.problems, *others}, key=lambda capture: capture.name)
+    others = selected.left_out if tell_left_out else {}
+    captures = sorted({*selected.configs, *selected.problems, *others}, key=lambda capture: capture.name)
     width = max((len(escaped(capture.name)) for capture in captures), default=0)
     codes = [0 if captures else if_none]
     if not captures:
@@ -119,16 +119,16 @@ def run(
         def attempted(capture: CaptureId) -> CommandResult:
             if capture in others:
                 return CommandResult(summary=f"left out: {others[capture]}", records=[{"left_out": others[capture]}])
-            if capture in found.problems:
-                return failed(ConfigError(*(line.removeprefix(f"{capture}: ") for line in found.problems[capture])))
+            if capture in selected.problems:
+                return failed(ConfigError(*(line.removeprefix(f"{capture}: ") for line in selected.problems[capture])))
             try:
-                return work(found.configs[capture], ignore)
+                return work(selected.configs[capture], ignore)
             except Exception as error:  # also a bug, or a library's: the others are done
                 return failed(error)
 
         for capture, result in zip(captures, pool.map(attempted, captures), strict=True):
             codes.append(result.code)
-            config = found.configs.get(capture)
+            config = selected.configs.get(capture)
             stream = capture.stream if config is None else config.source.stream
             show_line(capture.name, stream, result, width, as_json=as_json)
     return max(codes, key=_WORST.index)

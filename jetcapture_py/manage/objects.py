@@ -34,8 +34,8 @@ def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]
 
     def order(item: tuple[ObjectName, File]) -> tuple[Any, ...]:
         name, key = item[0], item[0].key
-        place = name.quarantine, key is None, name.bundle, key or ""
-        return *place, name.bucket, name.first_seq, name.last_seq, name.digest
+        group = name.quarantine, key is None, name.bundle, key or ""
+        return *group, name.bucket, name.first_seq, name.last_seq, name.digest
 
     return sorted(objects, key=order)
 

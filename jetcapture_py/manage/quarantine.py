@@ -43,10 +43,9 @@ def run_list(config: Config) -> CommandResult:
     reasons = counter.summaries()
     messages = sum(reason.messages for reason in reasons)
     total = f"{plural(messages, 'message', grouped=True)} of stream {stream} in quarantine"
-    most = max(reasons, key=lambda reason: reason.messages, default=None)
-    worst = "" if most is None else f"; most for {most.stage}: {most.error}"
+    frequent = f"; most for {reasons[0].stage}: {reasons[0].error}" if reasons else ""
     return CommandResult(
-        summary=f"{plural(messages, 'message', grouped=True)}, {plural(len(reasons), 'reason')}{worst}",
+        summary=f"{plural(messages, 'message', grouped=True)}, {plural(len(reasons), 'reason')}{frequent}",
         lines=[*_reasons(reasons), total],
         records=[{"stream": stream, "messages": messages, "reasons": [reason.fields() for reason in reasons]}],
     )
@@ -122,13 +121,13 @@ def _stored(config: Config, seq: int) -> list[pa.RecordBatch]:
     archive = open_archive(config.store.url, config.store.options)
     planned = ReadRequest(files=archive, stream=config.source.stream, quarantine=True).plan()
     reader = PlanReader.of(planned, planned.table.schema.names)
-    found: dict[Any, pa.RecordBatch] = {}
+    by_time: dict[int, pa.RecordBatch] = {}
     for name in planned.names:
         if name.first_seq <= seq <= name.last_seq:
             for batch in reader.batches(planned.objects[name], name, [(seq, seq)]):
                 for index in range(batch.num_rows):
-                    found.setdefault(batch.column(layout.TIMESTAMP)[index].value, batch.slice(index, 1))
-    return [found[time] for time in sorted(found)]
+                    by_time.setdefault(batch.column(layout.TIMESTAMP)[index].value, batch.slice(index, 1))
+    return [by_time[time] for time in sorted(by_time)]
 
 
 def _today(config: Config, batch: pa.RecordBatch) -> MessageOutcome | None:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrays import Int64s, Nanos, Seqs
 from jetcapture_py.jetstream.restore import CHUNK
 from jetcapture_py.jetstream.wire.inbox import joined
 
@@ -43,14 +44,14 @@ def head(first: int, last: int, consumers: Sequence[tuple[Mapping[str, Any], int
 
 def messages(
     subjects: pa.BinaryArray,
-    nanoseconds: Any,
-    seqs: Any,
+    nanoseconds: Nanos,
+    seqs: Seqs,
     headers: pa.BinaryArray | None,
     payloads: pa.BinaryArray,
 ) -> memoryview:
     """Return the entries of messages in this order. `headers` are header blocks, empty for none; nulls are not allowed.
 
-    `nanoseconds` since the epoch and `seqs` are int64 arrays. Everything together must be less than 2 GiB.
+    `nanoseconds` are since the epoch. Everything together must be less than 2 GiB.
     """
     times = nanoseconds.astype(np.int64)
     numbers = [
@@ -61,8 +62,8 @@ def messages(
         pc.binary_length(payloads).to_numpy(),
     ]
     columns = [subjects, payloads] if headers is None else [subjects, headers, payloads]
-    whole = pc.binary_join_element_wise(_joined(numbers), *columns, pa.scalar(b"", pa.binary()))
-    return memoryview(joined(whole))
+    entries = pc.binary_join_element_wise(_joined(numbers), *columns, pa.scalar(b"", pa.binary()))
+    return memoryview(joined(entries))
 
 
 def framed(data: bytes | memoryview) -> list[bytes]:
@@ -77,26 +78,26 @@ def _named(name: str, content: Mapping[str, Any]) -> bytes:
     return bytes(messages(subject, np.zeros(1, np.int64), np.zeros(1, np.int64), None, payload))
 
 
-def _joined(numbers: list[Any]) -> pa.BinaryArray:
+def _joined(numbers: list[Int64s]) -> pa.BinaryArray:
     """Return the unsigned varints of each row one after another."""
-    columns = [each.astype(np.uint64, copy=False) for each in numbers]
-    widths = [(_width(each.min(initial=_LARGEST)), _width(each.max(initial=0))) for each in columns]
-    shape = len(columns[0]), sum(most for _, most in widths)
+    columns = [column.astype(np.uint64, copy=False) for column in numbers]
+    widths = [(_width(column.min(initial=_LARGEST)), _width(column.max(initial=0))) for column in columns]
+    shape = len(columns[0]), sum(longest for _, longest in widths)
     digits, used = np.empty(shape, np.uint8), np.ones(shape, bool)
     at = 0
-    for values, (least, most) in zip(columns, widths, strict=True):
-        for place in range(most):
-            rest = values >> np.uint64(_DIGIT * place)
+    for values, (shortest, longest) in zip(columns, widths, strict=True):
+        for digit in range(longest):
+            rest = values >> np.uint64(_DIGIT * digit)
             digits[:, at] = rest & np.uint64(127)
-            if place + 1 < most:
-                digits[:, at] |= np.uint8(128) if place + 1 < least else (rest > 127).view(np.uint8) << np.uint8(_DIGIT)
-            if place >= least:
+            if digit + 1 < longest:
+                more = np.uint8(128) if digit + 1 < shortest else (rest > 127).view(np.uint8) << np.uint8(_DIGIT)
+                digits[:, at] |= more
+            if digit >= shortest:
                 used[:, at] = rest > 0
             at += 1
-    whole = all(least == most for least, most in widths)
     offsets = np.zeros(shape[0] + 1, np.int32)
     np.cumsum(np.count_nonzero(used, axis=1), out=offsets[1:])
-    data = digits if whole else digits[used]
+    data = digits if all(shortest == longest for shortest, longest in widths) else digits[used]
     return pa.BinaryArray.from_buffers(pa.binary(), shape[0], [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 

@@ -127,13 +127,13 @@ def drops(survey: RestoreSurvey, config: Mapping[str, Any], size: int, *, consum
         yield (
             f"it keeps messages for {format_duration(age / 1e9)} (max_age), but the oldest is of {_time(survey.oldest)}"
         )
-    if (most := limits.get("max_msgs")) and survey.messages > most:
-        yield f"it keeps {plural(most, 'message', grouped=True)} (max_msgs), not {survey.messages:,}"
-    if (most := limits.get("max_bytes")) and size * _SURE > most:
-        yield f"it keeps {format_size(most)} (max_bytes), not about {text.size(size)}"
+    if (limit := limits.get("max_msgs")) and survey.messages > limit:
+        yield f"it keeps {plural(limit, 'message', grouped=True)} (max_msgs), not {survey.messages:,}"
+    if (limit := limits.get("max_bytes")) and size * _SURE > limit:
+        yield f"it keeps {format_size(limit)} (max_bytes), not about {text.size(size)}"
     frequent = max(survey.subjects.values(), default=0)
-    if (most := limits.get("max_msgs_per_subject")) and frequent > most:
-        yield f"it keeps {most:,} messages per subject (max_msgs_per_subject), not {frequent:,}"
+    if (limit := limits.get("max_msgs_per_subject")) and frequent > limit:
+        yield f"it keeps {limit:,} messages per subject (max_msgs_per_subject), not {frequent:,}"
     if config.get("retention") == "interest" and not consumers:
         yield "it keeps only messages that a consumer waits for (retention: interest); name one with --consumer"
 

@@ -23,9 +23,9 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.restoring.checks import RestoreSurvey, describe, drops, holes, notes
 from jetcapture_py.restoring.config import (
+    archived_config,
     beginning_at,
     consumer_settings,
-    kept_config,
     limits_of,
     target_config,
     without_sources,
@@ -69,9 +69,9 @@ def prepare(request: RestoreRequest) -> PreparedRestore:
 def _prepared(request: RestoreRequest) -> PreparedRestore:
     files, stream = request.files, request.stream
     plan = plan_restore(files, stream, first=request.first, last=request.last, created=request.created)
-    kept = kept_config(files, stream, plan.created)
+    archived = archived_config(files, stream, plan.created)
     config = target_config(
-        kept,
+        archived,
         request.stream_config,
         source=stream,
         name=request.target,
@@ -79,7 +79,7 @@ def _prepared(request: RestoreRequest) -> PreparedRestore:
         without_limits=request.without_limits,
     )
     limits, erased = limits_of(config), files.erased(stream)
-    configs = (config, {} if kept is None else kept.config)
+    configs = (config, {} if archived is None else archived.config)
     reading = Reading(
         files=files,
         prefix=request.prefix,
@@ -91,7 +91,7 @@ def _prepared(request: RestoreRequest) -> PreparedRestore:
     )
     if request.until is not None:
         plan = plan.up_to(max((last.result() for last in ahead(partial(last_until, reading), plan.parts)), default=0))
-    removed = removed_ranges(plan, files.expired(stream), erased, continues=kept is not None and kept.continues)
+    removed = removed_ranges(plan, files.expired(stream), erased, continues=archived is not None and archived.continues)
     begins = request.first if request.first > 1 else min([plan.begins, *(first for first, _ in removed)])
     ends = request.last if request.last is not None and request.until is None else 0
     parts = (part.result() for part in ahead(partial(survey_part, reading), plan.parts))
@@ -103,7 +103,7 @@ def _prepared(request: RestoreRequest) -> PreparedRestore:
         plan=plan,
         survey=survey,
         config=beginning_at(config, survey.first),
-        notes=(*filter(None, [without_sources(kept, config)]), *notes(survey)),
+        notes=(*filter(None, [without_sources(archived, config)]), *notes(survey)),
         drops=tuple(drops(survey, config, plan.size_of(survey.messages), consumers=bool(request.consumers))),
     )
 
@@ -113,9 +113,9 @@ def _check(request: RestoreRequest, survey: RestoreSurvey, limits: Mapping[str, 
     if not survey.messages:
         but = " except schedules (--with-schedules)" if survey.schedules else ""
         raise JetcaptureError(f"the archive of stream {request.stream} has no messages in this range{but}")
-    if survey.largest > (most := limits.get("max_msg_size", survey.largest)):
+    if survey.largest > (limit := limits.get("max_msg_size", survey.largest)):
         raise JetcaptureError(
-            f"stream {request.target} takes messages of up to {most:,} bytes (max_msg_size), but the largest has "
+            f"stream {request.target} takes messages of up to {limit:,} bytes (max_msg_size), but the largest has "
             f"{survey.largest:,}: restore with --without-limits, or another setting in --stream-config"
         )
     for name, floor in request.consumers:
@@ -131,12 +131,12 @@ def restore(prepared: PreparedRestore, login: NatsConfig) -> int:
     then removed."""
     request, survey = prepared.request, prepared.survey
     consumers = [(consumer_settings(name, request.source, request.prefix), floor) for name, floor in request.consumers]
-    made = ahead(partial(make_part, prepared.reading), prepared.plan.parts)
+    pieces = ahead(partial(make_part, prepared.reading), prepared.plan.parts)
     try:
-        with closing(made), progress_bars() as progress:
+        with closing(pieces), progress_bars() as progress:
             span = survey.first, survey.last
             sending = send(
-                login, prepared.config, span, consumers, made, lambda n: progress("restoring", n, survey.messages)
+                login, prepared.config, span, consumers, pieces, lambda n: progress("restoring", n, survey.messages)
             )
             info = asyncio.run(sending)
     except asyncio.CancelledError as error:

@@ -18,7 +18,7 @@ _FEEDS = ("mirror", "sources", "republish", "subject_transform")
 """Settings that connect a stream to others by its subjects."""
 
 
-def kept_config(files: ArchiveFiles, stream: str, created: str) -> StreamConfig | None:
+def archived_config(files: ArchiveFiles, stream: str, created: str) -> StreamConfig | None:
     """Return the archived configuration of the incarnation `created`, of the last one if that is ""; None without one.
 
     Raises JetcaptureError if one is damaged.
@@ -28,18 +28,18 @@ def kept_config(files: ArchiveFiles, stream: str, created: str) -> StreamConfig 
 
 
 def target_config(
-    kept: StreamConfig | None, changes: Path | None, *, source: str, name: str, prefix: str, without_limits: bool
+    archived: StreamConfig | None, changes: Path | None, *, source: str, name: str, prefix: str, without_limits: bool
 ) -> dict[str, Any]:
     """Return the configuration of the new stream `name`: the archived one of stream `source`, with changes.
 
     Under another name or prefix, it is not connected to other streams, and never to its archived sources, of which the
     server would copy all messages again. Raises JetcaptureError.
     """
-    if kept is None and changes is None:
+    if archived is None and changes is None:
         raise JetcaptureError(
             f"the archive does not have the configuration of stream {source}: name a file with --stream-config"
         )
-    config: dict[str, Any] = {} if kept is None else dict(kept.config)
+    config: dict[str, Any] = {} if archived is None else dict(archived.config)
     unwanted = _FEEDS if name != source or prefix else ("sources",)
     config = {setting: value for setting, value in config.items() if setting not in unwanted}
     if changes is not None:
@@ -61,9 +61,9 @@ def target_config(
     return config
 
 
-def without_sources(kept: StreamConfig | None, config: Mapping[str, Any]) -> str | None:
+def without_sources(archived: StreamConfig | None, config: Mapping[str, Any]) -> str | None:
     """Describe in one line the archived sources that the new stream does not have; None without any."""
-    before = [] if kept is None else [str(feed["name"]) for feed in kept.config.get("sources") or ()]
+    before = [] if archived is None else [str(feed["name"]) for feed in archived.config.get("sources") or ()]
     if not before or config.get("sources"):
         return None
     return (

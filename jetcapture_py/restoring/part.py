@@ -16,31 +16,17 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Mask, Micros, Nanos, Seqs
 from jetcapture_py.archive.removed import Erased
-from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.arrow import PlanReader
-from jetcapture_py.reading.columns import INSTANT, Table
+from jetcapture_py.reading.columns import Table
 from jetcapture_py.restoring import backup
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.frames import header_blocks_of, subjects_of
 
 _TABLE = Table(
-    [
-        pa.schema(
-            [
-                (layout.SEQ, pa.int64()),
-                (layout.TIMESTAMP, INSTANT),
-                (layout.NANOS, pa.int16()),
-                (layout.ROW, pa.int32()),
-                (layout.SUBJECT, pa.string()),
-                (layout.PAYLOAD, pa.binary()),
-                (layout.HEADERS, HEADERS_TYPE),
-                (layout.RAW_HEADERS, pa.binary()),
-                (layout.STAGE, pa.string()),
-            ]
-        )
-    ],
+    [pa.schema([*ENVELOPE, (layout.ROW, pa.int32()), (layout.RAW_HEADERS, pa.binary()), (layout.STAGE, pa.string())])],
     quarantine=False,
     columns=None,
 )
@@ -240,9 +226,9 @@ def _once(table: pa.Table, others: Mask, until: int | None) -> _Rows:
             f"{later} (restore the earlier state with a --to-time before that), or the stream was recreated and its "
             "objects do not record which incarnation they belong to"
         )
-    kept = order[~again]
+    rows = order[~again]
     nanos = np.maximum(np.maximum.reduceat(nanos[order], np.flatnonzero(~again)), 0)
-    return _Rows(table.take(pa.array(kept)), seqs[~again], times[~again] * 1000 + nanos, others[kept], int(again.sum()))
+    return _Rows(table.take(pa.array(rows)), seqs[~again], times[~again] * 1000 + nanos, others[rows], int(again.sum()))
 
 
 def _slices(rows: _Rows) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Int64s, Seqs
@@ -25,13 +24,13 @@ from jetcapture_py.archive.incarnations import (
     span,
 )
 from jetcapture_py.archive.info import BadObject, ObjectInfo
-from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import runs
 from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.weights import cut
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT
+from jetcapture_py.reading.plan import read_identities
+from jetcapture_py.reading.selection import Selection
 from jetcapture_py.restoring.part import RestoreObject, RestoreRange
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
@@ -42,6 +41,8 @@ LARGEST_PART_BYTES = 128 << 20
 READ_AGAIN = 3.0
 """How often the archive may be read before ranges become larger."""
 
+_LAST = 1 << 62
+"""A sequence beyond any stream."""
 _ROW_BYTES = 32
 """Bytes of memory that a message takes beside its payload, subject and headers."""
 _REQUIRED = {layout.PAYLOAD: "payload (decode.keep_payload: false)", layout.HEADERS: "headers"}
@@ -90,13 +91,15 @@ class RestorePlan:
 def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
     the beginning of its creation time; default: the last one. Raises JetcaptureError, VanishedError."""
-    objects = list(files.map(partial(_object, files), _infos(files, stream, first, last)))
+    seqs = first, _LAST if last is None else last
+    selection = Selection(seqs=seqs)
+    objects = list(files.map(partial(_object, files), _infos(files, stream, selection)))
     bounds = _united(stored.bounds for stored in objects)
     incarnations = in_order(bounds)
     chosen = _choose(incarnations, created, stream)  # of all, because the last one may have nothing in the range
     until = [created for created in incarnations if moment(created) <= moment(chosen)]
     united = tuple(continued(until, bounds)) or ("",)
-    within = [stored for stored in objects if _is_within(stored.info.name, first, last)]
+    within = [stored for stored in objects if selection.may_hold_name(stored.info.name)]
     sources = [stored for stored in within if not stored.bounds or not {*united}.isdisjoint(stored.bounds)]
     for column, text in _REQUIRED.items():
         if lacking := [stored for stored in sources if stored.info.schema.get_field_index(column) < 0]:
@@ -105,15 +108,10 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
                 f"{lacking[0].info.name.path}: their messages cannot be restored"
             )
     groups = [
-        (
-            max(group.first, first),
-            group.last if last is None else min(group.last, last),
-            group.message_bytes + group.rows * _ROW_BYTES,
-            group.rows,
-        )
+        (max(group.first, seqs[0]), min(group.last, seqs[1]), group.message_bytes + group.rows * _ROW_BYTES, group.rows)
         for stored in sources
         for group in stored.info.details.groups
-        if group.last >= first and (last is None or group.first <= last)
+        if group.last >= seqs[0] and group.first <= seqs[1]
     ]
     if not groups:
         raise JetcaptureError(
@@ -130,7 +128,7 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
         created=chosen,
         continued=united[:-1],
         others=tuple(created for created in incarnations if created not in united),
-        begins=min((bounds[created][0] for created in until), default=1 << 62),
+        begins=min((bounds[created][0] for created in until), default=_LAST),
         weight=int(weights.sum()),
         rows=int(rows.sum()),
         read=int((reads * weights).sum()),
@@ -172,28 +170,23 @@ def _gone(files: ArchiveFiles, stream: str) -> str:
     return f"; {plural(expired.messages, 'message', grouped=True)} up to {format_time(expired.until)} expired"
 
 
-def _infos(files: ArchiveFiles, stream: str, first: int, last: int | None) -> Iterator[tuple[ObjectInfo, File]]:
-    """Yield all objects of the stream, by path. Raises JetcaptureError if one within the range is not Parquet."""
-    objects = [file for file in files.files(stream) if file.name is not None]
+def _infos(files: ArchiveFiles, stream: str, selection: Selection) -> Iterator[tuple[ObjectInfo, File]]:
+    """Yield all objects of the stream, by path. Raises JetcaptureError if one of the selection is not Parquet."""
+    objects = {file.name: file for file in files.files(stream) if file.name is not None}
     if not objects:
         reason = _gone(files, stream) or files.known_streams()
         raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{reason}")
-    names = [file.name for file in objects if file.name is not None and not file.name.parquet]
-    if others := [name for name in names if _is_within(name, first, last)]:
+    if others := [name for name in objects if not name.parquet and selection.may_hold_name(name)]:
         kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
         raise JetcaptureError(
             f"{files.shown} has {plural(len(others), 'object')} of stream {stream} in {kinds}: "
             "only messages that are stored in Parquet can be restored"
         )
-    objects = sorted((file for file in objects if file.name not in names), key=lambda file: file.path)
-    for file, info in zip(objects, files.infos(objects, detailed=lambda _: True), strict=True):
+    parquet = sorted((file for name, file in objects.items() if name.parquet), key=lambda file: file.path)
+    for file, info in zip(parquet, files.infos(parquet, detailed=lambda _: True), strict=True):
         if isinstance(info, BadObject):
             raise files.refusal(info)
         yield info, file
-
-
-def _is_within(name: ObjectName, first: int, last: int | None) -> bool:
-    return name.last_seq >= first and (last is None or name.first_seq <= last)
 
 
 def _object(files: ArchiveFiles, pair: tuple[ObjectInfo, File]) -> _Object:
@@ -202,10 +195,8 @@ def _object(files: ArchiveFiles, pair: tuple[ObjectInfo, File]) -> _Object:
     if len(created) < 2:
         whole = min(group.first for group in groups), max(group.last for group in groups)
         return _Object(info, file, dict.fromkeys(created, whole))
-    with files.parquet(file) as parquet:
-        table = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
-    times = table[layout.TIMESTAMP].cast(INSTANT).cast(pa.int64())
-    return _Object(info, file, bounds_by_incarnation(created, table[layout.SEQ].to_numpy(), times.to_numpy()))
+    ((seqs, times),) = read_identities(files, {info.name: file}, [info.name])
+    return _Object(info, file, bounds_by_incarnation(created, seqs, times))
 
 
 def _cut(firsts: Seqs, lasts: Seqs, weights: Int64s) -> tuple[Seqs, Int64s]:

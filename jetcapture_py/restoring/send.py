@@ -20,7 +20,7 @@ from jetcapture_py.store.threads import futures_of
 
 T = TypeVar("T")
 
-Made = Iterator[Future[tuple[int, list[bytes]]]]
+Pieces = Iterator[Future[tuple[int, list[bytes]]]]
 
 _NAME = "jetcapture restore"
 _TIMEOUT = 20.0
@@ -47,10 +47,10 @@ async def send(
     config: Mapping[str, Any],
     span: tuple[int, int],
     consumers: Sequence[tuple[Mapping[str, Any], int]],
-    made: Made,
+    pieces: Pieces,
     sent: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Create a stream with this `config` from the numbers of messages and pieces in `made`; return its STREAM.INFO.
+    """Create a stream with this `config` from the numbers of messages and pieces in `pieces`; return its STREAM.INFO.
 
     `span` is its first and last sequence. `consumers` are configurations, as the JetStream API has them, and ack
     floors. `sent` is called with the number of messages sent so far. If anything fails, the incomplete stream is
@@ -65,7 +65,7 @@ async def send(
         try:
             await restore.begin(config, dict(zip(("first_seq", "last_seq"), span, strict=True)))
             await restore.create(b"".join(backup.framed(backup.head(*span, consumers))))
-            for future in made:
+            for future in pieces:
                 count, chunks = await _patiently(future, restore)
                 for chunk in chunks:
                     await restore.send(chunk)
