@@ -106,7 +106,21 @@ def commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Com
 
     Raises JetcaptureError, ConfigError without the extra `table`.
     """
-    return retried_on_conflict(lambda: _commit(config, archive, request))
+    requests = [request]
+
+    def attempt() -> Committed:
+        try:
+            return _commit(config, archive, requests[-1])
+        except _GoneError:
+            if archive.erased(config.source.stream):  # the snapshot must not go on naming what was erased
+                requests.append(replace(request, forget=True))
+            raise
+
+    return retried_on_conflict(attempt)
+
+
+class _GoneError(ConflictError):
+    """Objects were removed while they were committed."""
 
 
 def _commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Committed:
@@ -163,10 +177,10 @@ def _has_history(table: ArchiveTable) -> bool:
 
 
 def _refuse_gone(plan: TablePlan) -> None:
-    """Raise ConflictError if an object was removed while it was committed. Those in the table before are not."""
+    """Raise _GoneError if an object was removed while it was committed. Those in the table before are not."""
     present = PathSet(plan.archive.paths(plan.directory))
     if not present.issuperset_of(plan.tally.new):
-        raise ConflictError(f"{plan.archive.shown} has lost objects while table {plan.table.name} was committed")
+        raise _GoneError(f"{plan.archive.shown} has lost objects while table {plan.table.name} was committed")
 
 
 def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = False) -> PathSet:

@@ -119,10 +119,14 @@ class TableWriter:
         loaded, and JetcaptureError.
         """
         with explained(f"cannot commit to table {self._table.name}"):
-            for spec in list(self._added):
-                self._write(spec)
-            self._snapshot.traceless = keep is None
-            self._snapshot.commit()
+            try:
+                for spec in list(self._added):
+                    self._write(spec)
+                self._snapshot.traceless = keep is None
+                self._snapshot.commit()
+            except BaseException:  # such as a manifest that another process has deleted with its snapshot
+                self.discard()
+                raise
             metadata = self._tx.table_metadata
             named = {reference.snapshot_id for reference in metadata.refs.values()}
             limit = metadata.last_updated_ms + 1 if keep is None else keep.astimezone(UTC).timestamp() * 1000

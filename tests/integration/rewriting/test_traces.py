@@ -183,3 +183,30 @@ def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path, monkeypatch: p
         assert having(WHO.encode()) == []
         assert having(b"anna")
         assert keys(config) == {"anna", "zoe"}
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_commit_that_was_planned_before_leaves_no_trace_when_it_ends_after_an_erasure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
+) -> None:
+    config = archived(str(tmp_path / "archive"), tmp_path)
+    if not history:  # then the erasure changes nothing in the table, and the commit is not refused
+        assert erase(config, key=WHO) == 0
+    block = encoded([(100, HOUR * 1_000_000 + 100)], key="beth", bucket=HOUR)  # in no table yet
+    configured_store(config.store).put(block.name, block.data)
+    real, codes = writer.TableWriter.commit, []
+
+    def commit(self: writer.TableWriter, **options: Any) -> Any:
+        if not codes:
+            codes.append(-1)
+            codes.append(erase(config, key="beth"))
+        return real(self, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.TableWriter, "commit", commit)
+        Maintenance(config).run()
+    assert codes[1] == 0
+    assert traces(tmp_path, b"beth") == []
+    Maintenance(config).run()
+    assert keys(config) == {*KEYS} - ({WHO} if not history else set())
+    assert traces(tmp_path, b"beth") == []
