@@ -19,10 +19,10 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage.cases import MessageOutcome, outcomes
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.tap import fields, shown
-from jetcapture_py.reading.arrow import PlanReader, read_archive
+from jetcapture_py.reading.arrow import read_archive, read_planned
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
-from jetcapture_py.retry import retried
+from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
 from jetcapture_py.store.archive import open_archive
 from jetcapture_py.text import escaped, plural
@@ -56,7 +56,7 @@ def run_show(config: Config, seq: int) -> CommandResult:
 
     Raises ConfigError, JetcaptureError, also if there is none.
     """
-    rows = retried(lambda: _stored(config, seq))
+    rows = _stored(config, seq)
     if not rows:
         raise JetcaptureError(f"the quarantine of stream {config.source.stream} has no message {seq}")
     shown_rows = [(batch.to_pylist()[0], _today(config, batch)) for batch in rows]
@@ -117,17 +117,12 @@ def _summary(done: Redecoded) -> Iterator[str]:
 
 
 def _stored(config: Config, seq: int) -> list[pa.RecordBatch]:
-    """Return the messages with this sequence, each as a batch of one row. Raises VanishedError, JetcaptureError."""
+    """Return the messages with this sequence, oldest first, each as a batch of one row. Raises JetcaptureError."""
     archive = open_archive(config.store.url, config.store.options)
-    planned = ReadRequest(files=archive, stream=config.source.stream, quarantine=True).plan()
-    reader = PlanReader.of(planned, planned.table.schema.names)
-    by_time: dict[int, pa.RecordBatch] = {}
-    for name in planned.names:
-        if name.first_seq <= seq <= name.last_seq:
-            for batch in reader.batches(planned.objects[name], name, [(seq, seq)]):
-                for index in range(batch.num_rows):
-                    by_time.setdefault(batch.column(layout.TIMESTAMP)[index].value, batch.slice(index, 1))
-    return [by_time[time] for time in sorted(by_time)]
+    selection = Selection(seqs=(seq, seq))
+    request = ReadRequest(files=archive, stream=config.source.stream, selection=selection, quarantine=True)
+    rows = [batch.slice(index, 1) for batch in read_planned(request.plan) for index in range(batch.num_rows)]
+    return sorted(rows, key=lambda row: row.column(layout.TIMESTAMP)[0].value)
 
 
 def _today(config: Config, batch: pa.RecordBatch) -> MessageOutcome | None:
