@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 import pyarrow as pa
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id, index_by_name
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -74,7 +74,7 @@ class TableColumns:
 
     def __init__(self, schema: Schema) -> None:
         self._fields: Sequence[NestedField] = schema.fields
-        self._taken: set[str] = set()
+        self._taken = {*_RESERVED, *_names(schema)}
         """Names of the columns and their fields, with dots between names: a name may have dots, too."""
         self.left_out: dict[str, str] = {}
         """Columns, with dots between names, that the table cannot have, and their types."""
@@ -83,7 +83,6 @@ class TableColumns:
         """Add the columns of a file; return False if they have no field ids: the table cannot have it."""
         if any(field_id(field) < 0 for field in file):
             return False
-        self._taken = {*_RESERVED, *_names(self._fields, "")}
         self._fields = self._merged(self._fields, file, "")
         return True
 
@@ -94,7 +93,9 @@ class TableColumns:
     @property
     def drifted(self) -> list[str]:
         """The columns that have another name than in objects, with dots between names."""
-        return sorted(_drifted(self._fields, ""))
+        schema = self.schema
+        numbers = (number for number, field in index_by_id(schema).items() if field.doc)
+        return sorted(schema.find_column_name(number) or "" for number in numbers)
 
     def _merged(self, known: Sequence[NestedField], fields: Iterable[pa.Field], path: str) -> tuple[NestedField, ...]:
         """Return the columns, or fields of a struct, `known` before, and those of a file."""
@@ -111,9 +112,9 @@ class TableColumns:
             elif before is not None:
                 merged[number] = before.model_copy(update={"field_type": type_})
             else:
-                self._taken.update(_names_of(type_, name))
                 doc = None if own == field.name else f"{field.name}, where it is {family(field.type)}"
                 merged[number] = NestedField(number, own, type_, required=False, doc=doc)
+                self._taken.update(f"{path.casefold()}{inner}" for inner in _names(Schema(merged[number])))
         return tuple(merged.values())
 
     def _type(self, field: pa.Field, before: IcebergType | None, path: str) -> IcebergType | None:
@@ -175,28 +176,6 @@ def _inside(type_: pa.DataType, path: str = "") -> Iterator[tuple[str, pa.DataTy
         yield from _inside(part, f"{path}.{name}")
 
 
-def _names(fields: Iterable[NestedField], path: str) -> Iterator[str]:
-    """Yield the names of fields and what is in them, in lower case."""
-    for field in fields:
-        yield from _names_of(field.field_type, f"{path}{field.name}")
-
-
-def _names_of(type_: IcebergType, name: str) -> Iterator[str]:
-    yield name.casefold()
-    yield from _names(_inner(type_), f"{name}.")
-
-
-def _inner(type_: IcebergType) -> Sequence[NestedField]:
-    """Return the fields directly inside a type, with their names in paths."""
-    if isinstance(type_, MapType):
-        return type_.key_field, type_.value_field
-    if isinstance(type_, ListType):
-        return (type_.element_field,)
-    return type_.fields if isinstance(type_, StructType) else ()
-
-
-def _drifted(fields: Iterable[NestedField], path: str) -> Iterator[str]:
-    for field in fields:
-        if field.doc:
-            yield f"{path}{field.name}"
-        yield from _drifted(_inner(field.field_type), f"{path}{field.name}.")
+def _names(schema: Schema) -> Iterator[str]:
+    """Yield the names of columns and what is in them, in lower case, with dots between names."""
+    return map(str.casefold, index_by_name(schema)) if schema.fields else iter(())

@@ -20,7 +20,6 @@ from typing import Any
 
 from jetcapture_py.archive import watermark
 from jetcapture_py.compaction.inventory import PathSet
-from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import ConflictError
@@ -192,12 +191,7 @@ def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = Fal
 def drop_quarantined(config: Config, archive: ArchiveFiles, paths: Collection[str]) -> None:
     """Take objects that are about to be removed out of the quarantine's table, if there is one. Raises as `commit`."""
     if True in table_names(config):
-        commit(config, archive, CommitRequest(quarantine=True, after=after_of(config), expired=paths))
-
-
-def after_of(config: Config) -> float:
-    """Return how long ago a bucket must have ended, in seconds."""
-    return ((config.maintain and config.maintain.compact) or CompactConfig()).after
+        commit(config, archive, CommitRequest(quarantine=True, expired=paths))
 
 
 def _summary(mark: watermark.Watermark | None) -> dict[str, str]:

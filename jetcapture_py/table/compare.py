@@ -10,7 +10,6 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.reading.plan import list_objects
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import AGAIN, ArchiveTable, open_table, table_config, table_names
-from jetcapture_py.table.commit import after_of
 from jetcapture_py.table.plan import CommitRequest, TablePlan, disjoint_objects
 from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings
 
@@ -20,7 +19,7 @@ def compare_tables(config: Config, archive: ArchiveFiles) -> list[Finding]:
     table_config(config)
     findings: list[Finding] = []
     for quarantine in table_names(config):
-        request = CommitRequest(quarantine=quarantine, after=after_of(config))
+        request = CommitRequest(quarantine=quarantine, dry_run=True)
         with open_table(config, archive, quarantine=quarantine, read_only=True) as table:
             findings += _differences(table, TablePlan(config, archive, table, request))
     return findings

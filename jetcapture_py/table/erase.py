@@ -12,7 +12,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.table.catalog import ArchiveTable, open_table, table_names
-from jetcapture_py.table.commit import after_of, commit
+from jetcapture_py.table.commit import commit
 from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.text import without_credentials
 
@@ -85,7 +85,7 @@ def _forgetting(
                 exists = table.loaded is not None
             if not exists:
                 continue
-            request = CommitRequest(quarantine=quarantine, after=after_of(config), expired=paths, forget=True)
+            request = CommitRequest(quarantine=quarantine, expired=paths, forget=True)
             committed = commit(config, archive, request)
             done.snapshots += committed.forgotten
             done.remains += [f"table {name}: {place} cannot be deleted" for place in committed.remains]

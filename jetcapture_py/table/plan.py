@@ -75,8 +75,8 @@ class CommitRequest:
 
     quarantine: bool = False
     """The table of the quarantine in place of that of the messages."""
-    after: float = CompactConfig().after
-    """Seconds since a bucket's end."""
+    after: float | None = None
+    """Seconds since a bucket's end; None for `maintain.compact.after`."""
     outcomes: Sequence[Merged] = ()
     """What a compaction of these objects has verified."""
     expired: Collection[str] = ()
@@ -151,7 +151,8 @@ class TablePlan:
         self.tally = Tally()
         self.mark: Watermark | None = archive.watermark(self.stream)
         """The watermark, as it was before the archive was listed."""
-        self.closed = time.time() - request.after
+        compact = (config.maintain and config.maintain.compact) or CompactConfig()
+        self.closed = time.time() - (compact.after if request.after is None else request.after)
         """Complete buckets end before this time, in seconds since the epoch."""
         if self.mark is not None:
             self.closed = min(self.closed, self.mark.time.timestamp())
