@@ -10,7 +10,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.reading.plan import list_objects
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import AGAIN, ArchiveTable, open_table, table_config, table_names
-from jetcapture_py.table.plan import CommitRequest, TablePlan, disjoint_objects
+from jetcapture_py.table.plan import CommitRequest, Joining, TablePlan, disjoint_objects
 from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings
 
 
@@ -28,7 +28,7 @@ def compare_tables(config: Config, archive: ArchiveFiles) -> list[Finding]:
 def _differences(table: ArchiveTable, plan: TablePlan) -> Iterator[Finding]:
     """Yield what differs between a table and what it should have."""
     archive, name = plan.archive, table.name
-    joining = [joining.info.name.path for change in plan.changes() for joining in change.added]
+    joining = [change.info.name.path for change in plan.changes() if isinstance(change, Joining)]
     listing = list_objects(archive, plan.directory)
     present = {file.path: file.size for file in listing.values()}
     gone, changed, twice, later, waiting, stuck = (FileList() for _ in range(6))

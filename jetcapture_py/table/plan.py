@@ -62,13 +62,6 @@ class Leaving(NamedTuple):
     place: str
 
 
-class Change(NamedTuple):
-    """A part of what changes in a table."""
-
-    added: Sequence[Joining]
-    removed: Sequence[Leaving]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
     """What to commit."""
@@ -164,8 +157,8 @@ class TablePlan:
         self._leaves: dict[int, list[Leaf] | None] = {}
         """The columns with bounds by the number of a schema; None for objects that the table cannot have."""
 
-    def changes(self) -> Iterator[Change]:
-        """Yield what changes, part by part.
+    def changes(self) -> Iterator[Joining | Leaving]:
+        """Yield what changes.
 
         Raises JetcaptureError, also for a table of another archive; and VanishedError for objects that go meanwhile.
         """
@@ -173,21 +166,16 @@ class TablePlan:
         present, others = self._listed()
         self._refuse_other_archive(current, elsewhere, present.files)
         note = None if self._keep is None else self.archive.expired(self.stream)
-        if elsewhere:
-            self.tally.removed += len(elsewhere)
-            yield Change((), elsewhere)
+        self.tally.removed += len(elsewhere)
+        yield from elsewhere
         parts, ahead = tee(self._parts(current, present, note))
-        files = (
-            self.archive.at(name.path, part.bucket.sizes[name.path], name) for part in ahead for name in part.names
-        )
-        footers = self.archive.footers(files)
+        objects = ((bucket.sizes[name.path], name) for bucket, names in ahead for name in names)
+        footers = self.archive.footers(self.archive.at(name.path, size, name) for size, name in objects)
         for bucket, names in parts:
             if names:
-                added, removed = self._joining(bucket, {name: next(footers) for name in names}), list[Leaving]()
+                yield from self._joining(bucket, {name: next(footers) for name in names})
             else:
-                added, removed = [], self._leaving(bucket)
-            if added or removed:
-                yield Change(added, removed)
+                yield from self._leaving(bucket)
         for number in sorted(number for number in others.buckets if number < self.closed):
             if paths := self._lasting(number, [path for path, _ in others.take(number)], note):
                 self.tally.wait(number, paths, _NOT_PARQUET)
@@ -262,15 +250,14 @@ class TablePlan:
             paths = [name.path for name, is_gone in zip(names, gone, strict=True) if not is_gone]
         return [path for path in paths if path not in self._expired]
 
-    def _joining(self, bucket: _Bucket, footers: Mapping[ObjectName, bytes]) -> list[Joining]:
-        """Return the objects among these that join the table, and note which stay in it."""
+    def _joining(self, bucket: _Bucket, footers: Mapping[ObjectName, bytes]) -> Iterator[Joining]:
+        """Yield the objects among these that join the table, and note which stay in it."""
         self.tally.opened += len(footers)
         if len(self._reader.schemas) > _MAX_SCHEMAS:
             self._reader = InfoReader()
             self._leaves.clear()
         infos = {name: self._reader.read(name, data, size=bucket.sizes[name.path]) for name, data in footers.items()}
         bundles = {name: info.bundles for name, info in infos.items() if isinstance(info, ObjectInfo) and info.bundles}
-        joining = list[Joining]()
         for cluster in clusters(infos, bundles):
             ends = [info.end for name in cluster if isinstance(info := infos[name], ObjectInfo)]
             complete = max(ends, default=0) <= self.closed
@@ -289,11 +276,11 @@ class TablePlan:
                 elif unfit := self._unfit(info):
                     self.tally.wait(name.bucket, [name.path], unfit)  # the bytes that the table names are gone
                 elif isinstance(info, ObjectInfo):
-                    joining.append(Joining(info, footers[name], self._leaves[info.schema_number] or []))
+                    leaves = self._leaves[info.schema_number] or []
                     self.tally.rows += name.rows
                     self.tally.new.add(name.path)
                     self.tally.paths.add(name.path)
-        return joining
+                    yield Joining(info, footers[name], leaves)
 
     def _unfit(self, info: ObjectInfo | BadObject) -> str:
         """Return why the table cannot have an object; "" if it can, with its columns, which it then has."""
@@ -306,17 +293,15 @@ class TablePlan:
             self._leaves[info.schema_number] = leaves(info.schema, self.columns.schema) if fits else None
         return _NO_IDS if self._leaves[info.schema_number] is None else ""
 
-    def _leaving(self, bucket: _Bucket) -> list[Leaving]:
-        """Count the files of a bucket that stay, and return those that leave."""
-        leaving = list[Leaving]()
+    def _leaving(self, bucket: _Bucket) -> Iterator[Leaving]:
+        """Count the files of a bucket that stay, and yield those that leave."""
         for path, (_, rows, manifest) in bucket.current.items():
             if path in bucket.staying:
                 self.tally.paths.add(path)
                 self.tally.rows += rows
             else:
-                leaving.append(Leaving(manifest, f"{self.table.root}{path}"))
-        self.tally.removed += len(leaving)
-        return leaving
+                self.tally.removed += 1
+                yield Leaving(manifest, f"{self.table.root}{path}")
 
     def _settled(
         self,

@@ -43,7 +43,7 @@ from pyiceberg.typedef import EMPTY_DICT
 from jetcapture_py.archive import footer
 from jetcapture_py.table.catalog import CONTENT, ArchiveTable, explained, is_refused
 from jetcapture_py.table.files import DAILY, data_file
-from jetcapture_py.table.plan import Change
+from jetcapture_py.table.plan import Joining, Leaving
 
 if TYPE_CHECKING:
     from jetcapture_py.table.columns import TableColumns
@@ -58,6 +58,7 @@ _PROPERTIES = {
     "gc.enabled": "false",  # engines that honor it neither purge nor clean up the archive's objects
     "commit.retry.num-retries": "0",  # another one's commit changes the plan
     "commit.manifest-merge.enabled": "true",
+    "commit.manifest.target-size-bytes": "524288",  # some 6,000 files
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
@@ -81,17 +82,18 @@ class TableWriter:
             self._tx.set_properties(properties)
         self._snapshot = _Snapshot(self._tx, {f"{SUMMARY}{name}": text for name, text in summary.items()})
 
-    def add(self, change: Change) -> None:
+    def add(self, change: Joining | Leaving) -> None:
         """Add a change to the snapshot."""
-        for manifest, place in change.removed:
-            self._snapshot.removed[manifest].add(place)
-        for info, data, columns in change.added:
-            place = f"{self._table.root}{info.name.path}"
-            file = data_file(place, info.size, footer.decoded(data), columns, self._table.time)
-            files = self._added[file.spec_id]
-            files.append(file)
-            if len(files) >= _FILES:
-                self._write(file.spec_id)
+        if isinstance(change, Leaving):
+            self._snapshot.removed[change.manifest].add(change.place)
+            return
+        info, data, columns = change
+        place = f"{self._table.root}{info.name.path}"
+        file = data_file(place, info.size, footer.decoded(data), columns, self._table.time)
+        files = self._added[file.spec_id]
+        files.append(file)
+        if len(files) >= _FILES:
+            self._write(file.spec_id)
 
     def _write(self, spec: int) -> None:
         """Write the manifest of new files."""
