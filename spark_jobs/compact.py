@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,11 +138,7 @@ def _compact(
 
 
 COMMAND = command("compact", _compact)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 on success, 1 if anything failed."""
-    return job.main(COMMAND, arguments)
+main = partial(job.main, COMMAND)
 
 
 if __name__ == "__main__":

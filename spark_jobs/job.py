@@ -94,8 +94,8 @@ def command(name: str, work: Callable[..., None], **settings: Any) -> TyperComma
     return cast("TyperCommand", get_command(app))
 
 
-def main(job: TyperCommand, arguments: Sequence[str] | None) -> int:
-    """Run a job with the words of a command line, by default this process's. Return the exit code."""
+def main(job: TyperCommand, arguments: Sequence[str] | None = None) -> int:
+    """Run a job with the words of a command line, by default this process's; return the exit code."""
     try:
         job.main(None if arguments is None else list(arguments), prog_name=job.name)
     except SystemExit as end:

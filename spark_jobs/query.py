@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -103,11 +104,7 @@ def _query(
 
 
 COMMAND = command("query", _query, **opt.SQL_MAY_BEGIN_WITH_A_COMMENT)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 on success, 1 after printing a one-line error."""
-    return job.main(COMMAND, arguments)
+main = partial(job.main, COMMAND)
 
 
 def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is

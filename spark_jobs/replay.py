@@ -441,11 +441,7 @@ def _report(done: Replayed) -> str:
 
 
 COMMAND = command("replay", _replay)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 when all messages are acknowledged, 1 after printing a one-line error."""
-    return job.main(COMMAND, arguments)
+main = partial(job.main, COMMAND)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ Envelope columns are those of the archive. All other columns are decoded from th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -28,19 +30,9 @@ from spark_jobs.datasource.options import ReadOptions
 _ENVELOPE = {layout.STREAM: pa.string(), **{field.name: field.type for field in ENVELOPE}, layout.ROW: pa.int32()}
 _SPARK_TYPES = {name: from_arrow_type(dtype).simpleString() for name, dtype in _ENVELOPE.items()}
 _SPARK_TYPES[layout.TIMESTAMP] = "timestamp_ltz"  # whatever spark.sql.timestampType is
-_SCALARS: dict[st.DataType, str] = {
-    st.BooleanType(): "bool",
-    st.ByteType(): "int8",
-    st.ShortType(): "int16",
-    st.IntegerType(): "int32",
-    st.LongType(): "int64",
-    st.FloatType(): "float32",
-    st.DoubleType(): "float64",
-    st.StringType(): "string",
-    st.BinaryType(): "binary",
-    st.DateType(): "date",
-    st.TimestampType(): "timestamp",
-}
+_DECLARED = {"tinyint": "int8", "smallint": "int16", "int": "int32", "float": "float32"}
+"""Spark's names of types that declared columns call otherwise."""
+_DECLARED_NAME = re.compile(rf"\b({'|'.join(_DECLARED)})(?=[,>]|$)")
 
 _SIGNED = {
     pa.uint8(): pa.int16(),
@@ -114,7 +106,7 @@ class MessageColumns:
         fields = {name: kind for name, kind in types.items() if name not in self._envelope}
         arrow: dict[str, pa.DataType] = {}
         for name, column in self._envelope.items():
-            arrow[name] = _arrow_type(name, _type(name, types[name]))
+            _, arrow[name] = _type(name, types[name])
             if arrow[name] != _ENVELOPE[column]:
                 raise ConfigError(f"column {name}: its type is {_SPARK_TYPES[column]}")
         if not fields and options.format != "raw":
@@ -195,13 +187,6 @@ class MessageColumns:
             )
 
 
-def _arrow_type(name: str, text: str) -> pa.DataType:
-    try:
-        return parse_type(text)
-    except ValueError as error:  # a struct with field names that the decoder's type syntax cannot express
-        raise ConfigError(f"column {name}: {error}") from None
-
-
 def _with_failures(messages: pa.Int32Array, failures: Sequence[Failure]) -> tuple[pa.Int32Array, pa.Int32Array]:
     """Return the message of each row, with a row for each failure, and where the row is: null for a failure."""
     origins = np.concatenate([messages.to_numpy(), np.array([failure.index for failure in failures], np.int32)])
@@ -223,9 +208,10 @@ def _choose_decoder(
         whole = _decoder(options, {})
         if fields.items() <= _spark_types(_stored(whole)).items():
             return whole, {name: to_arrow_type(kind, timezone="UTC") for name, kind in fields.items()}
-    texts = {name: _type(name, kind) for name, kind in fields.items()}
-    types = {name: _arrow_type(name, text) for name, text in texts.items()}
-    return _decoder(options, _declared(texts, paths=options.format not in ("csv", "tsv"))), types
+    types = {name: _type(name, kind) for name, kind in fields.items()}
+    texts = {name: text for name, (text, _) in types.items()}
+    decoder = _decoder(options, _declared(texts, paths=options.format not in ("csv", "tsv")))
+    return decoder, {name: type_ for name, (_, type_) in types.items()}
 
 
 def _declared(fields: Mapping[str, str], *, paths: bool) -> dict[str, dict[str, str]]:
@@ -238,19 +224,10 @@ def _declared(fields: Mapping[str, str], *, paths: bool) -> dict[str, dict[str, 
     return declared
 
 
-def _type(name: str, kind: st.DataType) -> str:
-    """Return the column's type in the syntax of declared columns."""
-    inner = "published data cannot be declared NOT NULL"
-    if isinstance(kind, st.StructType):
-        if not all(field.nullable for field in kind):
-            raise ConfigError(f"column {name}: {inner}")
-        return f"struct<{', '.join(f'{field.name}: {_type(name, field.dataType)}' for field in kind)}>"
-    if isinstance(kind, st.ArrayType) and kind.containsNull:
-        return f"list<{_type(name, kind.elementType)}>"
-    if isinstance(kind, st.MapType) and kind.valueContainsNull and kind.keyType == st.StringType():
-        return f"map<string, {_type(name, kind.valueType)}>"
-    if isinstance(kind, st.DecimalType):
-        return f"decimal({kind.precision}, {kind.scale})"
-    if kind in _SCALARS:
-        return _SCALARS[kind]
+def _type(name: str, kind: st.DataType) -> tuple[str, pa.DataType]:
+    """Return a column's type, in the syntax of declared columns and as Spark expects it. Raises ConfigError."""
+    text = _DECLARED_NAME.sub(lambda match: _DECLARED[match[1]], kind.simpleString())
+    with suppress(ValueError):  # a type, or a field's name, that columns cannot be declared with
+        if (type_ := parse_type(text)) == to_arrow_type(kind, timezone="UTC"):  # not with inner NOT NULL
+            return text, type_
     raise ConfigError(f"column {name}: cannot be read as {kind.simpleString()}")

@@ -43,17 +43,21 @@ def instructs(header: str, kept: Collection[str] = ()) -> bool:
     return _INSTRUCTION.fullmatch(header) is not None and header.lower() not in map(str.lower, kept)
 
 
-def without_instructions(subjects: pa.Array, headers: pa.MapArray, kept: Collection[str] = ()) -> pa.MapArray:
-    """Remove instructions from the headers of messages to `subjects`.
+def without_instructions(
+    subjects: pa.Array, headers: pa.MapArray, kept: Collection[str] = ()
+) -> tuple[pa.MapArray, pa.BooleanArray]:
+    """Remove instructions from the headers of messages to `subjects`; return also which messages had any.
 
     A server's marker in a KV bucket becomes what a client writes for the same, because the key would otherwise get an
     empty value.
     """
     removed = {name for name in distinct_names(headers) if instructs(name, kept)}
+    masks = [pc.map_lookup(headers, name, "first").is_valid() for name in removed]
+    instructed = reduce(pc.or_, masks, pa.repeat(pa.scalar(False), len(headers)))  # noqa: FBT003
     if MARKER in removed:
         rows = zip(subjects.to_pylist(), headers.to_pylist(), strict=True)
         headers = pa.array([_as_operation(subject, row) for subject, row in rows], headers.type)
-    return without(headers, removed.__contains__) if removed else headers
+    return (without(headers, removed.__contains__) if removed else headers), instructed
 
 
 def _as_operation(subject: str | None, headers: list[tuple[str, list[str]]] | None) -> object:
@@ -62,11 +66,3 @@ def _as_operation(subject: str | None, headers: list[tuple[str, list[str]]] | No
         return headers
     others = [header for header in headers if header[0] != _OPERATION]
     return [*others, (_OPERATION, ["DEL" if reasons == ["Remove"] else "PURGE"])]
-
-
-def instructed(headers: pa.MapArray, kept: Collection[str] = ()) -> pa.BooleanArray:
-    """Return which messages have instructions that are removed."""
-    masks = (
-        pc.map_lookup(headers, name, "first").is_valid() for name in distinct_names(headers) if instructs(name, kept)
-    )
-    return reduce(pc.or_, masks, pa.repeat(pa.scalar(False), len(headers)))  # noqa: FBT003

@@ -35,7 +35,7 @@ from jetcapture_py.reading.output import check_names
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.frames import unescaped
 from jetcapture_py.transform.keys import TemplateKey
-from spark_jobs.publishing.instructions import instructed, instructs, without_instructions
+from spark_jobs.publishing.instructions import instructs, without_instructions
 from spark_jobs.reading.columns import find
 from spark_jobs.reading.row_json import encode_rows, encode_values, is_nested, shorten
 
@@ -298,8 +298,9 @@ class Archived:
         subjects = self.rows.subjects(rows, headers)
         if self.targets is not None:
             self.targets.check(subjects)
-        removed = pa.repeat(pa.scalar(False), count) if headers is None else instructed(headers, self.kept)  # noqa: FBT003
-        headers = None if headers is None else without_instructions(subjects, headers, self.kept)
+        removed = pa.repeat(pa.scalar(False), count)  # noqa: FBT003
+        if headers is not None:
+            headers, removed = without_instructions(subjects, headers, self.kept)
         lines = None
         raw = find(layout.RAW_HEADERS) if archived and find(layout.STAGE) else None
         if raw is not None and pa.types.is_binary(rows.column(raw).type) and rows.column(raw).null_count < count:
@@ -387,7 +388,7 @@ class Written:
             payloads, headers = pc.fill_null(self._rows.payloads(rows), b""), self._rows.header_maps(rows)
             subjects = self._rows.subjects(rows, headers)
             if headers is not None and self._from_archive:
-                headers = without_instructions(subjects, headers)
+                headers, _ = without_instructions(subjects, headers)
             generated = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
             ids = pc.coalesce(self._own_ids(rows, headers), generated)
             first += len(rows)

@@ -24,7 +24,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.archive.incarnations import Incarnation
+from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import moment_of
@@ -69,15 +71,13 @@ class StreamTail:
     """First sequence; nothing is lost before it."""
     last: int
     """Last sequence of the stream."""
-    seqs: Any
-    """Sequences of the messages that the stream has."""
-    times: Any
-    """Their timestamps in microseconds."""
+    messages: MessageSet
+    """Those that the stream has from `first` on."""
     replayed: pa.Table
     """Messages that an earlier replay has published to the stream."""
     newest: int
     """The latest timestamp; of a replayed message, its original one."""
-    lost: Any
+    lost: Seqs
     """Sequences that the server reports as lost."""
     keeps_latest: bool
     """Whether the stream keeps a limited number of messages per subject."""
@@ -149,8 +149,7 @@ async def _tail(
         incarnation=incarnation,
         first=first,
         last=last,
-        seqs=np.concatenate(seqs),
-        times=np.concatenate(times),
+        messages=MessageSet(np.concatenate(seqs), np.concatenate(times)),
         replayed=copies,
         newest=max(newest, pc.max(copies[TIME]).as_py() or 0),
         lost=now.lost,
@@ -199,40 +198,29 @@ def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> p
     ).toArrow()
     seqs, times = found[SEQ].to_numpy(), found[TIME].to_numpy()
     own = tail.incarnation.includes(seqs, times)
-    archived = np.unique(np.stack([seqs[own], times[own]], axis=1), axis=0)
-    copies = found.select(["from_seq", "from_time"]).drop_null()  # given back, and archived once more
-    done = np.concatenate([_pairs(tail.replayed.select([SEQ, TIME]).drop_null()), _pairs(copies)])
-    lost = lost_messages(archived, np.stack([tail.seqs, tail.times], axis=1), tail.last, tail.lost)
-    lost = lost[~_among(lost, done) & (lost[:, 0] <= (_MAX_SEQ if to_seq is None else to_seq))]
-    rollups = _pairs(found.filter(found[ROLLUP]).select([SEQ, TIME]))
-    return pa.table({SEQ: lost[:, 0], TIME: lost[:, 1], ROLLUP: _among(lost, rollups)})
+    copies = found.select(["from_seq", "from_time"])  # given back, and archived once more
+    done = MessageSet.union(map(_messages, (tail.replayed.select([SEQ, TIME]), copies)))
+    lost = lost_messages(MessageSet(seqs[own], times[own]), tail.messages, tail.last, tail.lost).without(done)
+    lost = lost.where(lost.seqs <= (_MAX_SEQ if to_seq is None else to_seq))
+    rollups = _messages(found.filter(found[ROLLUP]).select([SEQ, TIME]))
+    return pa.table({SEQ: lost.seqs, TIME: lost.times, ROLLUP: rollups.contains(lost.seqs, lost.times)})
 
 
-def lost_messages(archived: Any, stream: Any, last: int, reported: Any) -> Any:
-    """Return those of the `archived` messages that a stream has lost whose last sequence is `last`.
-
-    `archived` and `stream` have a row of sequence and timestamp for each message; `archived` is sorted, without copies,
-    and of one incarnation. `reported` are sequences that the server reports as lost.
-    """
-    both = np.unique(np.concatenate([archived, stream]), axis=0)
-    again = np.flatnonzero(np.diff(both[:, 0]) == 0) + 1  # a second message with the same sequence, and later
-    latest = np.maximum.accumulate(both[again, 1])
-    place = np.searchsorted(both[again, 0], archived[:, 0], "right")
-    overtaken = np.concatenate([[-1 << 62], latest])[place] > archived[:, 1]
-    gone = (archived[:, 0] > last) | overtaken | np.isin(archived[:, 0], reported)
-    return archived[gone & ~_among(archived, stream)]
+def lost_messages(archived: MessageSet, stream: MessageSet, last: int, reported: Seqs) -> MessageSet:
+    """Return those of the `archived` messages, of one incarnation, that a stream has lost whose last sequence is
+    `last`. `reported` are sequences that the server reports as lost."""
+    both = MessageSet.union([archived, stream])
+    again = np.flatnonzero(np.diff(both.seqs) == 0) + 1  # a second message with the same sequence, and later
+    latest = np.maximum.accumulate(both.times[again])
+    place = np.searchsorted(both.seqs[again], archived.seqs, "right")
+    overtaken = np.concatenate([[-1 << 62], latest])[place] > archived.times
+    gone = (archived.seqs > last) | overtaken | np.isin(archived.seqs, reported)
+    return archived.where(gone).without(stream)
 
 
-def _among(messages: Any, others: Any) -> Any:
-    """Return a mask of the rows of `messages` that are in `others`; neither has a row twice."""
-    _, places, counts = np.unique(
-        np.concatenate([messages, np.unique(others, axis=0)]), axis=0, return_inverse=True, return_counts=True
-    )
-    return counts[places.reshape(-1)[: len(messages)]] > 1
-
-
-def _pairs(table: pa.Table) -> Any:
-    return np.stack([column.cast(pa.int64()).to_numpy() for column in table.columns], axis=1)
+def _messages(table: pa.Table) -> MessageSet:
+    """Return the messages of a table's two columns; rows with a null are none."""
+    return MessageSet(*(column.cast(pa.int64()).to_numpy() for column in table.drop_null().columns))
 
 
 def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collection[str]) -> None:

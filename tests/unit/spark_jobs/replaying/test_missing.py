@@ -8,17 +8,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jetcapture_py.archive.messages import MessageSet
 from spark_jobs.replaying.missing import lost_messages
 
 NOTHING = np.zeros(0, np.int64)
 
 
-def pairs(*messages: tuple[int, int]) -> Any:
-    return np.array(sorted(messages), np.int64).reshape(-1, 2)
+def pairs(*messages: tuple[int, int]) -> MessageSet:
+    return MessageSet(*np.array(messages, np.int64).reshape(-1, 2).T)
 
 
-def lost(archived: Any, stream: Any, last: int, reported: Any = NOTHING) -> list[tuple[int, int]]:
-    return [(seq, time) for seq, time in lost_messages(archived, stream, last, reported).tolist()]
+def lost(archived: MessageSet, stream: MessageSet, last: int, reported: Any = NOTHING) -> list[tuple[int, int]]:
+    messages = lost_messages(archived, stream, last, reported)
+    return list(zip(messages.seqs.tolist(), messages.times.tolist(), strict=True))
 
 
 def test_what_limits_purges_and_deletions_have_removed_is_not_lost() -> None:
