@@ -6,6 +6,7 @@ What to read is a plan without an engine (see `jetcapture_py.reading.plan`): her
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD, with_key_column
 from jetcapture_py.config import buckets
 from jetcapture_py.config.column_types import parse_type
@@ -43,7 +43,6 @@ from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objec
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
-from spark_jobs.datasource.offsets import StreamPartition
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.routed import StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
@@ -205,25 +204,15 @@ def _live(spark: SparkSession, rows: StreamRows, reading: ReadOptions, boundary:
     schema = spark_schema(rows.reader.table.schema)
     if not parts:
         return spark.createDataFrame([], schema)
-    ranges = pa.table(
-        {
-            "first": [part.first for part in parts],
-            "end": [part.end for part in parts],
-            "subjects": pa.array([list(part.subjects) for part in parts], pa.list_(pa.string())),
-        }
-    )
-    frame = spark.createDataFrame(ranges).repartition(len(parts))
-    return frame.mapInArrow(partial(_read_live, rows, reading, boundary.origin), schema)
+    frame = spark.createDataFrame([(pickle.dumps(part),) for part in parts], "part binary").repartition(len(parts))
+    return frame.mapInArrow(partial(_read_live, rows, reading), schema)
 
 
-def _read_live(
-    rows: StreamRows, reading: ReadOptions, origin: Origin, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Read the messages of the ranges that `batches` list. Runs in a worker."""
+def _read_live(rows: StreamRows, reading: ReadOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read the parts that `batches` list. Runs in a worker."""
     for batch in batches:
-        for part in batch.to_pylist():
-            part["subjects"] = tuple(part["subjects"])
-            for _, some in live_rows(rows, reading, StreamPartition(**part, origin=origin)):
+        for part in batch.column(0).to_pylist():
+            for _, some in live_rows(rows, reading, pickle.loads(part)):  # noqa: S301  of our own driver
                 yield from some
 
 

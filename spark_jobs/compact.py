@@ -24,9 +24,7 @@ from pyspark.sql import SparkSession
 from typer import Option
 
 from jetcapture_py import options as opt
-from jetcapture_py.archive import layout
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.summary import Summary, report, waiting_line
 from jetcapture_py.compaction.unit import CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.units import parse_duration, parse_size
@@ -69,10 +67,10 @@ def compact(
 
 def _run(spark: SparkSession, archive: ArchiveFiles, compaction: Compaction) -> Iterator[Outcome]:
     """Compact every unit that needs it, on the executors."""
-    work = [json.dumps([(source.name.path, source.size) for source in sources]) for sources in compaction.work()]
+    work = [(pickle.dumps(sources),) for sources in compaction.work()]
     if not work:
         return
-    frame = spark.createDataFrame([(each,) for each in work], "unit string").repartition(min(len(work), _TASKS))
+    frame = spark.createDataFrame(work, "unit binary").repartition(min(len(work), _TASKS))
     for row in frame.mapInArrow(_task(archive, compaction.spec), "outcome binary").collect():
         yield pickle.loads(row[0])  # noqa: S301  of our own tasks
 
@@ -81,10 +79,8 @@ def _task(archive: ArchiveFiles, spec: CompactionSpec) -> Callable[[Iterable[pa.
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for unit in batch.column(0).to_pylist():
-                named = ((layout.parse_path(path), size) for path, size in json.loads(unit))
-                sources = [Source(name, size) for name, size in named if name is not None]
-                found = [pickle.dumps(outcome) for outcome in compact_unit(Files(archive), spec, sources)]
-                yield pa.RecordBatch.from_pydict({"outcome": found})
+                outcomes = compact_unit(Files(archive), spec, pickle.loads(unit))  # noqa: S301  of our own driver
+                yield pa.RecordBatch.from_pydict({"outcome": [pickle.dumps(outcome) for outcome in outcomes]})
 
     return run
 

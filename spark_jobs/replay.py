@@ -4,17 +4,14 @@
     jetcapture spark replay --config FILE --subject "replay.{key}" --key eu --from 2026-05-01
     jetcapture spark replay --config FILE --missing
 
-A row of the archive is published with its original bytes and headers, and a message id of the form
-`<stream>:<seq>:<replay id>`, so messages republished within the target stream's duplicate window are stored once. Four
-headers record the origin: Jetcapture-Stream, Jetcapture-Sequence, Jetcapture-Timestamp and Jetcapture-Replay; `resume`
-uses them to find what the target already has, regardless of age. Any other row, such as an aggregate, is published as
-JSON.
+A row of the archive is published with its original bytes and headers, four headers that record its origin, which
+`resume` looks for, and a message id of the form `<stream>:<seq>:<replay id>`, so messages republished within the target
+stream's duplicate window are stored once. Any other row, such as an aggregate, is published as JSON.
 
 Order: one task publishes all messages of a target subject, by timestamp and sequence; different subjects are published
 in parallel. With a pace, a single task keeps one order across all subjects. A task keeps the order even if the server
 restarts (`jetcapture_py.jetstream.publish.publisher` names the exceptions). When Spark retries a task, stored messages
-stay in place and the rest follows in order. Rows without a timestamp are published in the order of their partition,
-partitions in parallel.
+stay in place and the rest follows in order.
 """
 
 from __future__ import annotations
@@ -65,7 +62,7 @@ from spark_jobs.replaying.missing import (
     without_erased,
 )
 from spark_jobs.replaying.origin import origin_of
-from spark_jobs.replaying.preview import describe, is_recreated, short_window, warnings
+from spark_jobs.replaying.preview import describe, is_recreated, warnings
 from spark_jobs.replaying.source import Source
 from spark_jobs.replaying.target import Origin, Stream, Target
 from spark_jobs.replaying.task import RESULT, Pace, Task
@@ -121,9 +118,9 @@ def replay(
     recreated stream.
 
     Messages are prepared and sorted before the first one is published: one without a valid subject is an error, and
-    nothing is published. Rows without a timestamp are not sorted; for the same reason `survey` reads them once before.
-    Without it, a replay of such rows fails at the first invalid one, unless the subject template alone does not
-    determine the stream.
+    nothing is published. Rows without a timestamp keep the order of their partitions, which are published in parallel;
+    for the same reason `survey` reads them once before. Without it, a replay of such rows fails at the first invalid
+    one, unless the subject template alone does not determine the stream.
     """
     replay_id = replay_id or uuid.uuid4().hex[:12]
     if not _REPLAY_ID.fullmatch(replay_id):
@@ -135,10 +132,8 @@ def replay(
         raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
     target = Target(login_at(servers))
     streams, targets = _targets(source, target, None if allow_loop else origin, into)
-    for line in warnings(streams):
+    for line in warnings(streams, archived=source.archived):
         log.warning("%s", line)
-    if source.archived and (warning := short_window(streams)) is not None:
-        log.warning("%s", warning)
     left, skipped = source, 0
     if resume:
         left, skipped = source.without(target.replayed(streams, source.rows.pattern, replay_id))
@@ -212,7 +207,7 @@ def preview(
     if not source.apart:
         messages = messages.where("coalesce(row, 0) = 0")
     try:
-        return list(describe(messages, streams))
+        return list(describe(messages, streams, archived=source.archived))
     except PythonException as error:
         raise SourceError(spark_error(error)) from error
 

@@ -32,12 +32,13 @@ from jetcapture_py.jetstream.publish.frames import (
 )
 from jetcapture_py.reading.convert import encode_json, rfc3339, text_of
 from jetcapture_py.reading.output import check_names
+from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.frames import unescaped
 from jetcapture_py.transform.keys import TemplateKey
 from spark_jobs.publishing.instructions import instructs, without_instructions
 from spark_jobs.reading.columns import find
-from spark_jobs.reading.row_json import encode_rows, encode_values, is_nested, shorten
+from spark_jobs.reading.row_json import encode_rows, encode_values, is_nested
 
 SUBJECT, PAYLOAD, HEADERS, ID = "subject", "payload", "headers", "id"
 """Columns of a message; `HEADERS` are whole blocks, with the id; null without any."""
@@ -57,6 +58,8 @@ _PROVENANCE = (FROM_STREAM, FROM_SEQ, FROM_TIME, FROM_ROW, REPLAY)
 _SUBJECTS = ("subject", layout.SUBJECT)
 _MSG_ID = "msg_id"
 _VERSION = b"NATS/1.0"
+_MAX_SHOWN = 300
+"""Characters of a row in an error."""
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
 _IN_SUBJECTS = (*_TEXT, st.IntegralType, st.BooleanType, st.DateType, st.DecimalType)
 _ENCODE = {"json": encode_json, "msgpack": msgspec.msgpack.Encoder().encode}
@@ -215,7 +218,7 @@ class Rows:
         if stream is not None and seq is not None:
             return f"message {rows.column(seq)[row]} of stream {rows.column(stream)[row]}"
         (text,) = encode_rows([column.slice(row, 1) for column in rows.columns], self.schema)
-        return shorten(text.as_py())
+        return one_line(text.as_py().decode(), _MAX_SHOWN)
 
     def payloads(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         """Return payloads, null where their column is."""

@@ -28,7 +28,6 @@ _OPTIONS = {
 }
 _NESTED = (st.StructType, st.ArrayType, st.MapType, st.VariantType)
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
-_MAX_SHOWN = 300
 _VARIANT_DIGITS = 60
 """More digits than a Variant's decimal has."""
 
@@ -92,12 +91,6 @@ def encode_rows(
 def encode_values(column: pa.Array, kind: st.DataType) -> pa.BinaryArray:
     """Encode each value of a column as JSON; null stays null."""
     return pa.array([None if value is None else encode_json(value) for value in _values(column, kind)], pa.binary())
-
-
-def shorten(row: str | bytes) -> str:
-    """Shorten a row's JSON for an error message."""
-    text = row if isinstance(row, str) else row.decode()
-    return f"{text[:_MAX_SHOWN]}{'…' if len(text) > _MAX_SHOWN else ''}"
 
 
 def _values(array: pa.Array, kind: st.DataType) -> list[Any]:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property, partial, reduce
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -159,26 +159,20 @@ class Scans:
     @contextmanager
     def _log(self, names: Sequence[ObjectName]) -> Iterator[str]:
         """Make a directory that Spark takes for the output of a streaming query that wrote these objects."""
-        with tempfile.TemporaryDirectory(prefix="jetcapture-") as output:
-            log = Path(output, "_spark_metadata")
-            log.mkdir()
-            Path(log, "0").write_text("\n".join(["v1", *(self._entries[name] for name in names)]))
-            yield f"file://{output}"
-
-    @cached_property
-    def _entries(self) -> Mapping[ObjectName, str]:
-        """The line of each of the plan's objects in such a log."""
-        as_uri = cache(_as_uri)
-        entries = {}
-        for name in self.plan.names:
+        as_uri, lines = cache(_as_uri), ["v1"]
+        for name in names:
             directory, _, base = name.path.rpartition("/")
             file = self.plan.objects[name]
-            entries[name] = (
+            lines.append(
                 f'{{"path":"{as_uri(self._in_spark(directory))}/{base}","size":{file.size},'
                 f'"isDir":false,"modificationTime":{int(1000 * (file.modified or 0))},"blockReplication":1,'
                 '"blockSize":134217728,"action":"add"}'
             )
-        return entries
+        with tempfile.TemporaryDirectory(prefix="jetcapture-") as output:
+            log = Path(output, "_spark_metadata")
+            log.mkdir()
+            Path(log, "0").write_text("\n".join(lines))
+            yield f"file://{output}"
 
     def _reader(self, **options: str) -> DataFrameReader:
         return self.spark.read.options(**self.location.settings, **options).option("__globPaths__", "false")

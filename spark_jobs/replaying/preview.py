@@ -22,7 +22,7 @@ _SLICE = 10_000_000
 """Microseconds of a slice of time in which a stream's sequences are compared."""
 
 
-def describe(messages: DataFrame, streams: Sequence[Stream]) -> Iterator[str]:
+def describe(messages: DataFrame, streams: Sequence[Stream], *, archived: bool) -> Iterator[str]:
     """Yield what prepared messages would do, as lines of text. Runs two jobs."""
     subjects = messages.groupBy(SUBJECT).agg(
         sf.count("*").alias("messages"),
@@ -49,7 +49,7 @@ def describe(messages: DataFrame, streams: Sequence[Stream]) -> Iterator[str]:
         yield f"without headers that are instructions to a server, in {count}"
     for stream in streams:
         yield f"into stream {stream.name} ({', '.join(stream.subjects)})"
-    for warning in warnings(streams):
+    for warning in warnings(streams, archived=archived):
         yield f"warning: {warning}"
 
 
@@ -57,22 +57,17 @@ def _time(microseconds: int) -> str:
     return format_time(moment_of(microseconds), precision="microseconds")
 
 
-def warnings(streams: Iterable[Stream]) -> Iterator[str]:
-    """Yield one line for each stream that would store nothing."""
+def warnings(streams: Iterable[Stream], *, archived: bool) -> Iterator[str]:
+    """Yield what may surprise about each stream. Rows that are `archived` messages get ids."""
     for stream in streams:
         if stream.keeps_nothing:
             yield f"stream {stream.name} would store nothing: it has interest retention and no consumer"
-
-
-def short_window(streams: Sequence[Stream]) -> str | None:
-    """Return a warning if a duplicate window is too short for retried tasks, else None."""
-    worst = min(streams, key=lambda stream: stream.window, default=None)
-    if worst is None or worst.window >= SAFE_WINDOW:
-        return None
-    return (
-        f"stream {worst.name} remembers message ids for only {format_duration(worst.window)} (duplicate_window); "
-        f"{format_duration(SAFE_WINDOW)} would be safe: messages that a retried task republishes later are stored twice"
-    )
+        if archived and stream.window < SAFE_WINDOW:
+            yield (
+                f"stream {stream.name} remembers message ids for only {format_duration(stream.window)} "
+                f"(duplicate_window); {format_duration(SAFE_WINDOW)} would be safe: messages that a retried task "
+                "republishes later are stored twice"
+            )
 
 
 def is_recreated(messages: DataFrame, names: Sequence[str]) -> bool:
