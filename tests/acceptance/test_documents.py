@@ -25,6 +25,7 @@ from jetcapture_py.config.model import load
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.manage.cases import run as run_cases
 from spark_jobs.datasource.combined import JetcaptureDataSource
+from tests.support.archives import write_parquet
 from tests.support.commands import check_jetcapture
 from tests.support.documents import ARCHIVE, PAGES, REPOSITORY, SERVER, Block, blocks, commands, every, read, section
 from tests.support.nats_server import NatsServer
@@ -264,7 +265,7 @@ def test_the_page_of_queries_reads_each_message_once_with_other_engines(
     whole = next(name for name in objects(archive) if name.key == "eu")
     half = pq.ParquetFile(archive / whole.path).read().slice(0, 5)
     last = half.column(layout.SEQ)[-1].as_py()
-    pq.write_table(half, archive / replace(whole, rows=5, last_seq=last, digest="0" * 16).path)
+    write_parquet(half, archive / replace(whole, rows=5, last_seq=last, digest="0" * 16).path)
     for index, expected in enumerate(
         (
             r"asia\W+10\W+eu\W+10\W+us\W+10\b",
