@@ -115,16 +115,16 @@ class _Rows:
         return _Rows(table, self.seqs[mask], self.nanoseconds[mask], self.quarantined[mask], self.copies)
 
 
-def make_part(reading: Reading, wanted: RestoreRange) -> tuple[int, list[bytes]]:
+def make_part(reading: Reading, range_: RestoreRange) -> tuple[int, list[bytes]]:
     """Return the number of messages in a range, and the range as pieces of a backup. Raises JetcaptureError."""
-    rows = _without_schedules(reading, _read(reading, wanted, _RESTORED))
+    rows = _without_schedules(reading, _read(reading, range_, _RESTORED))
     return len(rows.seqs), [chunk for data in _entries(rows, reading.prefix) for chunk in backup.framed(data)]
 
 
-def survey_part(reading: Reading, wanted: RestoreRange) -> RangeContents | None:
+def survey_part(reading: Reading, range_: RestoreRange) -> RangeContents | None:
     """Return what a range has; None without messages. Raises JetcaptureError."""
     columns = [*_IDENTITY, *([layout.SUBJECT] * reading.by_subject), *(_HEADERS * reading.without_schedules)]
-    stored = _read(reading, wanted, _RESTORED if reading.by_size else columns)
+    stored = _read(reading, range_, _RESTORED if reading.by_size else columns)
     if not len(stored.seqs):
         return None
     rows = _without_schedules(reading, stored)
@@ -150,18 +150,18 @@ def survey_part(reading: Reading, wanted: RestoreRange) -> RangeContents | None:
     )
 
 
-def last_until(reading: Reading, wanted: RestoreRange) -> int:
+def last_until(reading: Reading, range_: RestoreRange) -> int:
     """Return the last sequence of a range with a timestamp not after `reading.until`; 0 without one."""
-    rows = _read(reading, wanted, _IDENTITY)
+    rows = _read(reading, range_, _IDENTITY)
     seqs = rows.seqs if reading.until is None else rows.seqs[rows.nanoseconds <= reading.until]
     return int(seqs.max(initial=0))
 
 
-def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Rows:
+def _read(reading: Reading, range_: RestoreRange, columns: Sequence[str]) -> _Rows:
     """Read the rows of a range. Raises JetcaptureError, also if a sequence belongs to two messages."""
     schema = pa.schema([_TABLE.schema.field(name) for name in columns])
     tables, quarantined = [schema.empty_table()], [np.zeros(0, bool)]
-    for part in wanted.objects:
+    for part in range_.objects:
 
         def keep(seqs: Seqs, times: Micros, span: tuple[int, int] | None = part.span) -> Mask:
             mask = ~reading.erased.contains(seqs, times)
@@ -173,7 +173,7 @@ def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Ro
             columns=[name for name in columns if part.name.quarantine or name not in _QUARANTINE],
             bounds=(),
             keys=None,
-            seqs=(wanted.first, wanted.last),
+            seqs=(range_.first, range_.last),
             keep=keep if part.span is not None or reading.erased else None,
         )
         for batch in reader.batches(part.file, part.name):
@@ -190,20 +190,20 @@ def _read(reading: Reading, wanted: RestoreRange, columns: Sequence[str]) -> _Ro
 def _without_schedules(reading: Reading, rows: _Rows) -> _Rows:
     if not reading.without_schedules or not len(rows.seqs):
         return rows
-    return rows.filter(~np.concatenate([_schedules(some) for some in _slices(rows)]))
+    return rows.filter(~np.concatenate([_schedules(batch) for batch in _slices(rows)]))
 
 
-def _schedules(some: pa.RecordBatch) -> Mask:
+def _schedules(batch: pa.RecordBatch) -> Mask:
     """Return which messages are schedules, as a mask."""
-    blocks = header_blocks_of(some)
+    blocks = header_blocks_of(batch)
     if blocks is None:
-        return np.zeros(len(some), bool)
+        return np.zeros(len(batch), bool)
     schedules: Mask = pc.match_substring(blocks, "\r\nNats-Schedule:", ignore_case=True).to_numpy(zero_copy_only=False)
     return schedules
 
 
-def _once(table: pa.Table, others: Mask, until: int | None) -> _Rows:
-    """Return rows, of which `others` are from the quarantine, in order and each message once; `until` as in `Reading`.
+def _once(table: pa.Table, quarantined: Mask, until: int | None) -> _Rows:
+    """Return rows, of which some are `quarantined`, in order and each message once; `until` as in `Reading`.
 
     Raises JetcaptureError if a sequence belongs to two messages.
     """
@@ -211,14 +211,14 @@ def _once(table: pa.Table, others: Mask, until: int | None) -> _Rows:
     times = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
     nanos = pc.fill_null(table[layout.NANOS], -1).to_numpy().astype(np.int64)
     if (seqs[1:] > seqs[:-1]).all():
-        return _Rows(table, seqs, times * 1000 + np.maximum(nanos, 0), others, 0)
-    early = np.ones(len(seqs), bool) if until is None else times * 1000 + np.maximum(nanos, 0) <= until
-    order = np.lexsort((others, seqs))
+        return _Rows(table, seqs, times * 1000 + np.maximum(nanos, 0), quarantined, 0)
+    in_time = np.ones(len(seqs), bool) if until is None else times * 1000 + np.maximum(nanos, 0) <= until
+    order = np.lexsort((quarantined, seqs))
     seqs, times = seqs[order], times[order]
-    again = np.concatenate([[False], seqs[1:] == seqs[:-1]])
-    if (clash := again & np.concatenate([[False], times[1:] != times[:-1]])).any():
-        if not early.all():
-            return _once(table.filter(pa.array(early)), others[early], None)
+    repeated = np.concatenate([[False], seqs[1:] == seqs[:-1]])
+    if (clash := repeated & np.concatenate([[False], times[1:] != times[:-1]])).any():
+        if not in_time.all():
+            return _once(table.filter(pa.array(in_time)), quarantined[in_time], None)
         second = np.flatnonzero(clash)[0]
         later = format_time(moment_of(int(times[second - 1 : second + 1].max())))
         raise JetcaptureError(
@@ -226,9 +226,11 @@ def _once(table: pa.Table, others: Mask, until: int | None) -> _Rows:
             f"{later} (restore the earlier state with a --to-time before that), or the stream was recreated and its "
             "objects do not record which incarnation they belong to"
         )
-    rows = order[~again]
-    nanos = np.maximum(np.maximum.reduceat(nanos[order], np.flatnonzero(~again)), 0)
-    return _Rows(table.take(pa.array(rows)), seqs[~again], times[~again] * 1000 + nanos, others[rows], int(again.sum()))
+    first = ~repeated
+    rows = order[first]
+    nanos = np.maximum(np.maximum.reduceat(nanos[order], np.flatnonzero(first)), 0)
+    nanoseconds = times[first] * 1000 + nanos
+    return _Rows(table.take(pa.array(rows)), seqs[first], nanoseconds, quarantined[rows], len(order) - len(rows))
 
 
 def _slices(rows: _Rows) -> Iterator[pa.RecordBatch]:
@@ -239,21 +241,21 @@ def _slices(rows: _Rows) -> Iterator[pa.RecordBatch]:
         yield from rows.table.slice(start, size).combine_chunks().to_batches()
 
 
-def _largest(some: pa.RecordBatch) -> int:
+def _largest(batch: pa.RecordBatch) -> int:
     """Return the bytes of the largest message with its headers."""
-    sizes = pc.binary_length(some.column(layout.PAYLOAD))
-    blocks = header_blocks_of(some)
+    sizes = pc.binary_length(batch.column(layout.PAYLOAD))
+    blocks = header_blocks_of(batch)
     return int(pc.max(sizes if blocks is None else pc.add(sizes, pc.binary_length(blocks))).as_py())
 
 
 def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:
     """Yield the entries of messages, some at a time."""
     start = 0
-    for some in _slices(rows):
-        subjects, blocks = subjects_of(some), header_blocks_of(some)
+    for batch in _slices(rows):
+        subjects, blocks = subjects_of(batch), header_blocks_of(batch)
         if prefix:
             subjects = pc.binary_join_element_wise(pa.scalar(prefix.encode()), subjects, pa.scalar(b""))
-        end = start + len(some)
-        payloads = some.column(layout.PAYLOAD)
+        end = start + len(batch)
+        payloads = batch.column(layout.PAYLOAD)
         yield backup.messages(subjects, rows.nanoseconds[start:end], rows.seqs[start:end], blocks, payloads)
         start = end
