@@ -277,7 +277,7 @@ def read_bucket(
         bad.withColumn(QUARANTINED, sf.lit(col=True)), allowMissingColumns=True
     )
     micros, seq = sf.unix_micros(layout.TIMESTAMP), sf.col(layout.SEQ)
-    life, since = start_of(known, None if until is None else microseconds_of(until), *_extremes(entries, known))
+    incarnation, since = start_of(known, None if until is None else microseconds_of(until), *_extremes(entries, known))
     entries = entries.where(micros >= since)
     time = microseconds_of(datetime.now(UTC) if until is None else until)
     if isinstance(moment, int):
@@ -285,7 +285,7 @@ def read_bucket(
         time = entries.agg(sf.max_by(micros, seq)).collect()[0][0] or time
     chosen = [(name, name) for name in types] if columns is None else outputs(list(types), columns)
     needed = {source: types[source] for _, source in chosen}
-    read = partial(_read_entries, EntryReader(limits=life.limits, moment=time, history=history, types=needed))
+    read = partial(_read_entries, EntryReader(bucket=incarnation, moment=time, history=history, types=needed))
     key = sf.regexp_extract(layout.SUBJECT, f"{SUBJECTS}(.+)$", 1)
     by_key = entries.where(key != "").repartition(key)
     by_key = by_key.sortWithinPartitions(key, seq, layout.TIMESTAMP, sf.desc(QUARANTINED))

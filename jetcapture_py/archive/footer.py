@@ -61,10 +61,15 @@ def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
     }
 
 
+def statistics(group: Any, column: str) -> Any:
+    """Return the statistics of a column in a row group; None without them."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    return next((chunk.statistics for chunk in columns if chunk.path_in_schema == column), None)
+
+
 def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
     """Return minimum and maximum of a column in a row group; None without statistics."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    known = next((each.statistics for each in columns if each.path_in_schema == column), None)
+    known = statistics(group, column)
     return (known.min, known.max) if known is not None and known.has_min_max else None
 
 

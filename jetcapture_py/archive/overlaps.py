@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from jetcapture_py.archive.arrays import Mask, Micros, Seqs
 from jetcapture_py.archive.layout import Bundles, ObjectName, clusters
 
 MAX_OBJECTS = 200
@@ -21,8 +21,8 @@ MAX_ROWS = 2_000_000
 MAX_RANGES = 16
 """Maximum ranges of one object; with more, the filter costs more than it saves."""
 
-Identities = tuple[Any, Any]
-"""Sequences and timestamps of an object's rows, as int64 arrays of equal length."""
+Identities = tuple[Seqs, Micros]
+"""Sequences and timestamps of an object's rows."""
 Range = tuple[int, int]
 
 
@@ -78,17 +78,17 @@ def _first_copies(objects: Sequence[Identities]) -> list[list[Range] | None] | N
         return None
     first = np.ones(len(seqs), bool)
     first[1:] = ~again
-    found: list[list[Range] | None] = []
+    parts: list[list[Range] | None] = []
     for owner, count in enumerate(counts):
-        own = owners == owner
-        ranges = _ranges(seqs[own], first[own])
+        rows = owners == owner
+        ranges = _ranges(seqs[rows], first[rows])
         if len(ranges) > MAX_RANGES:
             return None
-        found.append(None if first[own].sum() == count else ranges)
-    return found
+        parts.append(None if first[rows].sum() == count else ranges)
+    return parts
 
 
-def _ranges(seqs: Any, kept: Any) -> list[Range]:
+def _ranges(seqs: Seqs, kept: Mask) -> list[Range]:
     """Return the runs of `kept` sequences; `seqs` is sorted."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])).astype(np.int8)))
     return [(int(seqs[start]), int(seqs[end - 1])) for start, end in zip(edges[::2], edges[1::2], strict=True)]

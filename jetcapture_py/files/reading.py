@@ -15,9 +15,10 @@ import io
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
@@ -25,19 +26,18 @@ from typing import Any, BinaryIO, TypeVar, cast
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.arrays import Mask, Seqs
-from jetcapture_py.archive.footer import group_bounds
+from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.config.buckets import PREFIXES, AsOf, is_name, moment
 from jetcapture_py.config.units import format_time, microseconds_of, moment_of, quoted
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.bucket import incarnations, start_of
-from jetcapture_py.reading.plan import read_identities
+from jetcapture_py.reading.columns import INSTANT, Table
+from jetcapture_py.reading.plan import Bound, read_identities
 from jetcapture_py.retry import retried
-from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import escaped, plural
 
 
@@ -98,16 +98,6 @@ class _Info(msgspec.Struct):
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def subject(store: str, nuid: str) -> str:
-    """Return the subject of a file's chunks."""
-    return f"$O.{store}.C.{nuid}"
-
-
-def prefix(store: str) -> str:
-    """Return what the subjects of metadata start with."""
-    return f"$O.{store}.M."
-
-
 def parsed(store: str, token: str, seq: int, microseconds: int, payload: bytes) -> ArchivedFile:
     """Read a message with metadata; `token` is the end of its subject, the name in Base64."""
     common: dict[str, Any] = {
@@ -152,33 +142,33 @@ def newest(metadata: Iterable[ArchivedFile]) -> dict[str, ArchivedFile]:
     return files
 
 
-_ROWS = 64
-"""Rows that are read at once: chunks have 128 KiB by default."""
-_BUFFER = 1 << 20
 _LAST = "\U0010ffff"
+_TABLE = Table(
+    [
+        pa.schema(
+            [
+                (layout.SUBJECT, pa.string()),
+                (layout.SEQ, pa.int64()),
+                (layout.TIMESTAMP, INSTANT),
+                (layout.PAYLOAD, pa.binary()),
+            ]
+        )
+    ],
+    quarantine=False,
+    columns=None,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreMessage:
-    """A message: the rest of its subject, its sequence, its timestamp in microseconds, and its payload."""
-
-    subject: str
-    seq: int
-    time: int
-    payload: bytes
-
-
-@dataclass(slots=True, kw_only=True)
 class ObjectPart:
-    """The row groups of an object with rows of one subject, and their sequences, ascending.
+    """An object, and the sequences of its rows of one subject, ascending.
 
     The rows are not `in_order` in a bundle if their keys differ.
     """
 
-    file: File
-    groups: list[int] = field(default_factory=list)
-    seqs: Seqs = field(default_factory=lambda: np.zeros(0, np.int64))
-    in_order: bool = True
+    name: layout.ObjectName
+    seqs: Seqs
+    in_order: bool
 
 
 class StoreObjects:
@@ -192,63 +182,69 @@ class StoreObjects:
         if not all(name.parquet for name in self._objects):
             raise JetcaptureError(f"the archive of stream {stream} has objects in other formats than Parquet")
 
-    def rows(self, prefix: str) -> Iterator[StoreMessage]:
-        """Yield the messages whose subject starts with `prefix`, copies included, in any order."""
-        for messages in self._storage.map(lambda file: list(self._rows(file, prefix)), self._objects.values()):
-            yield from messages
+    def rows(self, prefix: str) -> Iterator[tuple[str, int, int, bytes]]:
+        """Yield the messages whose subject starts with `prefix`, copies included, in any order.
 
-    def _rows(self, file: File, prefix: str) -> Iterator[StoreMessage]:
-        with self._opened(file) as parquet:
-            groups = _groups(parquet, prefix, prefix + _LAST)
-            for batch in _batches(parquet, groups, (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.PAYLOAD)):
-                chosen = batch.filter(pc.starts_with(batch.column(layout.SUBJECT), prefix))
-                times = chosen.column(layout.TIMESTAMP).cast(pa.int64()).to_pylist()
-                columns = (chosen.column(name).to_pylist() for name in (layout.SUBJECT, layout.SEQ, layout.PAYLOAD))
-                for subject, seq, payload, time in zip(*columns, times, strict=True):
-                    yield StoreMessage(subject=subject[len(prefix) :], seq=seq, time=time, payload=payload or b"")
+        Each is the rest of its subject, its sequence, its timestamp in microseconds, and its payload.
+        """
+        columns = [layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.PAYLOAD]
+        reader = self._reader(columns, prefix, prefix + _LAST)
+
+        def read(name: layout.ObjectName) -> list[pa.RecordBatch]:
+            return list(reader.batches(self._objects[name], name))
+
+        for batch in chain.from_iterable(self._storage.map(read, self._objects)):
+            times = batch.column(2).cast(pa.int64()).to_pylist()
+            subjects, seqs, payloads = (batch.column(number).to_pylist() for number in (0, 1, 3))
+            for subject, seq, time, payload in zip(subjects, seqs, times, payloads, strict=True):
+                yield subject[len(prefix) :], seq, time, payload or b""
+
+    def _reader(self, columns: Sequence[str], low: str, high: str, before: int | None = None) -> PlanReader:
+        """Return a reader of the rows with subjects from `low` to `high` (exclusive), and sequences below `before`."""
+        return PlanReader(
+            files=self._storage,
+            table=_TABLE,
+            columns=columns,
+            bounds=[Bound((layout.SUBJECT,), low, high)],
+            keys=None,
+            seqs=None if before is None else (0, before - 1),
+        )
 
     def payloads(self, subject: str, before: int, count: int) -> Iterator[bytes]:
         """Yield the payloads of a subject's messages with sequences below `before`, in order, each once.
 
         Objects are searched from there backwards until `count` messages are found; there may be fewer.
         """
+        low, high = subject, f"{subject}\0"
+        searching = self._reader([layout.SEQ], low, high, before)
+        reading = self._reader([layout.SEQ, layout.PAYLOAD], low, high, before)
         parts: list[ObjectPart] = []
         seqs: Seqs = np.zeros(0, np.int64)
         for name in sorted(self._objects, key=lambda name: (name.last_seq, name.path), reverse=True):
             if name.first_seq < before and len(seqs) < count:
-                part = self._part(self._objects[name], subject, before)
-                if len(part.seqs):
-                    parts.append(part)
-                    seqs = np.union1d(seqs, part.seqs)
+                rows = list(searching.batches(self._objects[name], name))
+                if rows:
+                    stored = np.concatenate([batch.column(0).to_numpy() for batch in rows])
+                    in_order = bool((np.diff(stored) >= 0).all())
+                    parts.append(ObjectPart(name=name, seqs=np.sort(stored), in_order=in_order))
+                    seqs = np.union1d(seqs, stored)
         for cluster in _clusters(parts):
             last = -1
-            chunks = [(part, self._chunks(part, subject, before)) for part in cluster]
-            copies = (rows if part.in_order else sorted(rows, key=itemgetter(0)) for part, rows in chunks)
-            for seq, payload in heapq.merge(*copies, key=itemgetter(0)):
+            for seq, payload in heapq.merge(*(self._chunks(part, reading) for part in cluster), key=itemgetter(0)):
                 if seq != last:
                     last = seq
                     yield payload
 
-    def _part(self, file: File, subject: str, before: int) -> ObjectPart:
-        """Find the rows of a subject without reading payloads."""
-        part = ObjectPart(file=file)
-        with self._opened(file) as parquet:
-            for group in _groups(parquet, subject, subject):
-                for batch in _batches(parquet, [group], (layout.SUBJECT, layout.SEQ), 1 << 16):
-                    seqs = batch.column(layout.SEQ).to_numpy()[_mask(batch, subject, before)]
-                    if len(seqs):
-                        part.seqs = np.concatenate([part.seqs, seqs])
-                        part.groups += [] if part.groups[-1:] == [group] else [group]
-        part.in_order = bool((np.diff(part.seqs) >= 0).all())
-        part.seqs.sort()
-        return part
-
-    def _chunks(self, part: ObjectPart, subject: str, before: int) -> Iterator[tuple[int, bytes]]:
-        with self._opened(part.file) as parquet:
-            for batch in _batches(parquet, part.groups, (layout.SUBJECT, layout.SEQ, layout.PAYLOAD)):
-                chosen = batch.filter(pa.array(_mask(batch, subject, before)))
-                payloads = (payload or b"" for payload in chosen.column(layout.PAYLOAD).to_pylist())
-                yield from zip(chosen.column(layout.SEQ).to_pylist(), payloads, strict=True)
+    def _chunks(self, part: ObjectPart, reader: PlanReader) -> Iterable[tuple[int, bytes]]:
+        """Return the sequences and payloads of a part in order."""
+        # sequences say more exactly than subjects which row groups have them
+        span = int(part.seqs[0]), int(part.seqs[-1])
+        chunks = (
+            (seq, payload or b"")
+            for batch in reader.batches(self._objects[part.name], part.name, [span])
+            for seq, payload in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        )
+        return chunks if part.in_order else sorted(chunks, key=itemgetter(0))
 
     def start_of(self, until: int | None) -> int:
         """Return when the store was created that existed at a time; 0 for the first one. Microseconds since 1970.
@@ -261,29 +257,6 @@ class StoreObjects:
             identities = read_identities(self._storage, self._objects, self._objects)
             seqs, times = (np.concatenate(columns) for columns in zip(*identities, strict=True))
         return start_of(lives, until, seqs, times)[1]
-
-    def _opened(self, file: File) -> AbstractContextManager[pq.ParquetFile]:
-        return self._storage.parquet(file, buffer=_BUFFER)
-
-
-def _groups(parquet: pq.ParquetFile, low: str, high: str) -> list[int]:
-    """Return the row groups that may have subjects from `low` to `high`."""
-    numbers = range(parquet.metadata.num_row_groups)
-    bounds = (group_bounds(parquet.metadata.row_group(number), layout.SUBJECT) for number in numbers)
-    return [number for number, known in enumerate(bounds) if known is None or (known[0] <= high and low <= known[1])]
-
-
-def _batches(
-    parquet: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: int = _ROWS
-) -> Iterator[pa.RecordBatch]:
-    if groups:
-        yield from parquet.iter_batches(rows, row_groups=list(groups), columns=list(columns), use_threads=False)
-
-
-def _mask(batch: pa.RecordBatch, subject: str, before: int) -> Mask:
-    same: Mask = pc.equal(batch.column(layout.SUBJECT), subject).to_numpy(zero_copy_only=False)
-    earlier: Mask = batch.column(layout.SEQ).to_numpy() < before
-    return same & earlier
 
 
 def _clusters(parts: Iterable[ObjectPart]) -> Iterator[list[ObjectPart]]:
@@ -399,11 +372,11 @@ def _catalog(archive: ArchiveFiles, store: str, moment: int | datetime | None) -
     objects = StoreObjects(archive, f"{PREFIXES['object_store']}{store}")
     until = microseconds_of(moment) if isinstance(moment, datetime) else None
     start, files, time = objects.start_of(until), [], 0
-    for row in objects.rows(prefix(store)):
-        late = row.seq > moment if isinstance(moment, int) else until is not None and row.time > until
-        if row.time >= start and not late:
-            files.append(parsed(store, row.subject, row.seq, row.time, row.payload))
-            time = max(time, row.time)
+    for token, seq, stored, payload in objects.rows(f"$O.{store}.M."):
+        late = seq > moment if isinstance(moment, int) else until is not None and stored > until
+        if stored >= start and not late:
+            files.append(parsed(store, token, seq, stored, payload))
+            time = max(time, stored)
     return _Catalog(objects=objects, files=newest(files), time=time)
 
 
@@ -452,7 +425,7 @@ def _copy_contents(objects: StoreObjects, file: ArchivedFile, target: BinaryIO) 
         raise JetcaptureError(f"{quoted(file.name)}: {error}") from error
     state, size, chunks = hashlib.sha256(), 0, 0
     if file.chunks:
-        for payload in objects.payloads(subject(file.store, file.nuid), file.revision, file.chunks):
+        for payload in objects.payloads(f"$O.{file.store}.C.{file.nuid}", file.revision, file.chunks):
             target.write(payload)
             state.update(payload)
             size, chunks = size + len(payload), chunks + 1

@@ -21,8 +21,8 @@ from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
 from jetcapture_py.reading.output import Format, write
 from jetcapture_py.reading.plan import Dedupe, ReadRequest, no_archive
-from jetcapture_py.reading.selection import Selection, check_stream, complete_end
-from jetcapture_py.store.archive import AGAIN, ArchiveFiles, File, open_archive
+from jetcapture_py.reading.selection import Selection, complete_end
+from jetcapture_py.store.archive import AGAIN, File, open_archive
 from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
@@ -91,26 +91,42 @@ def _ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(request: QueryRequest) -> Iterator[_Session]:
+    archive, selection = request.archive, request.selection
+    files = open_archive(archive.url, archive.options)
+    if request.complete_only:
+        selection = replace(selection, end=complete_end(files, archive.stream, selection.end))
+    rows = ReadRequest(
+        files=files,
+        stream=archive.stream,
+        selection=selection,
+        dedupe=request.dedupe,
+        parquet_only=request.parquet_only,
+    )
     directory = Path(tempfile.mkdtemp(prefix="jetcapture-query-"))
     try:
+        links = directory / "objects"
+        links.mkdir()
         with closing(connect(directory / "spilled")) as connection, ThreadPoolExecutor(1, "query") as worker:
-            yield _Session(request, directory, connection, worker)
+            yield _Session(request, rows, connection, worker, ArchiveViews(connection, files, links))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Session:
-    """A DuckDB in memory with the archive's views."""
+    """A DuckDB in memory with the archive's views, of `rows` and of the quarantine."""
 
     def __init__(
-        self, request: QueryRequest, directory: Path, connection: DuckDBPyConnection, worker: ThreadPoolExecutor
+        self,
+        request: QueryRequest,
+        rows: ReadRequest,
+        connection: DuckDBPyConnection,
+        worker: ThreadPoolExecutor,
+        views: ArchiveViews,
     ) -> None:
         self.request, self.connection = request, connection
-        self._directory, self._worker = directory, worker
-        self._selection = request.selection
+        self._archive, self._worker, self._views = rows, worker, views
         self._notices: set[str] = set()
         self._writing = False
-        self._views: ArchiveViews | None = None
 
     def run(self, text: str) -> int:
         """Run statements, and write the rows of the last one; return how many there are.
@@ -145,8 +161,7 @@ class _Session:
         import duckdb
 
         self._writing = False
-        if self._views is not None:
-            self._views.failure()  # that of an earlier statement
+        self._views.failure()  # that of an earlier statement
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._create(query, again=attempt > 1)
@@ -156,8 +171,8 @@ class _Session:
                     self.connection.execute(query)
                 return
             except (duckdb.Error, OSError, StoreError) as error:
-                failure = (self._views.failure() if self._views else None) or error
-                if self._views is None or not (isinstance(failure, VanishedError) or self._views.outdated()):
+                failure = self._views.failure() or error
+                if not (isinstance(failure, VanishedError) or self._views.outdated()):
                     raise self._explained(failure) from error
                 if self._writing or attempt == _ATTEMPTS:
                     raise JetcaptureError(f"maintenance removed objects while the statement ran: {AGAIN}") from error
@@ -165,46 +180,28 @@ class _Session:
     def _create(self, query: str, *, again: bool) -> None:
         """Create the views that a statement names, of the objects as of now; with `again`, also those that its own
         views or tables may read."""
-        names = sorted({*named_views(query), *(self._views.plans if again and self._views else ())})
-        if not names:
-            return
-        request, stream = self.request, self.request.archive.stream
-        if self._views is None:
-            check_stream(stream)
-            files = open_archive(request.archive.url, request.archive.options)
-            if request.complete_only:
-                end = complete_end(files, stream, self._selection.end)
-                self._selection = replace(self._selection, end=end)
-            links = self._directory / "objects"
-            links.mkdir(exist_ok=True)
-            self._views = ArchiveViews(self.connection, files, links)
-        views = self._views
-        for name in names:
+        for name in sorted({*named_views(query), *(self._views.plans if again else ())}):
             if name == "objects":
-                views.create_objects(self._objects(views.files))
+                self._views.create_objects(self._objects())
                 continue
-            quarantine = name == "quarantine"
-            plan = ReadRequest(
-                files=views.files,
-                stream=stream,
-                selection=replace(self._selection, keys=None) if quarantine else self._selection,
-                dedupe=request.dedupe,
-                quarantine=quarantine,
-                parquet_only=request.parquet_only,
-            ).plan(for_sql=True)
-            views.create(name, plan)
+            rows = self._archive
+            if name == "quarantine":
+                rows = replace(rows, quarantine=True, selection=replace(rows.selection, keys=None))
+            plan = rows.plan(for_sql=True)
+            self._views.create(name, plan)
             for reason in plan.table.unread.values():
                 if (notice := f"{reason}: left out of {name}") not in self._notices:
                     self._notices.add(notice)
                     sys.stderr.write(f"{notice}\n")
 
-    def _objects(self, files: ArchiveFiles) -> Iterator[File]:
+    def _objects(self) -> Iterator[File]:
         """Yield the objects that may hold messages of the selection, by their names."""
-        listed = sorted(files.files(self.request.archive.stream), key=lambda file: file.path)
+        files, stream = self._archive.files, self._archive.stream
+        listed = sorted(files.files(stream), key=lambda file: file.path)
         if not listed:
-            raise no_archive(files, self.request.archive.stream)
+            raise no_archive(files, stream)
         for file in listed:
-            if file.name is not None and self._selection.may_hold_name(file.name):
+            if file.name is not None and self._archive.selection.may_hold_name(file.name):
                 yield file
 
     def _read(self, query: str, *, last: bool) -> None:
@@ -240,7 +237,7 @@ class _Session:
         text = str(error).partition("\n\nLINE ")[0]
         if "TProtocolException" in text or "Failed to read file" in text:
             text = f"{text}; jetcapture verify --deep names damaged objects"
-        return JetcaptureError(one_line(self._views.shown(text) if self._views else text, MAX_LOGGED))
+        return JetcaptureError(one_line(self._views.shown(text), MAX_LOGGED))
 
 
 def _shell(session: _Session) -> None:

@@ -16,11 +16,13 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.footer import group_bounds
+from jetcapture_py.archive.arrays import Int64s, Mask
+from jetcapture_py.archive.footer import group_bounds, statistics
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError
@@ -40,6 +42,8 @@ _REMOTE_OBJECTS = 8
 """Remote objects that are read at the same time; of local ones, one more than there are cores."""
 
 Batches = Generator[pa.RecordBatch]
+Rows = npt.NDArray[np.bytes_]
+"""Identities of rows: byte strings of one length, the sequence first, most significant byte first."""
 
 
 def read_archive(
@@ -141,7 +145,7 @@ class PlanReader:
             exact.add(layout.KEY)
         with self.files.parquet(file) as parquet:
             source_of = self._sources(parquet.schema_arrow.names, name)
-            source_of = {folded: each for folded, each in source_of.items() if folded in sources}
+            source_of = {folded: source for folded, source in source_of.items() if folded in sources}
             chosen = {*source_of.values(), *exact.intersection(parquet.schema_arrow.names)} or {layout.SEQ}
             metadata = parquet.metadata
             groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
@@ -172,7 +176,7 @@ class PlanReader:
         """Return the stored columns by folded name, without those that follow from an object's path."""
         # in bundles, a column of that name is of objects that were stored before the name was the archive's
         other = layout.BUNDLE if name.bundle else None
-        return {each.lower(): each for each in stored if each != layout.KEY and each.lower() != other}
+        return {column.lower(): column for column in stored if column != layout.KEY and column.lower() != other}
 
     def _chosen(self, batch: pa.RecordBatch, name: ObjectName, ranges: Sequence[Range] | None) -> pa.RecordBatch:
         """Return the rows within the ranges and bounds, with the keys to return, that are kept."""
@@ -235,26 +239,21 @@ def _batch_rows(groups: Sequence[Any], columns: Iterable[str]) -> int:
 
 def _outside(group: Any, bound: Bound) -> bool:
     """Whether no row of a row group is within a bound, by its statistics."""
-    times = group_bounds(group, bound.columns[-1])
+    limits = group_bounds(group, bound.columns[-1])
     for column in bound.columns[:-1]:
-        statistics = _statistics(group, column)
-        if statistics is not None:  # None without the column: the next one counts
-            complete = statistics.has_null_count and not statistics.null_count
-            times = (statistics.min, statistics.max) if complete and statistics.has_min_max else None
+        known = statistics(group, column)
+        if known is not None:  # None without the column: the next one counts
+            complete = known.has_null_count and not known.null_count
+            limits = (known.min, known.max) if complete and known.has_min_max else None
             break
-    if times is None:
+    if limits is None:
         return False
-    return (bound.start is not None and times[1] < bound.start) or (bound.end is not None and times[0] >= bound.end)
-
-
-def _statistics(group: Any, column: str) -> Any:
-    columns = (group.column(number) for number in range(group.num_columns))
-    return next((each.statistics for each in columns if each.path_in_schema == column), None)
+    return (bound.start is not None and limits[1] < bound.start) or (bound.end is not None and limits[0] >= bound.end)
 
 
 def _may_have_key(group: Any, keys: Sequence[str | None]) -> bool:
     """Whether a row group may have rows of one of `keys`, by the statistics of its column of keys, if it has one."""
-    known = _statistics(group, layout.KEY)
+    known = statistics(group, layout.KEY)
     if known is None or not known.has_null_count:
         return True
     if None in keys and known.null_count:
@@ -268,13 +267,15 @@ def _within(seqs: pa.Array, ranges: Iterable[Range]) -> pa.Array:
 
 
 def _bounded(batch: pa.RecordBatch, bound: Bound) -> pa.Array:
-    columns = (batch.column(column).cast(INSTANT) for column in bound.columns if column in batch.schema.names)
-    times = pc.coalesce(*columns)
-    masks = [pc.is_valid(times)]
+    columns = (batch.column(column) for column in bound.columns if column in batch.schema.names)
+    values = pc.coalesce(
+        *(column.cast(INSTANT) if pa.types.is_timestamp(column.type) else column for column in columns)
+    )
+    masks = [pc.is_valid(values)]
     if bound.start is not None:
-        masks.append(pc.greater_equal(times, pa.scalar(bound.start, INSTANT)))
+        masks.append(pc.greater_equal(values, pa.scalar(bound.start, values.type)))
     if bound.end is not None:
-        masks.append(pc.less(times, pa.scalar(bound.end, INSTANT)))
+        masks.append(pc.less(values, pa.scalar(bound.end, values.type)))
     return reduce(pc.and_kleene, masks)
 
 
@@ -368,13 +369,13 @@ def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:
 
 
 class _Identities:
-    """A set of rows' identities: byte strings of one length, the sequence first, most significant byte first."""
+    """A set of rows' identities."""
 
     def __init__(self) -> None:
-        self._sorted: list[Any] = []
+        self._sorted: list[Rows] = []
         """Sorted arrays, each at least twice as long as the next."""
 
-    def add_new(self, identities: Any) -> Any:
+    def add_new(self, identities: Rows) -> Mask:
         """Add identities, and return which of them were not in the set yet; of equal ones, the first."""
         distinct, first = np.unique(identities, return_index=True)
         new = np.ones(len(distinct), bool)
@@ -386,7 +387,7 @@ class _Identities:
         mask[first[new]] = True
         return mask
 
-    def _insert(self, identities: Any) -> None:
+    def _insert(self, identities: Rows) -> None:
         if not len(identities):
             return
         runs = self._sorted
@@ -402,8 +403,7 @@ class _Identities:
         self._sorted = [known.copy() for known in rest if len(known)]
 
 
-def _identities(rows: pa.RecordBatch, columns: Sequence[str]) -> Any:
-    """Return the rows' identities as byte strings."""
+def _identities(rows: pa.RecordBatch, columns: Sequence[str]) -> Rows:
     parts = []
     for name in columns:
         column = rows.column(name)
@@ -413,11 +413,13 @@ def _identities(rows: pa.RecordBatch, columns: Sequence[str]) -> Any:
         numbers = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         parts.append(numbers.astype(">i8").view(np.uint8).reshape(-1, 8))
     joined = np.ascontiguousarray(np.concatenate(parts, axis=1))
-    return joined.view(f"S{joined.shape[1]}").ravel()
+    identities: Rows = joined.view(f"S{joined.shape[1]}").ravel()
+    return identities
 
 
-def _digests(texts: pa.StringArray) -> Any:
+def _digests(texts: pa.StringArray) -> npt.NDArray[np.uint8]:
     """Return 8 bytes for each text, and for null."""
     encoded = texts.dictionary_encode(null_encoding="encode")
     digests = [blake2b(repr(text).encode(), digest_size=8).digest() for text in encoded.dictionary.to_pylist()]
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 8)[encoded.indices.to_numpy()]
+    indices: Int64s = encoded.indices.to_numpy()
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 8)[indices]

@@ -53,30 +53,24 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(h|ms|m|s|[uµμ]s|ns)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketLimits:
-    """How long a bucket keeps entries: `max_age` in microseconds, 0 for no limit, how many of a key, and whether
-    entries may have TTLs of their own."""
+class BucketIncarnation:
+    """A bucket from its creation until it was created again, and how long it keeps entries."""
 
-    max_age: int = 0
-    per_key: int = 1
-    ttls: bool = True
+    created: int
+    """In microseconds since 1970."""
+    continues: bool
+    """Whether it may have entries of the one before, because it is a mirror, or was restored."""
+    max_age: int
+    """In microseconds; 0 for no limit."""
+    per_key: int
+    """Entries of a key that it keeps."""
+    ttls: bool
+    """Whether entries may have TTLs of their own."""
 
     @property
     def uncovers(self) -> bool:
         """Whether an older entry of a key becomes the newest again when newer ones expire first."""
         return self.per_key > 1 and (self.ttls or self.max_age > 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketIncarnation:
-    """A bucket from its creation, in microseconds since 1970, until it was created again.
-
-    `continues`: it may have entries of the one before, because it is a mirror, or was restored.
-    """
-
-    created: int
-    limits: BucketLimits
-    continues: bool = False
 
 
 def check_name(bucket: str) -> None:
@@ -98,13 +92,14 @@ def incarnations(
 
     def incarnation(created: int, config: Mapping[str, Any], *, continues: bool) -> BucketIncarnation:
         recorded = int(config.get("max_msgs_per_subject", -1))
-        limits = BucketLimits(
+        return BucketIncarnation(
+            created=created,
+            continues=continues,
             max_age=int(config.get("max_age", 0)) // 1000 if age is None else age,
             per_key=min(per_key or (recorded if recorded > 0 else _UNLIMITED), _UNLIMITED),
             # they cannot be turned off, so there were none; but an incarnation that it continues may have had them
             ttls=continues or config.get("allow_msg_ttl") is not False,
         )
-        return BucketIncarnation(created=created, limits=limits, continues=continues)
 
     recorded = [
         incarnation(microseconds_of(parse_time(config.created)), config.config, continues=config.continues)
@@ -130,9 +125,9 @@ def start_of(
     A bucket that was created again starts its revisions again. A mirror that was created again and a restored bucket
     continue theirs, and so all older entries belong to them. `seqs` and `times` are those of all entries.
     """
-    known = [life for life in known if until is None or life.created <= until] or list(known[:1])
-    created = [life.created for life in known]
-    anew = {life.created for life in known if not life.continues}
+    known = [one for one in known if until is None or one.created <= until] or list(known[:1])
+    created = [one.created for one in known]
+    anew = {one.created for one in known if not one.continues}
     first = continued(created, bounds_by_incarnation(created, seqs, times), anew)[0]
     return known[-1], 0 if first == created[0] else first
 
@@ -187,7 +182,7 @@ def read_bucket(
     )
     counts = [sum(batch.num_rows for batch in batches) for batches in (good, bad)]
     entries = _Entries.of([*good, *bad], np.repeat([False, True], counts))
-    life, since = start_of(known, None if until is None else microseconds_of(until), entries.seqs, entries.times)
+    incarnation, since = start_of(known, None if until is None else microseconds_of(until), entries.seqs, entries.times)
     entries = entries.where(entries.times >= since)
     time = microseconds_of(datetime.now(UTC) if until is None else until)
     if isinstance(moment, int):
@@ -200,7 +195,7 @@ def read_bucket(
     types = entry_types(good_rows.schema, bad_rows.schema)
     chosen = [(name, name) for name in types] if names is None else outputs(list(types), names)
     schema = pa.schema([(name, types[source]) for name, source in chosen])
-    reader = EntryReader(limits=life.limits, moment=time, history=history, types=types)
+    reader = EntryReader(bucket=incarnation, moment=time, history=history, types=types)
     kept = entries.where(reader.chosen(entries))
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -225,7 +220,7 @@ def read_bucket(
 class EntryReader:
     """Chooses entries at a moment, and returns them with the columns of the result. It can be pickled, for workers."""
 
-    limits: BucketLimits
+    bucket: BucketIncarnation
     moment: int
     """In microseconds since 1970."""
     history: bool
@@ -264,13 +259,13 @@ class EntryReader:
         if self.history or not len(entries.seqs):
             return np.ones(len(entries.seqs), bool)
         stored = [int(entries.seqs.argmax())]
-        if self.limits.uncovers:
-            stored = _History(entries, self.limits).stored(range(len(entries.seqs)))
+        if self.bucket.uncovers:
+            stored = _History(entries, self.bucket).stored(range(len(entries.seqs)))
         return np.isin(entries.seqs, entries.seqs[stored])
 
     def chosen(self, entries: _Entries) -> Mask:
         """Return a mask of the entries to return."""
-        return _first_copies(entries) if self.history else _present(entries, self.limits, self.moment)
+        return _first_copies(entries) if self.history else _present(entries, self.bucket, self.moment)
 
     def described(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return the columns of the result for stored entries."""
@@ -279,7 +274,7 @@ class EntryReader:
             KEY: facts.column(KEY),
             OPERATION: _operations(facts),
             REVISION: facts.column(layout.SEQ),
-            EXPIRES: _ends(facts, self.limits).cast(pa.timestamp("us")).cast(INSTANT),
+            EXPIRES: _ends(facts, self.bucket).cast(pa.timestamp("us")).cast(INSTANT),
         }
         stored = dict(zip(batch.schema.names, batch.columns, strict=True))
         stored = {f"{name}_": values for name, values in stored.items() if name.lower() in COLUMNS} | stored
@@ -353,17 +348,17 @@ def _meaning(texts: pa.Array, meanings: Mapping[str, str]) -> pa.Array:
     return pa.array(list(meanings.values()), pa.string()).take(positions)
 
 
-def _ends(facts: pa.RecordBatch, limits: BucketLimits) -> pa.Array:
+def _ends(facts: pa.RecordBatch, bucket: BucketIncarnation) -> pa.Array:
     """Return when entries expire, in microseconds since 1970; null for never."""
     encoded, stored = facts.column(_TTL).dictionary_encode(), facts.column(layout.TIMESTAMP)
     texts = encoded.dictionary.to_pylist()
     ends = pa.nulls(len(stored), pa.int64())
-    if limits.ttls:
+    if bucket.ttls:
         seconds = pa.array([seconds_of(text) for text in texts], pa.int64()).take(encoded.indices)
         ends = pc.add(stored, pc.multiply(seconds, 1_000_000))
-    if limits.max_age:
+    if bucket.max_age:
         exempt = pa.array([text.lower() == "never" for text in texts], pa.bool_()).take(encoded.indices)
-        aged = pc.if_else(pc.fill_null(exempt, False), None, pc.add(stored, limits.max_age))  # noqa: FBT003
+        aged = pc.if_else(pc.fill_null(exempt, False), None, pc.add(stored, bucket.max_age))  # noqa: FBT003
         ends = pc.min_element_wise(ends, aged)
     return ends
 
@@ -383,16 +378,16 @@ def _first_copies(entries: _Entries) -> Mask:
     return ~(entries.quarantined & decoded.contains(entries.seqs, entries.times))
 
 
-def _present(entries: _Entries, limits: BucketLimits, moment: int) -> Mask:
+def _present(entries: _Entries, bucket: BucketIncarnation, moment: int) -> Mask:
     """Return which rows are what clients could get at a moment: an entry of each key that had one."""
     seqs, quarantined = entries.seqs, entries.quarantined
-    ends = _ends(entries.facts, limits)
+    ends = _ends(entries.facts, bucket)
     put: Mask = pc.equal(_operations(entries.facts), PUT).to_numpy(zero_copy_only=False)
     codes = entries.facts.column(KEY).dictionary_encode().indices.to_numpy()
     order = np.lexsort((quarantined, -seqs, codes))
     newest = order[np.unique(codes[order], return_index=True)[1]]
-    if limits.uncovers:
-        history = _History(entries, limits)
+    if bucket.uncovers:
+        history = _History(entries, bucket)
         rows = np.lexsort((~quarantined, entries.times, seqs, codes)).tolist()
         by_key = (list(group) for _, group in groupby(rows, key=codes.tolist().__getitem__))
         newest = np.array([row for rows in by_key for row in history.newest(rows, moment)], np.int64)
@@ -411,10 +406,10 @@ class _History:
     So older entries become the newest again when newer ones expire first.
     """
 
-    def __init__(self, entries: _Entries, limits: BucketLimits) -> None:
-        self._per_key = limits.per_key
+    def __init__(self, entries: _Entries, bucket: BucketIncarnation) -> None:
+        self._per_key = bucket.per_key
         self._seqs, self._times = entries.seqs.tolist(), entries.times.tolist()
-        self._ends = _ends(entries.facts, limits).to_pylist()
+        self._ends = _ends(entries.facts, bucket).to_pylist()
         marked = pc.not_equal(pc.fill_null(entries.facts.column(_REASON), ""), "")
         rolled = pc.equal(pc.fill_null(entries.facts.column(_ROLLUP), ""), "sub")
         self._clears = pc.or_(marked, rolled).to_pylist()

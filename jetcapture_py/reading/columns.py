@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -29,23 +28,13 @@ INSTANT = pa.timestamp("us", "UTC")
 """The type of timestamps with a time zone."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """A column of the result."""
-
-    name: str
-    type: pa.DataType
-    drifted: bool
-    """Whether some objects store it in a way that has to be converted."""
-
-
 class Table:
     """The columns of a set of objects.
 
     `schemas` are the objects' distinct schemas; some methods are about objects of the schema with that index. A column
     whose types go together is read as their common type, which Parquet allows for structs that have more or fewer
-    fields, for wider numbers, and for columns that are null throughout if they become numbers. Any other has drifted:
-    it is read as it is stored, and then converted.
+    fields, for wider numbers, and for columns that are null throughout if they become numbers. Any other is read as it
+    is stored, and then converted.
     """
 
     def __init__(
@@ -84,12 +73,11 @@ class Table:
                 names.setdefault(folded, name)
                 types[folded][type_] = None
         first = {name: position for position, name in enumerate((*layout.ENVELOPE, *layout.OPTIONAL))}
-        self.columns: dict[str, TableColumn] = {}
+        self.columns: dict[str, pa.Field] = {
+            folded: pa.field(names[folded], _target(list(types[folded]), exact=folded not in inexact))
+            for folded in sorted(types, key=lambda folded: first.get(folded, len(first)))
+        }
         """The columns by folded name, without the partitions, in the result's order."""
-        for folded in sorted(types, key=lambda folded: first.get(folded, len(first))):
-            target = _target(list(types[folded]), exact=folded not in inexact)
-            drifted = any(read_as(type_, target) != target for type_ in types[folded])
-            self.columns[folded] = TableColumn(names[folded], target, drifted)
 
     def _columns(
         self, schema: pa.Schema, chosen: Callable[[str], bool], *, for_sql: bool
@@ -115,8 +103,7 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """The schema of the result: the columns, and then the partitions."""
-        fields = [(column.name, column.type) for column in self.columns.values()]
-        return pa.schema([*fields, *((name, pa.string()) for name in self.partitions)])
+        return pa.schema([*self.columns.values(), *((name, pa.string()) for name in self.partitions)])
 
     @property
     def several_rows(self) -> bool:
@@ -137,7 +124,6 @@ class Table:
         return any(
             read_as(type_, self.columns[folded].type) != self.columns[folded].type
             for folded, (_, type_) in self._stored[schema].items()
-            if self.columns[folded].drifted
         )
 
 
@@ -185,7 +171,7 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
 def _target(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType:
     """Return the type of a column that objects store as `types`; `exact`: integers in it are exact as a double."""
     if (merged := common(types, lossless=True)) is not None:
-        return without_null(merged, pa.string())
+        return _without_null(merged)
     if any(type_.num_fields for type_ in types):
         return pa.string()
     number = common(types, lossless=False)
@@ -219,7 +205,7 @@ def inexact_columns(
 
 def read_as(stored: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return the type with which Parquet reads a column stored as `stored` for `target`: that type, if possible."""
-    readable = without_null(stored, pa.string()) == stored and common([target, stored], lossless=True) == target
+    readable = _without_null(stored) == stored and common([target, stored], lossless=True) == target
     return target if readable or target in _WIDER.get(stored, ()) else stored
 
 
@@ -250,9 +236,9 @@ def _has_time(type_: pa.DataType) -> bool:
     return type_ == TIME_OF_DAY or any(map(_has_time, inner_types(type_)))
 
 
-def without_null(type_: pa.DataType, instead: pa.DataType) -> pa.DataType:
-    """Replace the null type in a type, because Parquet stores it as int32."""
-    return rebuilt(type_, lambda of: instead if of == pa.null() else of)
+def _without_null(type_: pa.DataType) -> pa.DataType:
+    """Replace the null type in a type by text, because Parquet stores it as int32."""
+    return rebuilt(type_, lambda inner: pa.string() if inner == pa.null() else inner)
 
 
 _SIMPLE: dict[pa.DataType, pa.DataType] = {

@@ -7,10 +7,8 @@ renewed credentials.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -31,6 +29,7 @@ from jetcapture_py.reading.columns import INSTANT, read_as
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, ReadPlan, list_objects
 from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.object_file import ObjectParts
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -147,9 +146,13 @@ class ArchiveViews:
         self.plans: dict[str, ReadPlan] = {}
         """The plans of the views that were created."""
         self._functions: dict[tuple[pa.DataType, pa.DataType], str] = {}
-        self._paths: _Links | _Remote = _Links(directory) if files.local else _Remote(files)
-        if isinstance(self._paths, _Remote):
-            connection.register_filesystem(self._paths)
+        self._directory = directory
+        self._tops: dict[str, str] = {}
+        """The paths that stand for directories of objects."""
+        self._remote: _Remote | None = None
+        if not files.local:
+            self._remote = _Remote(files)
+            connection.register_filesystem(self._remote)
             connection.execute(f"SET threads = {_REMOTE_THREADS}")
 
     def create(self, name: str, plan: ReadPlan) -> None:
@@ -189,16 +192,35 @@ class ArchiveViews:
 
     def failure(self) -> Exception | None:
         """Return and forget the error of a remote store that made a statement fail; None without one."""
-        if isinstance(self._paths, _Links):
+        if self._remote is None:
             return None
-        failure, self._paths.failure = self._paths.failure, None
+        failure, self._remote.failure = self._remote.failure, None
         return failure
 
     def shown(self, text: str) -> str:
         """Replace the objects' paths in an error's text with those that users know."""
-        for path, top in self._paths.tops():
-            text = text.replace(path, top)
+        for top, path in self._tops.items():
+            text = text.replace(f"{path}/", f"{top}/")
         return text
+
+    def _path(self, file: File) -> str:
+        """Return the path of an object for DuckDB: its partitions and name, below what stands for the directory.
+
+        So the only `=` in it are those of the partitions, and none of the archive's characters is a pattern.
+        """
+        parts = file.place.split("/")
+        levels = 3 if file.name is not None and file.name.quarantine else 4
+        top, tail = "/".join(parts[:-levels]), "/".join(parts[-levels:])
+        path = self._tops.get(top)
+        if path is None:
+            number = len(self._tops)
+            path = f"{self._directory}/{number}" if self._remote is None else f"{_Remote.protocol}://{number}"
+            self._tops[top] = path
+            if self._remote is None:
+                Path(path).symlink_to(top)
+        if self._remote is not None:
+            self._remote.files_at[f"{path}/{tail}".removeprefix(f"{_Remote.protocol}://")] = file
+        return f"{path}/{tail}"
 
     # ------------------------------------------------------------------ SQL
 
@@ -239,7 +261,7 @@ class ArchiveViews:
             columns += [
                 f"{name} AS {name}" for name in map(_quoted, table.partitions)
             ]  # its case may differ in objects
-            paths = ", ".join(_text(self._paths.path(plan.objects[name])) for name in members)
+            paths = ", ".join(_text(self._path(plan.objects[name])) for name in members)
             options = "hive_partitioning = true, hive_types_autocast = false"
             if number:  # by path: DuckDB's own numbers of files are those that a filter on the partitions leaves
                 file = f"{first} + CAST(enum_code(CAST({_FILE} AS ENUM({paths}))) AS BIGINT)"
@@ -315,35 +337,6 @@ def _bounded(bound: Bound) -> Iterator[str]:
 # ---------------------------------------------------------------------- files
 
 
-def _tail(file: File) -> tuple[str, str]:
-    """Return the directory of a stream's objects, and the path below it: partitions, and the object's file name."""
-    parts = file.place.split("/")
-    levels = 3 if file.name is not None and file.name.quarantine else 4
-    return "/".join(parts[:-levels]), "/".join(parts[-levels:])
-
-
-class _Links:
-    """Paths of local objects: below links, so that the only `=` in them are those of the partitions, and none of the
-    root's characters is a pattern."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._links: dict[str, str] = {}
-
-    def tops(self) -> Iterable[tuple[str, str]]:
-        """Return the links, and to which directories they lead."""
-        return [(f"{link}/", f"{top}/") for top, link in self._links.items()]
-
-    def path(self, file: File) -> str:
-        """Return the path of an object."""
-        top, tail = _tail(file)
-        link = self._links.get(top)
-        if link is None:
-            link = self._links[top] = str(self._directory / str(len(self._links)))
-            Path(link).symlink_to(top)
-        return f"{link}/{tail}"
-
-
 class _Remote(AbstractFileSystem):  # type: ignore[misc]
     """Remote objects as files that DuckDB opens, read through `ArchiveFiles`."""
 
@@ -355,25 +348,14 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
     def __init__(self, files: ArchiveFiles) -> None:
         super().__init__()
         self._files = files
-        self._tops: dict[str, int] = {}
-        self._known: dict[str, File] = {}
-
-    def tops(self) -> Iterable[tuple[str, str]]:
-        """Return the beginnings of paths, and the directories that they stand for."""
-        return [(f"{self.protocol}://{number}/", f"{top}/") for top, number in self._tops.items()]
-
-    def path(self, file: File) -> str:
-        """Return the path of an object."""
-        top, tail = _tail(file)
-        path = f"{self._tops.setdefault(top, len(self._tops))}/{tail}"
-        self._known[path] = file
-        return f"{self.protocol}://{path}"
+        self.files_at: dict[str, File] = {}
+        """The objects by their paths."""
 
     def glob(self, path: str, **_: Any) -> list[str]:
         return [path]
 
     def exists(self, path: str, **_: Any) -> bool:
-        return self._strip_protocol(path) in self._known
+        return self._strip_protocol(path) in self.files_at
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return what the listing said about the object."""
@@ -381,44 +363,21 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
 
     def size(self, path: str) -> int:
         """Return the object's size in bytes."""
-        return self._known[self._strip_protocol(path)].size
+        return self.files_at[self._strip_protocol(path)].size
 
     def modified(self, path: str) -> datetime:
         """Return when the object was written, or 1970 if the store does not tell."""
-        return datetime.fromtimestamp(self._known[self._strip_protocol(path)].modified or 0, UTC)
+        return datetime.fromtimestamp(self.files_at[self._strip_protocol(path)].modified or 0, UTC)
 
-    def open(self, path: str, *_: Any, **__: Any) -> _RemoteObject:
-        return _RemoteObject(self, self._files, self._known[self._strip_protocol(path)])
+    def open(self, path: str, *_: Any, **__: Any) -> ObjectParts:
+        """Open an object; each read is one request."""
+        file = self.files_at[self._strip_protocol(path)]
 
+        def read(start: int, end: int) -> bytes:
+            try:
+                return self._files.read(file, start, end)
+            except JetcaptureError as error:
+                self.failure = error
+                raise
 
-class _RemoteObject(io.RawIOBase):
-    """One object; each read is one request. DuckDB's threads share it, so that each has its own position."""
-
-    def __init__(self, owner: _Remote, files: ArchiveFiles, file: File) -> None:
-        self._owner, self._files, self._file = owner, files, file
-        self._positions: dict[int, int] = defaultdict(int)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._positions[threading.get_ident()]
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._file.size}[whence]
-        self._positions[threading.get_ident()] = base + offset
-        return base + offset
-
-    def read(self, size: int = -1) -> bytes:
-        start = self.tell()
-        end = self._file.size if size < 0 else min(start + size, self._file.size)
-        try:
-            data = self._files.read(self._file, start, end) if end > start else b""
-        except JetcaptureError as error:
-            self._owner.failure = error
-            raise
-        self._positions[threading.get_ident()] = start + len(data)
-        return data
+        return ObjectParts(file.size, read)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask, Micros, Seqs
 from jetcapture_py.archive.info import BadObject, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Identities, Range, resolve
@@ -27,8 +27,8 @@ from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
 
 Dedupe = Literal["auto", "full", "none"]
-Keep = Callable[[Any, Any], Any]
-"""Returns a mask of messages: sequences, and timestamps in microseconds, as int64 arrays. It can be pickled."""
+Keep = Callable[[Seqs, Micros], Mask]
+"""Chooses messages. It can be pickled."""
 
 _EVERYTHING = Selection()
 _QUARANTINE = pa.schema(
@@ -46,11 +46,14 @@ Objects = Mapping[ObjectName, File]
 
 
 class Bound(NamedTuple):
-    """A condition on rows: the first of `columns` that is not null is from `start` (inclusive) to `end` (exclusive)."""
+    """A condition on rows: the first of `columns` that is not null is from `start` (inclusive) to `end` (exclusive).
+
+    The columns of a plan's bounds are times.
+    """
 
     columns: tuple[str, ...]
-    start: datetime | None
-    end: datetime | None
+    start: Any
+    end: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, one_line, plural
 
@@ -31,15 +32,16 @@ def alike(errors: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(pc.replace_substring_regex(errors, _QUOTED, '"…"'), _NUMBERS, "N")
 
 
-def matching(rows: pa.Table, texts: Sequence[str]) -> Any:
+def matching(rows: pa.Table, texts: Sequence[str]) -> Mask:
     """Return a mask of the rows whose reason, `stage: error` as it is or as `ReasonSummary` has it, contains a text."""
     stages, errors = (rows[name].combine_chunks() for name in (layout.STAGE, layout.ERROR))
-    mask: Any = pa.array([not texts] * rows.num_rows, pa.bool_())
+    matched = pa.array([not texts] * rows.num_rows, pa.bool_())
     for reasons in (errors, alike(errors)) if texts else ():
         reasons = pc.binary_join_element_wise(stages, reasons, ": ")
         for text in texts:
-            mask = pc.or_(mask, pc.fill_null(pc.match_substring(reasons, text), False))  # noqa: FBT003
-    return mask.to_numpy(zero_copy_only=False)
+            matched = pc.or_(matched, pc.fill_null(pc.match_substring(reasons, text), False))  # noqa: FBT003
+    mask: Mask = matched.to_numpy(zero_copy_only=False)
+    return mask
 
 
 @dataclass(slots=True, kw_only=True)

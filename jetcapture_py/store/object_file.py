@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from threading import get_ident
 from typing import Any
 
 import pyarrow as pa
@@ -86,12 +87,15 @@ def _begin(chunk: Any) -> int:
 
 
 class ObjectParts(io.RawIOBase):
-    """A file-like object; each read is one request, without read-ahead, unless it is within what was `fetched`."""
+    """A file-like object; each read is one request, without read-ahead, unless it is within what was `fetched`.
+
+    Threads may share it: each has its own position.
+    """
 
     def __init__(self, size: int, read_range: Callable[[int, int], bytes]) -> None:
         """`read_range` reads the bytes from a position to another one (exclusive) of an object of `size` bytes."""
         self._size, self._read_range = size, read_range
-        self._position = 0
+        self._positions: dict[int, int] = defaultdict(int)
         self.fetched: Sequence[_Part] = ()
 
     def readable(self) -> bool:
@@ -101,19 +105,20 @@ class ObjectParts(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._position
+        return self._positions[get_ident()]
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position, and return it."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        self._positions[get_ident()] = base + offset
+        return base + offset
 
     def read(self, size: int = -1) -> bytes:
         """Read up to `size` bytes, or all that follow."""
-        end = self._size if size < 0 else min(self._position + size, self._size)
-        data = self._bytes(self._position, end) if end > self._position else b""
-        self._position += len(data)
+        start = self.tell()
+        end = self._size if size < 0 else min(start + size, self._size)
+        data = self._bytes(start, end) if end > start else b""
+        self._positions[get_ident()] = start + len(data)
         return data
 
     def _bytes(self, start: int, end: int) -> bytes:

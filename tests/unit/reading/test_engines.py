@@ -47,28 +47,25 @@ def arrow(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
 @contextmanager
 def in_duckdb(archive: RandomArchive, selection: Selection) -> Iterator[Read]:
     with tempfile.TemporaryDirectory() as links, duckdb.connect(config={"threads": 1}) as connection:
+        views = views_of(connection, archive, links)
 
         def read(view: str, columns: Sequence[str] | None) -> pa.Table:
-            create(connection, archive, selection, links, view)
+            create(views, selection, view)
             names = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
             return connection.sql(f"SELECT {names} FROM {view}").to_arrow_table()
 
         yield read
 
 
-def create(
-    connection: duckdb.DuckDBPyConnection,
-    archive: RandomArchive,
-    selection: Selection,
-    links: str,
-    view: str = "archive",
-    dedupe: Dedupe = "auto",
-) -> None:
+def views_of(connection: duckdb.DuckDBPyConnection, archive: RandomArchive, links: str) -> ArchiveViews:
     connection.execute("SET TimeZone = 'UTC'")
-    files, quarantine = ArchiveFiles(archive.url, {}), view == "quarantine"
-    request = ReadRequest(files=files, stream=STREAM, selection=selection, dedupe=dedupe, quarantine=quarantine)
-    directory = tempfile.mkdtemp(dir=links)
-    ArchiveViews(connection, files, Path(directory)).create(view, request.plan(for_sql=True))
+    return ArchiveViews(connection, ArchiveFiles(archive.url, {}), Path(links))
+
+
+def create(views: ArchiveViews, selection: Selection, view: str = "archive", dedupe: Dedupe = "auto") -> None:
+    quarantine = view == "quarantine"
+    request = ReadRequest(files=views.files, stream=STREAM, selection=selection, dedupe=dedupe, quarantine=quarantine)
+    views.create(view, request.plan(for_sql=True))
 
 
 def selected(message: Message, selection: Selection) -> bool:
@@ -177,7 +174,7 @@ def test_filters_in_sql_on_key_date_and_hour_neither_lose_nor_double_a_row(drawn
         for dedupe in DEDUPES:
             links = stack.enter_context(tempfile.TemporaryDirectory())
             connection = stack.enter_context(duckdb.connect(config={"threads": 1}))
-            create(connection, archive, Selection(), links, dedupe=dedupe)
+            create(views_of(connection, archive, links), Selection(), dedupe=dedupe)
             for form in FORMS:
                 condition, fulfilled = drawn.draw(filters(archive))
                 same = " AND ".join(f"archive.{name} IS NOT DISTINCT FROM chosen.{name}" for name in PARTITIONS)
