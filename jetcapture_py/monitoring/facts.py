@@ -56,9 +56,6 @@ Role = Literal["shared", "active", "standby"]
 State = Literal["starting", "healthy", "attention", "failing", "draining", "ended"]
 
 
-# ---------------------------------------------------------------------- the process
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """The process at one moment, for the header of a page."""
@@ -73,9 +70,6 @@ class ProcessFacts:
 def this_process() -> ProcessFacts:
     """Return the facts of this process."""
     return ProcessFacts(_version("jetcapture"), socket.gethostname(), os.getpid(), datetime.now(UTC))
-
-
-# ---------------------------------------------------------------------- the consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +116,6 @@ def _consumer(state: CaptureState, history: History) -> ConsumerFacts:
         other_unacked=source.other_unacked,
         stream_max_age=source.stream_max_age or None,
     )
-
-
-# ---------------------------------------------------------------------- messages and objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +182,6 @@ def _flow(state: CaptureState) -> FlowFacts:
     )
 
 
-# ---------------------------------------------------------------------- memory
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
     """Bytes of messages that are not stored."""
@@ -221,9 +209,6 @@ def _memory(state: CaptureState) -> MemoryFacts:
         spool_limit=spooling.spool.size if spooling else 0,
         spool_failures=spooling.failures if spooling else 0,
     )
-
-
-# ---------------------------------------------------------------------- open blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +271,6 @@ def _open_block(block: Block, now: float) -> OpenBlock:
         rows=block.rows,
         bytes=block.bytes,
     )
-
-
-# ---------------------------------------------------------------------- the watermark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +350,16 @@ class CaptureFacts:
         rest = f", with {'a warning' if warnings == 1 else f'{warnings} warnings'}" if what == "Ready" else ""
         now = self.process.time
         return what, f"for {words.age((now - since).total_seconds())}, since {words.clock(since, now)} UTC{rest}"
+
+    @property
+    def rate(self) -> float:
+        """Messages received per second, in the last sample; 0 without one."""
+        return self.samples[-1].received / self.samples[-1].seconds if self.samples else 0.0
+
+    @property
+    def late(self) -> bool:
+        """Whether a message has waited for longer than a block is open."""
+        return self.consumer_state is not None and self.consumer_state.lag > self.max_age
 
     def series(self) -> dict[str, list[float]]:
         """Return the samples by what they measure; `received` and `stored` are messages per second."""

@@ -75,16 +75,16 @@ class Starting:
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"starting\n")
 
 
-class HttpServer:
+class HttpServer(ThreadingHTTPServer):
     """Serves an application, until `stop`. Raises JetcaptureError when it cannot listen on `listen`, `address:port`."""
 
     def __init__(self, listen: str, application: Application) -> None:
+        listening = _listening(listen)
+        super().__init__(listening.getsockname(), _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.port = listening, int(listening.getsockname()[1])
         self.listen, self.application = listen, application
-        self._server = _Server(_listening(listen), self)
-        self.port = int(self._server.socket.getsockname()[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(STOP_WITHIN,), name="http", daemon=True
-        )
+        self._thread = threading.Thread(target=self.serve_forever, args=(STOP_WITHIN,), name="http", daemon=True)
         self._thread.start()
 
     def serve(self, application: Application) -> None:
@@ -99,9 +99,9 @@ class HttpServer:
     def stop(self) -> None:
         """Stop listening. May be called again."""
         if self._thread.is_alive():
-            self._server.shutdown()
+            self.shutdown()
             self._thread.join()
-            self._server.server_close()
+            self.server_close()
 
     def answer(self, path: str) -> Answer:
         try:
@@ -110,13 +110,6 @@ class HttpServer:
             event(log, logging.ERROR, "http.failed", error=error)
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, PLAIN, b"internal error\n")
 
-
-class _Server(ThreadingHTTPServer):
-    def __init__(self, listening: socket.socket, owner: HttpServer) -> None:
-        super().__init__(listening.getsockname(), _Request, bind_and_activate=False)
-        self.socket.close()
-        self.socket, self.owner = listening, owner
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: the client has gone, or is too slow."""
 
@@ -124,12 +117,12 @@ class _Server(ThreadingHTTPServer):
 class _Request(BaseHTTPRequestHandler):
     """One request of a client."""
 
-    server: _Server
+    server: HttpServer
     protocol_version = "HTTP/1.1"
     timeout = SLOWEST_CLIENT
 
     def do_GET(self) -> None:
-        answer = self.server.owner.answer(urlsplit(self.path).path)
+        answer = self.server.answer(urlsplit(self.path).path)
         self.send_response(answer.status)
         for name, value in (
             ("Content-Type", answer.type),

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
-from urllib.parse import quote
+from typing import Any, NamedTuple
 
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.capture.watermark import SILENT
@@ -41,7 +40,7 @@ Words = Callable[[float], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusVerdict:
+class Verdict:
     """The first thing that a page says."""
 
     state: str
@@ -104,14 +103,17 @@ def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], 
 
     `failures` has the reason for each capture that failed or could not start.
     """
-    rows = [_Row(name, captures.get(name), failures.get(name, "")) for name in {**captures, **failures}]
+    rows = []
+    for name in captures.keys() | failures.keys():
+        facts, failure = captures.get(name), failures.get(name, "")
+        rows.append(_Row(name, facts, failure, "failing" if failure or facts is None else facts.state))
     rows.sort(key=lambda row: (list(STATES).index(row.state), row.name))
     counts = [(state, count) for state in STATES if (count := sum(row.state == state for row in rows))]
     worst, count = counts[0] if counts else ("starting", 0)
     title = f"{STATES[worst][0]}: {count} of {plural(len(rows), 'capture')}"
     text = "Each has its own page, probes and metrics under its name."
     total = {
-        "rate": words.rate(sum(row.received for row in rows)),
+        "rate": words.rate(sum(facts.rate for facts in captures.values())),
         "quarantined": sum(facts.flow.quarantined for facts in captures.values()),
         "memory": sum(facts.memory.memory for facts in captures.values()),
     }
@@ -119,7 +121,7 @@ def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], 
         "captures.html",
         next((facts.process for facts in captures.values()), None),
         refresh=refresh,
-        verdict=StatusVerdict(state=worst, title=title, text=text),
+        verdict=Verdict(state=worst, title=title, text=text),
         page_title=f"{title} · jetcapture",
         captures=rows,
         counts=counts,
@@ -127,57 +129,20 @@ def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], 
     )
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """A capture in the list."""
 
     name: str
     facts: CaptureFacts | None
     failure: str
     """Why it failed or could not start."""
-
-    @property
-    def link(self) -> str:
-        return quote(self.name, safe="")
-
-    @property
-    def state(self) -> str:
-        """One of `STATES`."""
-        return "failing" if self.failure or self.facts is None else self.facts.state
-
-    @property
-    def received(self) -> float:
-        """Messages per second, in the last sample."""
-        last = self.facts.samples[-1] if self.facts is not None and self.facts.samples else None
-        return 0.0 if last is None else last.received / last.seconds
-
-    @property
-    def rate(self) -> str:
-        """The same as text; "" for none."""
-        return words.rate(self.received) if self.received else ""
-
-    @property
-    def part(self) -> float:
-        """The lag as a percentage of `block.max_age`."""
-        if self.facts is None or self.facts.consumer_state is None:
-            return 0.0
-        return min(100 * self.facts.consumer_state.lag / self.facts.max_age, 100.0) if self.facts.max_age else 100.0
-
-    @property
-    def late(self) -> bool:
-        """Whether a message has waited for longer than a block is open."""
-        facts = self.facts
-        return facts is not None and facts.consumer_state is not None and facts.consumer_state.lag > facts.max_age
-
-    @property
-    def trouble(self) -> str:
-        notices = self.facts.notices if self.facts is not None else ()
-        return self.failure or " ".join(notice.text for notice in notices if notice.level != "note")
+    state: str
+    """One of `STATES`."""
 
 
 def no_answer(seconds: float) -> str:
     """Return the page for a process whose event loop has not run for some seconds, so that nothing is known."""
-    verdict = StatusVerdict(
+    verdict = Verdict(
         state="failing",
         title="Not answering",
         text=f"The event loop has not run for {words.age(seconds)}.",
@@ -192,7 +157,7 @@ def maintenance(host: ProcessFacts, states: Mapping[str, MaintenanceState], *, r
     running = sum(state.started is not None for state in states.values())
     archives = plural(len(states), "archive")
     if failing:
-        verdict = StatusVerdict(
+        verdict = Verdict(
             state="failing",
             title=f"Failing: {failing} of {archives}",
             text="The last pass failed.",
@@ -200,7 +165,7 @@ def maintenance(host: ProcessFacts, states: Mapping[str, MaintenanceState], *, r
         )
     else:
         text = f"A pass is running over {running} of them." if running else "The next pass begins on time."
-        verdict = StatusVerdict(state="healthy", title=f"Healthy: {archives}", text=text)
+        verdict = Verdict(state="healthy", title=f"Healthy: {archives}", text=text)
     return _page(
         "maintenance.html",
         host,
@@ -212,7 +177,7 @@ def maintenance(host: ProcessFacts, states: Mapping[str, MaintenanceState], *, r
     )
 
 
-def _page(template: str, host: ProcessFacts | None, *, refresh: bool, verdict: StatusVerdict, **values: Any) -> str:
+def _page(template: str, host: ProcessFacts | None, *, refresh: bool, verdict: Verdict, **values: Any) -> str:
     """Render a page; `host` has the version, time and process for its header."""
 
     def ago(time: datetime) -> str:
@@ -237,17 +202,18 @@ def _page(template: str, host: ProcessFacts | None, *, refresh: bool, verdict: S
             bucket=bucket,
             clock=lambda time: words.clock(time, host.time) if host is not None else "",
             short=words.short,
+            rate=words.rate,
         )
         + "\n"
     )
 
 
-def _verdict(facts: CaptureFacts) -> StatusVerdict:
+def _verdict(facts: CaptureFacts) -> Verdict:
     title, since = facts.headline
     first, more = (facts.notices[0], facts.notices[1:]) if facts.notices else (None, ())
     if first is None or (first.level == "note" and not first.check):
-        return StatusVerdict(state=facts.state, title=title, since=since, text=_all_is_well(facts), more=facts.notices)
-    return StatusVerdict(state=facts.state, title=title, since=since, text=first.text, action=first.action, more=more)
+        return Verdict(state=facts.state, title=title, since=since, text=_all_is_well(facts), more=facts.notices)
+    return Verdict(state=facts.state, title=title, since=since, text=first.text, action=first.action, more=more)
 
 
 def _all_is_well(facts: CaptureFacts) -> str:
@@ -334,13 +300,8 @@ def _memory(facts: CaptureFacts, chart: Sparkline) -> Card:
 def _shown_blocks(facts: CaptureFacts) -> list[tuple[str, Sequence[OpenBlock]]]:
     """Return titles and blocks: all, if they are few, or the oldest and the largest."""
     blocks = facts.blocks
-    shown = {
-        (block.key, block.bundle, block.quarantine, block.bucket): block for block in (*blocks.oldest, *blocks.largest)
-    }
-    if not shown:
-        return []
-    if len(shown) >= blocks.open_blocks:
-        return [("", sorted(shown.values(), key=lambda block: -block.age))]
+    if len(blocks.oldest) == blocks.open_blocks:
+        return [("", blocks.oldest)] if blocks.oldest else []
     return [
         (f"The {len(blocks.oldest)} oldest of {blocks.open_blocks:,}", blocks.oldest),
         (f"The {len(blocks.largest)} largest", blocks.largest),
