@@ -7,18 +7,18 @@ that is deleted and recreated starts again at sequence 1, so each of its incarna
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import nlargest
 from sys import intern
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Micros, Seqs
 from jetcapture_py.archive.incarnations import Incarnation, in_order, moment
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased
@@ -72,8 +72,8 @@ class StoredObject:
     modified: float | None
     """Seconds since the epoch; None if the store does not tell."""
     messages: int
-    created: str = ""
-    """Creation times of the incarnations that it has messages of, joined by commas; "" if unknown."""
+    created: tuple[str, ...] = ()
+    """Creation times of the incarnations that it has messages of; none if unknown."""
     interval: int = _UNKNOWN_INTERVAL
     """Length of its bucket in seconds."""
     sealed_by: str = ""
@@ -88,22 +88,19 @@ class StoredObject:
     @classmethod
     def of(cls, file: File, contents: ObjectContents) -> StoredObject:
         """Describe an object that was examined."""
-        name, details = contents.name, contents.details
-        total = contents.messages + contents.older
-        if details is None:
-            return cls(name=name, size=file.size, modified=file.modified, messages=total)
-        oldest, newest = details.times or (None, None)
+        details = contents.details
+        oldest, newest = (details and details.times) or (None, None)
         return cls(
-            name=name,
+            name=contents.name,
             size=file.size,
             modified=file.modified,
-            messages=total,
-            created=intern(",".join(details.created)),
+            messages=contents.messages + contents.older,
+            created=tuple(map(intern, details.created)) if details else (),
             interval=contents.interval or _UNKNOWN_INTERVAL,
-            sealed_by=details.sealed_by,
+            sealed_by=details.sealed_by if details else "",
             oldest=oldest,
             newest=newest,
-            deliveries=details.delivered or 1,
+            deliveries=(details and details.delivered) or 1,
         )
 
     @property
@@ -289,7 +286,7 @@ def collect(
 
 def _lives(objects: Iterable[StoredObject]) -> list[Incarnation]:
     """Return the stream's incarnations, the newest first. The oldest one has all earlier messages, as of a mirror."""
-    newest = in_order(created for stored in objects for created in stored.created.split(","))[::-1] or [""]
+    newest = in_order(created for stored in objects for created in stored.created)[::-1] or [""]
     bounds = [_ALWAYS, *map(moment, newest[:-1]), 0]
     return [
         Incarnation(created=created, since=since, until=until, mirror=False)
@@ -299,7 +296,7 @@ def _lives(objects: Iterable[StoredObject]) -> list[Incarnation]:
 
 def _of_life(life: Incarnation, objects: Iterable[StoredObject]) -> list[StoredObject]:
     """Return the objects that may have messages of an incarnation."""
-    return [stored for stored in objects if not stored.created or life.created in stored.created.split(",")]
+    return [stored for stored in objects if not stored.created or life.created in stored.created]
 
 
 def _scan(
@@ -340,17 +337,10 @@ def _coverage(
     first, last = scan.sequences.first or 0, scan.sequences.last or 0
     accounted = Sequences.union(scan.sequences, gone.expired, gone.erased)
     present, limit = len(scan.sequences), _ALWAYS if settled is None else settled
-    times = _Times.of(stored for stored in objects if "," not in stored.created)
-    holes = open_holes = open_missing = 0
-    largest: list[tuple[int, int, int]] = []
-    for starts, ends in _split(accounted.gaps(first, last), limit):
-        sizes, beyond = ends - starts + 1, starts > limit
-        holes += len(starts)
-        open_holes += int(beyond.sum())
-        open_missing += int(sizes[beyond].sum())
-        order = np.argsort(-sizes, kind="stable")[:MAX_HOLES]
-        some = zip(sizes[order].tolist(), (-starts[order]).tolist(), ends[order].tolist(), strict=True)
-        largest = nlargest(MAX_HOLES, [*largest, *some])
+    times = _Times.of(stored for stored in objects if len(stored.created) <= 1)
+    settled_holes, settled_largest, _ = _holes(accounted.gaps(first, min(last, limit)))
+    open_holes, open_largest, open_missing = _holes(accounted.gaps(max(first, limit + 1), last))
+    largest = nlargest(MAX_HOLES, settled_largest + open_largest)
     return Coverage(
         created=life.created,
         first=first,
@@ -361,7 +351,7 @@ def _coverage(
         present=present,
         removed=accounted.count(first, last) - present,
         accounted=accounted,
-        holes=holes,
+        holes=settled_holes + open_holes,
         open_holes=open_holes,
         open_missing=open_missing,
         largest=[times.hole(-start, end, limit) for _, start, end in sorted(largest, key=lambda hole: -hole[1])],
@@ -369,24 +359,28 @@ def _coverage(
     )
 
 
-def _split(gaps: Iterable[tuple[Any, Any]], limit: int) -> Iterator[tuple[Any, Any]]:
-    """Yield gaps as arrays of starts and ends; the watermark divides one."""
+def _holes(gaps: Iterable[tuple[Seqs, Seqs]]) -> tuple[int, list[tuple[int, int, int]], int]:
+    """Return the number of holes, size, negative start and end of the largest, and the sequences in all of them."""
+    holes = missing = 0
+    largest: list[tuple[int, int, int]] = []
     for starts, ends in gaps:
-        across = (starts <= limit) & (ends > limit)
-        if across.any():
-            at = int(np.flatnonzero(across)[0])
-            starts, ends = np.insert(starts, at + 1, limit + 1), np.insert(ends, at, limit)
-        yield starts, ends
+        sizes = ends - starts + 1
+        holes += len(starts)
+        missing += int(sizes.sum())
+        order = np.argsort(-sizes, kind="stable")[:MAX_HOLES]
+        some = zip(sizes[order].tolist(), (-starts[order]).tolist(), ends[order].tolist(), strict=True)
+        largest = nlargest(MAX_HOLES, [*largest, *some])
+    return holes, largest, missing
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
     """Times of messages by sequence: those of each object's first and last one, with running extremes."""
 
-    seqs: Any
-    up_to: Any
+    seqs: Seqs
+    up_to: Micros
     """The latest time of a message at the sequence or before."""
-    since: Any
+    since: Micros
     """The earliest time of a message at the sequence or after."""
 
     @classmethod

@@ -91,7 +91,7 @@ Layer = Callable[[StoredObject], int]
 
 
 def over_time(
-    axis: Axis, objects: Iterable[StoredObject], value: Value, layer: Layer, layers: int
+    axis: Axis, objects: Iterable[StoredObject], value: Value, layer: Layer = lambda _: 0, layers: int = 1
 ) -> list[list[float]]:
     """Return the sum of `value` for each layer and bar."""
     sums = [[0.0] * axis.bars for _ in range(layers)]
@@ -195,9 +195,9 @@ def small_for_good(facts: Facts) -> bool:
     return len(facts.objects) >= MANY and small > len(facts.objects) / 2 and not worth_compacting(facts)
 
 
-def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
+def volume(facts: Facts, keys: Sequence[Key], axis: Axis) -> dict[str, Any]:
     """Return the charts of messages and bytes by key over time, their legend, and the number of messages left out."""
-    keys, objects = by_key(facts), facts.objects
+    objects = facts.objects
     number = {(each.key, each.bundle): min(rank, MAX_LAYERS) for rank, each in enumerate(keys)}
     names = [key_text(each.key, each.bundle) for each in keys[:MAX_LAYERS]]
     names += ["all other keys"] * (len(keys) > MAX_LAYERS)
@@ -222,9 +222,10 @@ def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
 
 def quarantine(facts: Facts, axis: Axis) -> dict[str, Any]:
     """Return the number of messages in quarantine, and their chart over time."""
-    counts = over_time(axis, facts.quarantine, lambda stored: facts.messages([stored]), lambda _: 0, 1)[0]
-    title = "Quarantined messages over time"
-    chart = _counts(axis, [("quarantined", counts)], title, "message", "q") if any(counts) else None
+    layers = over_time(axis, facts.quarantine, lambda stored: facts.messages([stored]))
+    chart = (
+        _counts(axis, [("", layers[0])], "Quarantined messages over time", "message", "q") if any(layers[0]) else None
+    )
     return {"total": facts.messages(facts.quarantine), "chart": chart}
 
 
@@ -242,12 +243,12 @@ def waiting(facts: Facts, axis: Axis) -> dict[str, Any]:
 
 def sizes(facts: Facts, axis: Axis) -> dict[str, Any]:
     """Return object sizes, seal reasons and the benefit of compaction."""
-    counts = over_time(axis, facts.objects, lambda _: 1, lambda _: 0, 1)
+    layers = over_time(axis, facts.objects, lambda _: 1)
     return {
         "small": sum(stored.size < SMALL for stored in facts.objects),
         "sizes": size_classes(facts.objects),
         "sealed": sealed(facts.objects),
-        "chart": _counts(axis, [("objects", counts[0])], "Objects over time", "object"),
+        "chart": _counts(axis, [("", layers[0])], "Objects over time", "object"),
         "after": after_compaction(facts.objects),
         "worth_compacting": worth_compacting(facts),
         "small_for_good": small_for_good(facts),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jetcapture_py.compaction.unit import SEALED_BY
@@ -28,7 +28,7 @@ CHAPTERS = {
 }
 
 
-class PageFinding(NamedTuple):
+class Finding(NamedTuple):
     """A remark below the verdict; `action`: the reader should act on it. `chapter` has the details."""
 
     action: bool
@@ -36,7 +36,7 @@ class PageFinding(NamedTuple):
     chapter: str
 
 
-class PageVerdict(NamedTuple):
+class Verdict(NamedTuple):
     """Whether the archive needs action, its state in a sentence, and an explanation."""
 
     action: bool
@@ -54,13 +54,13 @@ def page(facts: Facts) -> str:
     messages: Counter[int] = Counter()
     for stored in every:
         messages[stored.name.bucket] += stored.messages
-    chapters, charts = {"coverage", "words"}, dict[str, Any]()
+    chapters, charts, keys = {"coverage", "words"}, dict[str, Any](), figures.by_key(facts)
     if messages:
         axis = Axis.over(messages, max(stored.interval for stored in every))
         charts = {"axis": axis, "quarantine": figures.quarantine(facts, axis)}
         chapters.add("quarantine")
         if facts.objects:
-            charts |= {"volume": figures.volume(facts, axis), "waits": figures.waiting(facts, axis)}
+            charts |= {"volume": figures.volume(facts, keys, axis), "waits": figures.waiting(facts, axis)}
             charts |= {"objects": figures.sizes(facts, axis)}
             chapters |= CHAPTERS.keys()
     return (
@@ -74,8 +74,8 @@ def page(facts: Facts) -> str:
             chapters={name: title for name, title in CHAPTERS.items() if name in chapters},
             verdict=verdict(facts),
             findings=list(findings(facts)),
-            tiles=list(_tiles(facts, newest)),
-            keys=figures.by_key(facts),
+            tiles=list(_tiles(facts, keys, newest)),
+            keys=keys,
             incarnations=[(incarnation, figures.strip(incarnation)) for incarnation in facts.incarnations],
             delivery=figures.delivery(facts),
             copies=_copies(facts),
@@ -101,7 +101,7 @@ def _part(scope: Scope) -> Iterator[str]:
         yield f"{'key' if len(names) == 1 else 'keys'} {', '.join(names[:10])}{more}"
 
 
-def verdict(facts: Facts) -> PageVerdict:
+def verdict(facts: Facts) -> Verdict:
     """Return the state of the archive in a sentence."""
     lost = sum(incarnation.missing - incarnation.open_missing for incarnation in facts.incarnations)
     coming = sum(incarnation.open_missing for incarnation in facts.incarnations)
@@ -118,72 +118,72 @@ def verdict(facts: Facts) -> PageVerdict:
         largest = max((hole.missing for hole in closed), default=0)  # open ones may all be larger
         if holes >= 1000 and largest * 100 < lost:
             more += " Many small holes are typical of a filter."
-        return PageVerdict(action=True, sentence=sentence, more=more)
+        return Verdict(action=True, sentence=sentence, more=more)
     if not facts.objects and not facts.quarantine:
-        return PageVerdict(action=True, sentence="The selected part of this archive is empty.")
+        return Verdict(action=True, sentence="The selected part of this archive is empty.")
     more = ""
     if coming:
         more = f"{plural(coming, 'sequence')} beyond the watermark {'is' if coming == 1 else 'are'} not stored yet, "
         more += "which is normal while the capture runs."
     if bad:
-        return PageVerdict(action=True, sentence=f"No sequence is missing, but {kept}.", more=more)
+        return Verdict(action=True, sentence=f"No sequence is missing, but {kept}.", more=more)
     whole = "no sequence is missing"
     removed = sum(incarnation.removed for incarnation in facts.incarnations)
     if not coming and not removed and len(facts.incarnations) == 1:
         whole = f"every sequence from {facts.incarnations[0].first:,} to {facts.incarnations[0].last:,} is stored"
-    return PageVerdict(action=False, sentence=f"Complete: {whole}, and nothing is in quarantine.", more=more)
+    return Verdict(action=False, sentence=f"Complete: {whole}, and nothing is in quarantine.", more=more)
 
 
-def findings(facts: Facts) -> Iterator[PageFinding]:
+def findings(facts: Facts) -> Iterator[Finding]:
     """Yield remarks, the most important first."""
     bad, total = facts.messages(facts.quarantine), facts.messages(facts.objects)
     if facts.unread:
         said = f"{plural(facts.unread, 'object')} could not be read, and {'its' if facts.unread == 1 else 'their'} "
         said += "messages count as not stored: jetcapture verify says why."
-        yield PageFinding(action=True, text=said, chapter="coverage")
+        yield Finding(action=True, text=said, chapter="coverage")
     if facts.expired_until is not None:
         said = f"{plural(facts.expired, 'message')} expired, in buckets up to "
         said += f"{format_time(facts.expired_until)}: they were removed on purpose."
-        yield PageFinding(action=False, text=said, chapter="coverage")
+        yield Finding(action=False, text=said, chapter="coverage")
     if facts.erased:
         said = f"{plural(facts.erased, 'message')} {'was' if facts.erased == 1 else 'were'} erased."
-        yield PageFinding(action=False, text=said, chapter="coverage")
+        yield Finding(action=False, text=said, chapter="coverage")
     closed = [hole for incarnation in facts.incarnations for hole in incarnation.largest if not hole.open]
     if closed:
         hole = max(closed, key=lambda hole: hole.missing)
         said = f"The largest hole is {plural(hole.missing, 'sequence')}, from {hole.first:,}, between messages of "
         said += f"{moment(hole.after)} and {moment(hole.before)} UTC."
-        yield PageFinding(action=True, text=said, chapter="coverage")
+        yield Finding(action=True, text=said, chapter="coverage")
     if facts.reasons:
         said = f"{plural(bad, 'message')} in quarantine ({share(bad, bad + total)}). Most frequent reason: "
         said += f"{clipped(facts.reasons[0].error, 90)}."
-        yield PageFinding(action=True, text=said, chapter="quarantine")
+        yield Finding(action=True, text=said, chapter="quarantine")
     many = plural(len(facts.objects), "object")
     if figures.worth_compacting(facts):
         said = f"{many} could be about {figures.after_compaction(facts.objects):,}: run compaction."
-        yield PageFinding(action=True, text=said, chapter="objects")
+        yield Finding(action=True, text=said, chapter="objects")
     elif figures.small_for_good(facts):
         said = f"Most of {many} are small, and compaction would not help much."
-        yield PageFinding(action=False, text=said, chapter="objects")
+        yield Finding(action=False, text=said, chapter="objects")
     if copies := _copies(facts):
         said = f"{plural(copies, 'message')} stored twice."
         said += "".join(f" {found.summary}." for found in facts.read_twice) or " Readers return each once."
-        yield PageFinding(action=bool(facts.read_twice), text=said, chapter="objects")
+        yield Finding(action=bool(facts.read_twice), text=said, chapter="objects")
     delivery = figures.delivery(facts)
     if delivery.late:
         said = f"{plural(delivery.late, 'object')} with messages that arrived after the end of their bucket, up to "
-        yield PageFinding(action=False, text=f"{said}{duration(delivery.latest)}.", chapter="lateness")
+        yield Finding(action=False, text=f"{said}{duration(delivery.latest)}.", chapter="lateness")
 
 
 def _copies(facts: Facts) -> int:
     return sum(facts.copies.get(stored.name, 0) for stored in facts.objects)
 
 
-def _tiles(facts: Facts, newest: int | None) -> Iterator[tuple[str, ...]]:
+def _tiles(facts: Facts, keys: Sequence[figures.Key], newest: int | None) -> Iterator[tuple[str, ...]]:
     """Yield the key figures as label, value and remark."""
     total, bad, copies = facts.messages(facts.objects), facts.messages(facts.quarantine), _copies(facts)
     stored, kept = (sum(each.size for each in objects) for objects in (facts.objects, facts.quarantine))
-    keys, count = figures.by_key(facts), len(facts.objects)
+    count = len(facts.objects)
     yield "Messages", f"{total:,}", f"{plural(sum(each.name.rows for each in facts.objects), 'row')} stored"
     yield "Stored", size(stored), f"{size(stored / total)} per message" if total else ""
     yield "Objects", f"{count:,}", f"{size(stored / count)} each" if count else ""

@@ -33,7 +33,7 @@ def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: 
         "size": 1000,
         "modified": bucket + 60.0,
         "messages": 1,
-        "created": "",
+        "created": (),
         "interval": 900,
         "sealed_by": "age",
         "oldest": bucket * 1_000_000,
