@@ -12,5 +12,7 @@ Micros = Int64s
 """Times in microseconds since the epoch."""
 Nanos = Int64s
 """Times in nanoseconds since the epoch."""
+Floats = npt.NDArray[np.float64]
+Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 """Which of an array's elements are chosen."""

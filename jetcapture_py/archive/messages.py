@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.arrays import Int64s, Mask, Micros, Seqs
+from jetcapture_py.archive.arrays import Hashes, Int64s, Mask, Micros, Seqs
 
 _NONE = np.zeros(0, np.int64)
 _MICROSECONDS = pa.timestamp("us", "UTC")
@@ -150,13 +149,13 @@ class RowIds:
         again[1:] = (np.diff(self.seqs) == 0) & (np.diff(self.times) == 0) & (np.diff(self.rows) == 0)
         return again
 
-    def hashes(self) -> npt.NDArray[np.uint64]:
+    def hashes(self) -> Hashes:
         """Return a 64-bit hash of each; sums of them compare sets."""
         mixed = _mixed(self.rows.astype(np.uint64))
         return _mixed(self.seqs.astype(np.uint64) ^ _mixed(self.times.astype(np.uint64) ^ mixed))
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mixed(values: Hashes) -> Hashes:
     """Apply splitmix64's finalizer to each value."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from mmap import ACCESS_READ, mmap
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.arrays import Int64s
+from jetcapture_py.archive.arrays import Floats, Hashes, Int64s, Seqs
 from jetcapture_py.archive.info import ObjectInfo, RowGroup
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import RowIds
@@ -29,15 +29,13 @@ _BATCH_ROWS = 1 << 18
 _BATCH_OBJECTS = 256
 _PIECE_BYTES = 32 << 20
 """Uncompressed bytes of rows that are read before their copies are dropped."""
-_READ_TOGETHER = 8
-"""Row groups of an object in a bundle that are in memory at once."""
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.ROW)
 
 
 class Survey:
     """Counts, uncompressed bytes and hash sums of distinct rows between any two of its `marks`, which are sequences."""
 
-    def __init__(self, marks: Any, counts: Any, weights: Any, checks: Any) -> None:
+    def __init__(self, marks: Seqs, counts: Int64s, weights: Floats, checks: Hashes) -> None:
         self.marks = marks
         self._counts = counts
         self._weights = weights
@@ -58,8 +56,8 @@ class Survey:
     def ahead(self, first: int, weight: float) -> int:
         """Return the first mark at least `weight` bytes after mark `first`, or the last mark."""
         at = self._at(first)
-        found = int(np.searchsorted(self._weights, self._weights[at] + weight))
-        return int(self.marks[min(max(found, at + 1), len(self.marks) - 1)])
+        reached = int(np.searchsorted(self._weights, self._weights[at] + weight))
+        return int(self.marks[min(max(reached, at + 1), len(self.marks) - 1)])
 
     def _at(self, mark: int) -> int:
         at = int(np.searchsorted(self.marks, mark))
@@ -71,12 +69,28 @@ class Survey:
 def survey(files: Files, unit: Unit[ObjectInfo], step: float) -> Survey:
     """Read the identities of all rows of a unit. Marks are the edges of its objects, and, where possible, every `step`
     uncompressed bytes. Raises JetcaptureError if an object's rows do not match its name or are not distinct."""
-    weights = np.array([info.details.size / max(info.details.rows, 1) for info in unit.sources])
-    found = _Surveyor(np.unique(np.concatenate((unit.firsts, unit.ends))), weights, step)
-    for rows, sources, frontier in _swept(files, unit):
-        if (twice := found.add(rows, sources, frontier)) is not None:
-            raise JetcaptureError(f"{files.shown}/{unit.sources[twice].name.path} contains a message twice")
-    return found.survey()
+    row_weights = np.array([info.details.size / max(info.details.rows, 1) for info in unit.sources])
+    edges = np.unique(np.concatenate((unit.firsts, unit.ends)))
+    sums: list[tuple[Seqs, Int64s, Floats, Hashes]] = []
+    count, weight, check = 0, 0.0, np.zeros(1, np.uint64)
+    for ids, sources, frontier in _swept(files, unit):
+        order = ids.order(sources)
+        ids, sources = ids.take(order), sources[order]
+        again = ids.repeated()
+        twice = np.flatnonzero(again[1:] & (sources[1:] == sources[:-1]))
+        if len(twice):
+            raise JetcaptureError(f"{files.shown}/{unit.sources[sources[twice[0]]].name.path} contains a message twice")
+        ids, sources = ids.take(~again), sources[~again]
+        weights = weight + np.concatenate(([0.0], np.cumsum(row_weights[sources])))
+        checks = check + np.concatenate((np.zeros(1, np.uint64), np.cumsum(ids.hashes())))
+        steps = ids.seqs[np.flatnonzero(np.diff(weights // step))]
+        marks = np.unique(np.concatenate((edges[edges < frontier], steps)))
+        edges = edges[edges >= frontier]
+        at = np.searchsorted(ids.seqs, marks)
+        sums.append((marks, count + at, weights[at], checks[at]))
+        count, weight, check = count + len(ids), weights[-1], checks[-1:]
+    marks, counts, weights, checks = (np.concatenate(column) for column in zip(*sums, strict=True))
+    return Survey(marks, counts, weights, checks)
 
 
 def disjoint(files: Files, unit: Unit[ObjectInfo]) -> list[ObjectName] | None:
@@ -85,14 +99,14 @@ def disjoint(files: Files, unit: Unit[ObjectInfo]) -> list[ObjectName] | None:
     Raises JetcaptureError if an object's rows do not match its name.
     """
     ranks = np.argsort(np.argsort(-unit.counts, kind="stable"))  # the largest objects stay
-    own = np.zeros(len(unit.sources), np.int64)
+    further = np.zeros(len(unit.sources), np.int64)  # rows of each object that no larger one has
     for rows, sources, _ in _swept(files, unit):
         order = rows.order(ranks[sources])
         first = ~rows.take(order).repeated()
-        own += np.bincount(sources[order][first], minlength=len(own))
-    if ((own > 0) & (own < unit.counts)).any():
+        further += np.bincount(sources[order][first], minlength=len(further))
+    if ((further > 0) & (further < unit.counts)).any():
         return None
-    return [source.name for source, count in zip(unit.sources, own, strict=True) if count]
+    return [source.name for source, count in zip(unit.sources, further, strict=True) if count]
 
 
 def _swept(files: Files, unit: Unit[ObjectInfo]) -> Iterator[tuple[RowIds, Int64s, int]]:
@@ -100,7 +114,7 @@ def _swept(files: Files, unit: Unit[ObjectInfo]) -> Iterator[tuple[RowIds, Int64
     held: list[tuple[RowIds, Int64s]] = []
     for batch, frontier in _batches(unit):
         read = files.archive.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
-        held += [(ids, np.full(len(ids.seqs), part.source)) for part, ids in zip(batch, read, strict=True)]
+        held += [(ids, np.full(len(ids), part.source)) for part, ids in zip(batch, read, strict=True)]
         rows = RowIds.concat([ids for ids, _ in held])
         sources = np.concatenate([numbers for _, numbers in held])
         ready = rows.seqs < frontier
@@ -149,63 +163,19 @@ def _batches(unit: Unit[ObjectInfo]) -> Iterator[tuple[list[_Part], int]]:
 def _identities(files: Files, source: ObjectInfo, part: _Part) -> RowIds:
     ids = RowIds.of(files.rows(source, part.group, columns=_IDENTITY))
     name = source.name
-    complete = part.group is not None or len(ids.seqs) == name.rows
+    complete = part.group is not None or len(ids) == name.rows
     if not complete or ids.seqs.min() < max(part.first, name.first_seq) or ids.seqs.max() > name.last_seq:
         raise JetcaptureError(f"the rows of {files.shown}/{name.path} do not match its name")
     return ids
 
 
-class _Surveyor:
-    """Takes identities in order of their sequences, and computes cumulative sums at every mark."""
-
-    def __init__(self, edges: Any, weights: Any, step: float) -> None:
-        self._edges = edges
-        self._weights = weights
-        self._step = step
-        self._sums: list[tuple[Any, Any, Any, Any]] = []
-        self._count, self._weight, self._check = 0, 0.0, np.zeros(1, np.uint64)
-
-    def add(self, ids: RowIds, sources: Int64s, frontier: int) -> int | None:
-        """Add all rows below `frontier` that have not been added before; return an object that has one twice."""
-        order = ids.order(sources)
-        ids, sources = ids.take(order), sources[order]
-        again = ids.repeated()
-        twice = again.copy()
-        twice[1:] &= sources[1:] == sources[:-1]
-        if twice.any():
-            return int(sources[twice][0])
-        ids, sources = ids.take(~again), sources[~again]
-        weights = self._weight + np.concatenate(([0.0], np.cumsum(self._weights[sources])))
-        checks = self._check + np.concatenate((np.zeros(1, np.uint64), np.cumsum(ids.hashes())))
-        edges = self._edges[self._edges < frontier]
-        self._edges = self._edges[len(edges) :]
-        steps = np.flatnonzero(np.diff(weights // self._step))
-        marks = np.unique(np.concatenate((edges, ids.seqs[steps])))
-        at = np.searchsorted(ids.seqs, marks)
-        self._sums.append((marks, self._count + at, weights[at], checks[at]))
-        self._count, self._weight, self._check = self._count + len(ids.seqs), weights[-1], checks[-1:]
-        return None
-
-    def survey(self) -> Survey:
-        marks, counts, weights, checks = (np.concatenate(column) for column in zip(*self._sums, strict=True))
-        return Survey(marks, counts, weights, checks)
-
-
 def read_rows(
-    files: Files,
-    unit: Unit[ObjectInfo],
-    schema: pa.Schema,
-    first: int,
-    end: int,
-    *,
-    in_file: bool,
-    many_copies: bool,
+    files: Files, unit: Unit[ObjectInfo], schema: pa.Schema, first: int, end: int, *, in_file: bool
 ) -> pa.Table:
     """Return the rows of a unit with sequences from `first` to `end` (exclusive), object by object.
 
-    They have the columns of `schema`, the unified schema. With `in_file`, they lie in a mapped file without a name
-    instead of in memory. Copies are included, but not in memory if there are `many_copies`, which would not fit
-    together.
+    They have the columns of `schema`, the unified schema. Copies are left out as they are read: all of them would not
+    fit in memory together. With `in_file`, all rows are read, and lie in a mapped file without a name.
     """
     parts = [
         (index, group)
@@ -216,25 +186,20 @@ def read_rows(
 
     def read(part: tuple[int, RowGroup]) -> pa.Table:
         index, group = part
-        info = unit.sources[index]
-        table = rows_to_write(files.rows(info, group.index), schema)
+        table = rows_to_write(files.rows(unit.sources[index], group.index), schema)
         if group.first >= first and group.last < end:
             return table
         seqs = table[layout.SEQ].to_numpy()
         return table.filter(pa.array((seqs >= first) & (seqs < end)))
 
+    some = batches(parts, lambda part: part[1].size, _PIECE_BYTES)
+    pieces = (pa.concat_tables(files.archive.map(read, batch)) for batch in some)
     if not in_file:
-        if not many_copies:
-            return pa.concat_tables([schema.empty_table(), *files.archive.map(read, parts)])
-        weights = [info.details.size / len(info.details.groups) for info in unit.sources]
-        some = batches(parts, lambda part: weights[part[0]], _PIECE_BYTES)
-        pieces = (pa.concat_tables(files.archive.map(read, batch)) for batch in some)
         return pa.concat_tables([schema.empty_table(), *_without_copies(pieces)])
     with TemporaryFile() as file:  # without a name, so that nothing is left of it after a kill
         with pa.ipc.new_file(file, schema) as writer:
-            for start in range(0, len(parts), _READ_TOGETHER):
-                for table in files.archive.map(read, parts[start : start + _READ_TOGETHER]):
-                    writer.write_table(table)
+            for table in pieces:
+                writer.write_table(table)
         file.flush()
         return pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))).read_all()
 
@@ -243,9 +208,10 @@ def _without_copies(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield tables without copies of rows, of which the first stays."""
     seen = RowIds.concat([])
     for table in tables:
-        every = RowIds.concat([seen, RowIds.of(table)])
-        order = every.order(np.arange(len(every.seqs)))
-        again = np.empty(len(order), bool)
-        again[order] = every.take(order).repeated()
-        yield table.filter(pa.array(~again[len(seen.seqs) :]))
-        seen = every.take(~again)
+        rows = RowIds.concat([seen, RowIds.of(table)])
+        order = rows.order(np.arange(len(rows)))
+        again = np.empty(len(rows), np.bool_)
+        again[order] = rows.take(order).repeated()
+        new = ~again[len(seen) :]
+        yield table if new.all() else table.filter(pa.array(new))
+        seen = rows.take(~again)

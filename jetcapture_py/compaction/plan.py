@@ -122,11 +122,6 @@ class Unit(Generic[S]):
         """Return the number of rows of the objects inside the span."""
         return int(self.counts[self.within(first, end)].sum())
 
-    def copies(self, first: int, end: int) -> float:
-        """Estimate the number of rows in the span, copies included."""
-        inside = np.maximum(np.minimum(self.ends, end) - np.maximum(self.firsts, first), 0)
-        return float((self.counts * inside / (self.ends - self.firsts)).sum())
-
     def size(self, first: int, end: int) -> float:
         """Return the bytes of the objects inside the span."""
         return float(self.sizes[self.within(first, end)].sum())
@@ -195,7 +190,8 @@ def mergeable(infos: Sequence[ObjectInfo]) -> tuple[list[tuple[pa.Schema, list[O
         members = [info for info in infos if info.bundles == bundles]
         classes_ = classes([info.schema for info in members])
         reasons += [DRIFTED] if len(classes_) > 1 else []
-        parts += [(schema, [members[index] for index in indexes]) for schema, indexes in classes_]
+        several = [(schema, indexes) for schema, indexes in classes_ if len(indexes) > 1]
+        parts += [(schema, [members[index] for index in indexes]) for schema, indexes in several]
     return parts, reasons
 
 

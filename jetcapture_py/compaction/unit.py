@@ -48,8 +48,6 @@ _PIECE_ROWS = 1 << 18
 """Rows that are read at once, at most about."""
 _CLOSE = 0.05
 """Share of its intended size that an object may lack."""
-_MAX_COPIES = 2
-"""Average copies of a row above which copies are dropped while reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +141,7 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
     outcomes += map(Skipped, reasons)
     for schema, members in parts:
         unit = Unit(members, spec.row_bytes)
-        if len(members) > 1:
-            outcomes.append(_attempted(partial(_merged, files, spec, unit, schema, infos)))
+        outcomes.append(_attempted(partial(_merged, files, spec, unit, schema, infos)))
     return outcomes
 
 
@@ -264,8 +261,7 @@ class _Compaction:
 
     def _rows(self, first: int, end: int) -> Iterator[pa.Table]:
         """Yield the distinct rows of a range as they are written, in bundles sorted by key; a table is a row group."""
-        many = self._unit.copies(first, end) > _MAX_COPIES * self.rows(first, end)
-        table = read_rows(self._files, self._unit, self._schema, first, end, in_file=self._bundle, many_copies=many)
+        table = read_rows(self._files, self._unit, self._schema, first, end, in_file=self._bundle)
         return ordered(table, by_key=self._bundle)[0] if table.num_rows else iter(())
 
     def _write(self, span: Span) -> Iterator[Source]:
