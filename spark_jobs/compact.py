@@ -25,13 +25,12 @@ from typer import Option
 
 from jetcapture_py import options as opt
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.summary import Summary, report, waiting_line
+from jetcapture_py.compaction.summary import Summary, failure, report, waiting_line
 from jetcapture_py.compaction.unit import CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.units import parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.text import plural
 from spark_jobs import job
 from spark_jobs.job import JobArchive, command, session
 from spark_jobs.reading.location import ArchiveLocation
@@ -59,7 +58,7 @@ def compact(
         kind = "Parquet " if compaction.others else ""
         raise JetcaptureError(f"no {kind}objects of stream {stream} under {archive.shown}")
     compaction.add(_run(spark, archive, compaction))
-    compaction.remove(compaction.due())
+    compaction.remove()
     if waiting := sum(len(outcome.removable) for outcome in compaction.waiting):
         tell(waiting_line(waiting))
     return compaction.summary()
@@ -129,8 +128,7 @@ def _compact(
     lines = [json.dumps(asdict(summary))] if as_json else report(archive.stream, summary)
     sys.stdout.writelines(f"{line}\n" for line in lines)
     if summary.errors:
-        more = f" (and {plural(len(summary.errors) - 1, 'more failure')})" if len(summary.errors) > 1 else ""
-        raise JetcaptureError(f"{summary.errors[0]}{more}")
+        raise JetcaptureError(failure(summary.errors))
 
 
 COMMAND = command("compact", _compact)

@@ -13,7 +13,7 @@ does: then messages of both are one stream's.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -142,11 +142,20 @@ def owners(begins: Sequence[int], times: Micros) -> npt.NDArray[np.intp]:
     return np.maximum(np.searchsorted(np.array(begins, np.int64), times, "right") - 1, 0)
 
 
+def by_incarnation(created: Sequence[C], times: Micros) -> Iterator[tuple[C, Mask]]:
+    """Yield each incarnation that has messages, of those `created`, oldest first, and the mask of its messages.
+
+    "" may be the first one, of which it is not known when it was created.
+    """
+    numbers = owners([birth if isinstance(birth, int) else moment(birth) if birth else 0 for birth in created], times)
+    for number in np.unique(numbers).tolist() if created else ():
+        yield created[number], numbers == number
+
+
 def bounds_by_incarnation(created: Sequence[C], seqs: Seqs, times: Micros) -> dict[C, Bounds]:
     """Return the first and last sequence of each incarnation that has messages, of those `created`, oldest first."""
-    numbers = owners([birth if isinstance(birth, int) else moment(birth) for birth in created], times)
-    parts = ((birth, seqs[numbers == number]) for number, birth in enumerate(created))
-    return {birth: (int(part.min()), int(part.max())) for birth, part in parts if len(part)}
+    parts = ((birth, seqs[mask]) for birth, mask in by_incarnation(created, times))
+    return {birth: (int(part.min()), int(part.max())) for birth, part in parts}
 
 
 def continued(created: Sequence[C], bounds: Mapping[C, Bounds], anew: Collection[C] = frozenset()) -> Sequence[C]:

@@ -1,4 +1,4 @@
-"""What an archive and its table have, bucket by bucket, in some 170 bytes for each file.
+"""What an archive and its table have, bucket by bucket, in some 150 bytes for each file.
 
 An archive may have millions of objects. Their names are parsed again when a bucket is looked at, so that there are
 never many of them as Python objects.
@@ -9,58 +9,31 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int64s, Mask
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.store.archive import ArchiveFiles
 
-_SEPARATOR = b"\0"
 _BUCKET = re.compile(r"/(\d{8}T\d{6})[ZE]-[^/]*\.parquet")
-
-
-class BucketFiles:
-    """Files of one bucket: their paths, and `width` whole numbers about each."""
-
-    __slots__ = ("_numbers", "_paths", "_width")
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._paths = bytearray()
-        self._numbers = array("q")
-
-    def add(self, path: str, *numbers: int) -> None:
-        """Add a file, with as many numbers as the width says."""
-        self._paths += path.encode("utf-8", "surrogateescape")
-        self._paths += _SEPARATOR
-        self._numbers.extend(numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers) // self._width
-
-    def __iter__(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yield each path and its numbers, in the order in which they were added."""
-        width = self._width
-        for index, path in enumerate(self._paths.split(_SEPARATOR)[:-1]):
-            yield path.decode("utf-8", "surrogateescape"), self._numbers[index * width : (index + 1) * width]
+Entry = tuple[str, Sequence[int]]
+"""The path of a file, and whole numbers about it."""
 
 
 class Inventory:
-    """Files by bucket, each with `width` whole numbers."""
+    """Files by bucket, each with whole numbers about it: as text, of which little is in objects at once."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._buckets: dict[int, BucketFiles] = {}
+    def __init__(self) -> None:
+        self._buckets: dict[int, bytearray] = {}
         self.files = 0
         """How many there are, with those that were taken."""
 
     def add(self, bucket: int, path: str, *numbers: int) -> None:
-        found = self._buckets.get(bucket)
-        if found is None:
-            found = self._buckets[bucket] = BucketFiles(self._width)
-        found.add(path, *numbers)
+        entry = f"{path}\0{' '.join(map(str, numbers))}\0"
+        self._buckets.setdefault(bucket, bytearray()).extend(entry.encode("utf-8", "surrogateescape"))
         self.files += 1
 
     @property
@@ -68,18 +41,23 @@ class Inventory:
         """The buckets of the files that were not taken."""
         return self._buckets.keys()
 
-    def of(self, bucket: int) -> BucketFiles:
-        """Return the files of a bucket."""
-        return self._buckets.get(bucket) or BucketFiles(self._width)
+    def of(self, bucket: int) -> Iterator[Entry]:
+        """Yield the files of a bucket, in the order in which they were added."""
+        return _entries(self._buckets.get(bucket, b""))
 
-    def take(self, bucket: int) -> BucketFiles:
-        """Remove and return the files of a bucket."""
-        return self._buckets.pop(bucket, None) or BucketFiles(self._width)
+    def take(self, bucket: int) -> Iterator[Entry]:
+        """Remove and yield the files of a bucket."""
+        return _entries(self._buckets.pop(bucket, b""))
 
-    def __iter__(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yield the path and the numbers of each file, bucket by bucket in the order of their first files."""
-        for files in self._buckets.values():
-            yield from files
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield each file, bucket by bucket in the order of their first files."""
+        return chain.from_iterable(map(_entries, self._buckets.values()))
+
+
+def _entries(data: bytes | bytearray) -> Iterator[Entry]:
+    parts = iter(bytes(data).split(b"\0"))
+    for path, numbers in zip(parts, parts, strict=False):  # after the last one is an empty part
+        yield path.decode("utf-8", "surrogateescape"), [*map(int, numbers.split())]
 
 
 def root_url(archive: ArchiveFiles) -> str:
@@ -106,7 +84,7 @@ class PathSet:
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         self._hashes = array("q", map(hash, paths))
-        self._sorted: Any = None
+        self._sorted: Int64s | None = None
 
     def add(self, path: str) -> None:
         """Add a path that it does not have."""
@@ -127,12 +105,12 @@ class PathSet:
         """Whether it has all paths of another set."""
         return bool(np.isin(np.frombuffer(other._hashes, np.int64), np.frombuffer(self._hashes, np.int64)).all())
 
-    def _has(self, paths: Sequence[str]) -> Any:
+    def _has(self, paths: Sequence[str]) -> Mask:
         """Return a mask of the paths that it has."""
         if not paths or not self._hashes:
-            return np.zeros(len(paths), bool)
+            return np.zeros(len(paths), np.bool_)
         if self._sorted is None:
             self._sorted = np.sort(np.frombuffer(self._hashes, np.int64))  # a copy: the array can still grow
-        asked = np.fromiter(map(hash, paths), np.int64, len(paths))
-        places = np.minimum(np.searchsorted(self._sorted, asked), len(self._sorted) - 1)
-        return self._sorted[places] == asked
+        hashes = np.fromiter(map(hash, paths), np.int64, len(paths))
+        at = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
+        return np.equal(self._sorted[at], hashes)

@@ -136,3 +136,9 @@ def total(summary: Summary) -> str:
 def waiting_line(objects: int) -> str:
     """Say that replaced objects are still there."""
     return f"{plural(objects, 'replaced object', grouped=True)} left for readers until a later run"
+
+
+def failure(errors: Sequence[str]) -> str:
+    """Return what failed, in one line; "" if nothing did."""
+    more = f" (and {plural(len(errors) - 1, 'more failure')})" if len(errors) > 1 else ""
+    return f"{errors[0]}{more}" if errors else ""

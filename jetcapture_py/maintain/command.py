@@ -13,6 +13,7 @@ from functools import partial
 from types import FrameType
 
 from jetcapture_py import text
+from jetcapture_py.compaction.summary import failure
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.section import validated
@@ -23,7 +24,7 @@ from jetcapture_py.maintain.passes import Pass, PassRequest, Progress, run_pass
 from jetcapture_py.manage.many import NOTHING, CommandResult, show_line, show_one
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
-from jetcapture_py.text import MAX_LOGGED, escaped, one_line, plural
+from jetcapture_py.text import MAX_LOGGED, escaped, one_line
 
 log = logging.getLogger("jetcapture.maintain")
 
@@ -42,18 +43,11 @@ class CompactRequest:
     incomplete: bool = False
     """Also compact buckets that the watermark has not passed."""
 
-    def of(self, config: Config, *, dry_run: bool) -> CompactionSettings:
-        """Return the settings for one capture. Raises JetcaptureError if they exclude one another."""
+    def of(self, config: Config) -> CompactionSettings:
+        """Return the settings for one capture."""
         given = (config.maintain.compact if config.maintain else None) or CompactConfig()
-        given = validated(CompactConfig, {**given.model_dump(), **self.settings})
-        return CompactionSettings(
-            target=given.target,
-            after=given.after,
-            grace=given.grace,
-            selection=self.selection,
-            incomplete=self.incomplete,
-            dry_run=dry_run,
-        )
+        settings = CompactionSettings.of(validated(CompactConfig, {**given.model_dump(), **self.settings}))
+        return replace(settings, selection=self.selection, incomplete=self.incomplete)
 
 
 def maintain(
@@ -81,12 +75,11 @@ def _one_pass(files: CaptureFiles, request: CompactRequest | None, *, dry_run: b
     with text.progress_bars() as show:
         for capture, config in selected.configs.items():
             label = "" if single else f"{capture.name}: "
-            wanted = PassRequest.of(config, dry_run=dry_run, tell=partial(_tell, label), progress=_bars(show, label))
-            if request is not None:
-                wanted = replace(wanted, compact=request.of(config, dry_run=dry_run), keep=None)
+            asked = PassRequest.of(config) if request is None else PassRequest(compact=request.of(config))
+            asked = replace(asked, dry_run=dry_run, tell=partial(_tell, label), progress=_bars(show, label))
             try:
                 archive = open_archive(config.store.url, config.store.options)
-                results.append((capture, label, run_pass(config, archive, wanted)))
+                results.append((capture, label, run_pass(config, archive, asked)))
             except Exception as error:  # also a bug, or a library's: other archives go on
                 _tell(label, reason_of(error))
                 code = FAILED
@@ -96,7 +89,7 @@ def _one_pass(files: CaptureFiles, request: CompactRequest | None, *, dry_run: b
             show_one(done, as_json=False)
         else:
             show_line(capture.name, result.stream, done, width, as_json=as_json)
-        if reason := failure_of(result):
+        if reason := failure(result.errors):
             _tell(label, reason)
             code = FAILED
     return code
@@ -124,13 +117,6 @@ def _bars(show: Callable[[str, int, int], None], label: str) -> Progress:
             show(f"{label}compacting {part}", total - objects, total)
 
     return progress
-
-
-def failure_of(result: Pass) -> str:
-    """Return what failed in a pass, in one line; "" if nothing did."""
-    errors = result.errors
-    more = f" (and {plural(len(errors) - 1, 'more failure')})" if len(errors) > 1 else ""
-    return f"{errors[0]}{more}" if errors else ""
 
 
 def reason_of(error: Exception) -> str:

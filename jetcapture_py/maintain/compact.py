@@ -23,12 +23,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -39,11 +37,13 @@ from jetcapture_py.compaction.memory import MemoryBudget, merging
 from jetcapture_py.compaction.plan import TARGET_SIZE, Source, units
 from jetcapture_py.compaction.summary import Summary, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Merged, Outcome, Skipped, compact_unit
+from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import remove
+from jetcapture_py.table.commit import Committed
 from jetcapture_py.text import plural
 
 _NICE = 10
@@ -52,14 +52,6 @@ _AHEAD = 8
 """Maximum units per core that wait to be compacted."""
 _MIN_ROWS = 1 << 18
 """Rows that an object may always have."""
-
-
-class Paths(Protocol):
-    """A set of paths."""
-
-    def isdisjoint(self, other: Iterable[str], /) -> bool:
-        """Whether it has none of these paths."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +72,11 @@ class CompactionSettings:
     """Also compact buckets that the watermark has not passed."""
     dry_run: bool = False
     """Change nothing."""
+
+    @classmethod
+    def of(cls, config: CompactConfig) -> CompactionSettings:
+        """Return the settings of the section `maintain.compact`."""
+        return cls(target=config.target, after=config.after, grace=config.grace)
 
     def __post_init__(self) -> None:
         """Raise JetcaptureError for settings that exclude one another."""
@@ -112,7 +109,7 @@ class Compaction:
         directories = [f"{layout.QUARANTINE}/{stream}" if settings.quarantine else stream]
         if keys is not None:
             directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
-        self._listed = Inventory(1)
+        self._listed = Inventory()
         self.others = 0
         """Objects in other formats, which are left alone."""
         self._objects, self._size = 0, 0
@@ -134,11 +131,11 @@ class Compaction:
             closed = mark.time.timestamp()
             tell(f"skipping buckets that end after the watermark, {format_time(mark.time)}: they are incomplete")
         self.spec = CompactionSpec(target=settings.target, closed=closed, dry_run=settings.dry_run)
-        known = list(waiting)
-        present = PathSet((path for path, _ in self._listed) if known else ())
+        earlier = list(waiting)
+        present = PathSet((path for path, _ in self._listed) if earlier else ())
         self.waiting = [
             replace(merged, objects=merged.objects + len(merged.written), written=())
-            for merged in known
+            for merged in earlier
             if not present.isdisjoint(merged.removable)
         ]
         """What was merged, and whose replaced objects are still there."""
@@ -158,27 +155,20 @@ class Compaction:
         """Number of Parquet objects, also in buckets that are not selected or not complete."""
         return self._listed.files
 
-    def forget(self) -> None:
-        """Free the memory of the listing, after all work is done."""
-        self._listed = Inventory(1)
-
     def work(self) -> Iterator[Sequence[Source]]:
-        """Yield the objects to compact, by unit."""
-        return (sources for bucket in self.buckets() for sources in self.work_in(bucket))
+        """Yield the objects to compact, by unit. Buckets without any are forgotten, so that asking again is cheap."""
+        for bucket in sorted(self._listed.buckets):
+            chosen = bucket < self.spec.closed and _begins_within(bucket, self._settings.selection)
+            work = self._work_in(bucket) if chosen else []
+            if not work:
+                self._listed.take(bucket)
+            yield from work
 
-    def buckets(self) -> list[int]:
-        """Return the buckets that may be compacted."""
-        selection = self._settings.selection
-        return sorted(
-            bucket for bucket in self._listed.buckets if bucket < self.spec.closed and _begins_within(bucket, selection)
-        )
-
-    def work_in(self, bucket: int) -> list[Sequence[Source]]:
-        """Return the objects of a bucket to compact, by unit."""
+    def _work_in(self, bucket: int) -> list[Sequence[Source]]:
         named = ((layout.parse_path(path), size) for path, (size,) in self._listed.of(bucket))
         sources = [Source(name, size) for name, size in named if name is not None]
-        found = (unit.sources for unit in units(sources, self.spec.target, self.spec.row_bytes))
-        return [each for each in found if self._done.isdisjoint(source.name.path for source in each)]
+        work = (unit.sources for unit in units(sources, self.spec.target, self.spec.row_bytes))
+        return [unit for unit in work if self._done.isdisjoint(source.name.path for source in unit)]
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add the outcomes of the work."""
@@ -186,22 +176,20 @@ class Compaction:
         self.outcomes += new
         self.waiting += [outcome for outcome in new if isinstance(outcome, Merged) and outcome.removals]
 
-    def due(self, in_table: Paths = frozenset(), dropped: Mapping[str, float] = MappingProxyType({})) -> list[Merged]:
-        """Return what may be removed now: its grace period has passed, and no table has it.
+    def remove(self, table: Committed | None = None, named: Callable[[], PathSet] = PathSet) -> None:
+        """Remove replaced objects whose grace period has passed, if they and their replacements have not changed.
 
-        Readers of a table may need what it has dropped, at the given times, for the grace period as well.
+        None of those that a table has is removed. Its readers may need what it has dropped for the grace period as
+        well. What it has again when `named` is called is left `waiting` for a later compaction.
         """
         grace, now = self._settings.grace, time.time()
-        self.waiting = [outcome for outcome in self.waiting if in_table.isdisjoint(outcome.removable)]
-        for outcome in self.waiting:
-            outcome.since = max([outcome.since, *(dropped[path] for path in outcome.removable if path in dropped)])
-        return [outcome for outcome in self.waiting if not grace or outcome.since + grace <= now]
-
-    def remove(self, due: Sequence[Merged], in_table: Paths = frozenset()) -> None:
-        """Remove replaced objects, if they and their replacements have not changed.
-
-        Those that a table has at this moment are left `waiting` for a later compaction.
-        """
+        if table is not None:
+            self.waiting = [outcome for outcome in self.waiting if table.paths.isdisjoint(outcome.removable)]
+            for outcome in self.waiting:
+                dropped = [table.dropped[path] for path in outcome.removable if path in table.dropped]
+                outcome.since = max([outcome.since, *dropped])
+        due = [outcome for outcome in self.waiting if not grace or outcome.since + grace <= now]
+        in_table = named() if due else PathSet()
         ready = [outcome for outcome in due if in_table.isdisjoint(outcome.removable)]
         gone = set(map(id, ready))
         self.waiting = [outcome for outcome in self.waiting if id(outcome) not in gone]
@@ -222,6 +210,10 @@ class Compaction:
         """The number of objects that `remove` removed."""
         return len(self._removed)
 
+    def forget(self) -> None:
+        """Free the memory of the listing, after all work is done."""
+        self._listed = Inventory()
+
     def summary(self) -> Summary:
         """Summarize what was done, or would be."""
         return summarize(self._objects, self._size, self.outcomes, self._removed, self._errors, self.spec.dry_run)
@@ -240,7 +232,8 @@ def compact_in_threads(
     stop: threading.Event | None = None,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> None:
-    """Do the work of a compaction in as many threads as there are cores, with about half of `memory` bytes.
+    """Do the work of a compaction in as many threads as there are cores, with about half of `memory` bytes, and forget
+    its listing.
 
     After `stop` is set, no further unit is begun. `progress` gets the number of objects that are left, and their bytes.
     """
@@ -248,12 +241,8 @@ def compact_in_threads(
     row_bytes = compaction.spec.target / max(_MIN_ROWS, budget.rows)
     compaction.spec = replace(compaction.spec, row_bytes=row_bytes)
     left, left_bytes = 0, 0
-    buckets = []
-    for bucket in compaction.buckets():
-        if work := compaction.work_in(bucket):
-            buckets.append(bucket)
-            left += sum(map(len, work))
-            left_bytes += sum(map(_size_of, work))
+    for unit in compaction.work():
+        left, left_bytes = left + len(unit), left_bytes + _size_of(unit)
 
     def compact(sources: Sequence[Source]) -> list[Outcome]:
         with budget.taken(merging(sources, _size_of(sources), compaction.spec, local=archive.local)):
@@ -275,11 +264,11 @@ def compact_in_threads(
 
     progress(left, left_bytes)
     with ThreadPoolExecutor(_cores(), "compact", initializer=_lower_priority) as threads:
-        for bucket in buckets:
-            for sources in compaction.work_in(bucket):
-                running[threads.submit(compact, sources)] = sources
-                collect(_AHEAD * _cores())
+        for unit in compaction.work():
+            running[threads.submit(compact, unit)] = unit
+            collect(_AHEAD * _cores())
         collect(0)
+    compaction.forget()
     pa.default_memory_pool().release_unused()
 
 

@@ -8,16 +8,17 @@ whole objects are removed, oldest bucket first, and only of buckets that the wat
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.incarnations import in_order, moment, owners
+from jetcapture_py.archive.arrays import Micros, Seqs
+from jetcapture_py.archive.incarnations import by_incarnation, in_order
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
 from jetcapture_py.archive.removed import Expired, expired_path
 from jetcapture_py.archive.watermark import Watermark
@@ -59,15 +60,15 @@ class ExpirySummary:
     errors: tuple[str, ...]
     """Why other objects were not removed; another pass may succeed."""
 
-    def line(self, stream: str) -> str:
+    def line(self) -> str:
         left = (
             plural(self.waiting, "expired object", grouped=True) + " left for queries of the table until a later pass"
         )
         if not self.objects:
-            return f"{stream}: {left if self.waiting else 'nothing has expired'}"
+            return left if self.waiting else "nothing has expired"
         verb = "would expire" if self.dry_run else "expired"
         return (
-            f"{stream}: {verb}: {plural(self.objects, 'object', grouped=True)} in "
+            f"{verb}: {plural(self.objects, 'object', grouped=True)} in "
             f"{plural(self.buckets, 'bucket', grouped=True)} up to {self.until}, "
             f"{plural(self.rows, 'row', grouped=True)}, {size(self.bytes)}{f'; {left}' if self.waiting else ''}"
         )
@@ -78,15 +79,12 @@ class _Due:
     """An object whose bucket is older than the archive keeps."""
 
     file: File
-    name: ObjectName
     end: float
     """The bucket's end in seconds since the epoch."""
     created: tuple[str, ...]
     """When the stream was created, by the footer; several after compaction, none if it does not say."""
-    seqs: Any
-    """Its sequences, an int64 array."""
-    times: Any
-    """Their timestamps in microseconds."""
+    seqs: Seqs
+    times: Micros
 
 
 @dataclass(slots=True)
@@ -106,9 +104,6 @@ class Expiry:
     dry_run: bool = False
     due: list[File] = field(default_factory=list)
     """The recorded objects, which `remove` removes, oldest bucket first."""
-    removed: list[File] = field(default_factory=list)
-    """Those that are removed, or would be."""
-    _waiting: int = 0
     _denied: int = 0
     _ends: dict[str, float] = field(default_factory=dict)
     _errors: list[str] = field(default_factory=list)
@@ -133,7 +128,7 @@ class Expiry:
             self._errors.append(f"{self.stream}: {several} left, not searched: remove them yourself")
         older = [(file, name) for file, name in older if name.parquet or name.text]
         older.sort(key=lambda pair: (pair[1].bucket, pair[0].path))
-        creations = _creations(self.archive, self.stream, mark) if older and not self.dry_run else []
+        creations = _creations(self.archive, self.stream, mark) if older and not self.dry_run else ()
         for batch in batches(older, lambda pair: pair[1].rows, _ROWS):
             objects = [due for due in self.archive.map(self._examined, batch) if due is not None and due.end <= closed]
             if objects and not self.dry_run:
@@ -146,8 +141,8 @@ class Expiry:
         """Paths of the objects that are recorded."""
         return frozenset(file.path for file in self.due)
 
-    def remove(self, in_tables: Sequence[Container[str]] = (), held: Collection[str] = ()) -> None:
-        """Remove what was recorded, oldest bucket first. Failures are in the summary.
+    def remove(self, in_tables: Sequence[Container[str]] = (), held: Collection[str] = ()) -> ExpirySummary:
+        """Remove what was recorded, oldest bucket first; return what was removed, or would be.
 
         The paths in any of `in_tables`, which queries of a table may read, stay for a later pass, and so do all
         "messages" or the "quarantine" if they are `held`.
@@ -157,29 +152,22 @@ class Expiry:
             return any(file.path in paths for paths in in_tables)
 
         due = [file for file in self.due if not in_table(file) and _part(file) not in held]
-        self._waiting = len(self.due) - len(due)
-        if self.dry_run:
-            self.removed = due
-            return
-        results = remove(self.archive, [Removal(target=file) for file in due])
-        for file, result in zip(due, results, strict=True):
-            if isinstance(result, StoreError):
-                self._errors.append(str(result))
-            else:
-                self.removed.append(file)
-
-    def summary(self) -> ExpirySummary:
-        names = [file.name for file in self.removed if file.name is not None]
-        end = max((self._ends[file.path] for file in self.removed), default=None)
+        waiting, errors, removed = len(self.due) - len(due), [*self._errors], due
+        if not self.dry_run:
+            results = remove(self.archive, [Removal(target=file) for file in due])
+            errors += [str(result) for result in results if isinstance(result, StoreError)]
+            removed = [file for file, result in zip(due, results, strict=True) if not isinstance(result, StoreError)]
+        names = [file.name for file in removed if file.name is not None]
+        end = max((self._ends[file.path] for file in removed), default=None)
         return ExpirySummary(
             dry_run=self.dry_run,
             buckets=len({name.bucket for name in names}),
             objects=len(names),
             rows=sum(name.rows for name in names),
-            bytes=sum(file.size for file in self.removed),
+            bytes=sum(file.size for file in removed),
             until=None if end is None else format_time(datetime.fromtimestamp(end, UTC)),
-            waiting=self._waiting,
-            errors=tuple(self._errors),
+            waiting=waiting,
+            errors=tuple(errors),
         )
 
     def _examined(self, pair: tuple[File, ObjectName]) -> _Due | None:
@@ -204,23 +192,18 @@ class Expiry:
             return None
         end = name.bucket + MAX_INTERVAL if info is None else info.end  # other formats do not tell
         created = () if info is None else info.details.created
-        return _Due(file=file, name=name, end=end, created=created, seqs=seqs, times=times)
+        return _Due(file=file, end=end, created=created, seqs=seqs, times=times)
 
-    def _write(self, objects: Sequence[_Due], creations: Sequence[str]) -> None:
+    def _write(self, objects: Sequence[_Due], creations: Iterable[str]) -> None:
         """Add the objects' messages to the note, and make sure that it has them. Raises JetcaptureError."""
         messages = _by_incarnation(objects, creations)
         until = datetime.fromtimestamp(max(due.end for due in objects), UTC)
         nothing = Expired(stream=self.stream, until=datetime.fromtimestamp(0, UTC))
 
-        def with_messages(data: bytes | None) -> tuple[Expired, Expired]:
-            before = nothing if data is None else Expired.decode(data, self.stream)
-            after = before
+        def change(data: bytes | None) -> bytes | None:
+            before = after = nothing if data is None else Expired.decode(data, self.stream)
             for created, (seqs, oldest) in messages.items():
                 after = after.with_messages(created, seqs, oldest, until)
-            return before, after
-
-        def change(data: bytes | None) -> bytes | None:
-            before, after = with_messages(data)
             return None if before == after else after.encode()
 
         path = expired_path(self.stream)
@@ -238,35 +221,26 @@ def _part(file: File) -> str:
     return "quarantine" if file.name is not None and file.name.quarantine else "messages"
 
 
-def _creations(archive: ArchiveFiles, stream: str, mark: Watermark | None) -> list[str]:
+def _creations(archive: ArchiveFiles, stream: str, mark: Watermark | None) -> Iterable[str]:
     """Return the creation times of the stream's incarnations that the archive's small files name."""
-    configs = archive.stream_configs(stream)
-    return [
-        *(config.created for config in configs),
-        *(file.created for file in (mark.files if mark is not None else ())),
-    ]
+    files = mark.files if mark is not None else ()
+    return [*(config.created for config in archive.stream_configs(stream)), *(file.created for file in files)]
 
 
-def _by_incarnation(objects: Sequence[_Due], creations: Sequence[str]) -> Mapping[str, tuple[Any, datetime]]:
+def _by_incarnation(objects: Sequence[_Due], creations: Iterable[str]) -> Mapping[str, tuple[Seqs, datetime]]:
     """Return sequences, and the timestamp of the oldest message, by the creation time of the incarnation.
 
-    Footers tell it. Messages of objects of several belong to the last creation before them; so do those of objects
-    without a footer, "" if no creation before them is known.
+    Objects without a footer do not say which incarnations they are of: "" has what is older than every known one.
     """
-    known = {*creations, *(created for due in objects for created in due.created)}
-    parts: dict[str, list[tuple[Any, Any]]] = {}
+    every = ["", *in_order([*creations, *(created for due in objects for created in due.created)])]
+    parts: dict[str, list[tuple[Seqs, Micros]]] = {}
     for due in objects:
-        ordered = in_order(due.created or known)
-        numbers = owners([moment(created) for created in ordered], due.times)
-        if ordered and not due.created:
-            numbers[due.times < moment(ordered[0])] = len(ordered)
-        for number in np.unique(numbers).tolist():
-            mask = numbers == number
-            parts.setdefault([*ordered, ""][number], []).append((due.seqs[mask], due.times[mask]))
+        for created, mask in by_incarnation(in_order(due.created) or every, due.times):
+            parts.setdefault(created, []).append((due.seqs[mask], due.times[mask]))
     return {
         created: (
-            np.unique(np.concatenate([seqs for seqs, _ in own])),
-            moment_of(min(int(times.min()) for _, times in own)),
+            np.unique(np.concatenate([seqs for seqs, _ in several])),
+            moment_of(min(int(times.min()) for _, times in several)),
         )
-        for created, own in parts.items()
+        for created, several in parts.items()
     }

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from jetcapture_py.archive import layout, stream_config, watermark
 from jetcapture_py.archive.removed import expired_path
@@ -52,15 +51,11 @@ class PassRequest:
     progress: Progress = lambda *_: None
 
     @classmethod
-    def of(cls, config: Config, **options: Any) -> PassRequest:
-        """Return what the section `maintain` asks for; `options` are further fields."""
+    def of(cls, config: Config) -> PassRequest:
+        """Return what the section `maintain` asks for."""
         given = config.maintain or MaintainConfig()
-        settings = None
-        if given.compact is not None:
-            target, after, grace = given.compact.target, given.compact.after, given.compact.grace
-            dry_run = options.get("dry_run", False)
-            settings = CompactionSettings(target=target, after=after, grace=grace, dry_run=dry_run)
-        return cls(compact=settings, keep=given.keep, **options)
+        compact = None if given.compact is None else CompactionSettings.of(given.compact)
+        return cls(compact=compact, keep=given.keep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +88,7 @@ class Pass:
         stuck = (table.error for table in self.tables.values() if table.error)
         return [*compacted, *self.table_errors, *stuck, *(self.expired.errors if self.expired else ())]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Mapping[str, object]:
         """Return the result as plain values."""
         plain = asdict(replace(self, tables={}, pending={}))
         del plain["pending"]
@@ -108,7 +103,7 @@ class Pass:
         ]
         parts += [line for table in self.tables.values() for line in table.lines()]
         if self.expired is not None:
-            parts.append(self.expired.line(self.stream).removeprefix(f"{self.stream}: "))
+            parts.append(self.expired.line())
         return "; ".join(parts)
 
     def lines(self) -> Iterator[str]:
@@ -121,7 +116,7 @@ class Pass:
         if self.waiting:
             yield waiting_line(self.waiting)
         if self.expired is not None:
-            yield self.expired.line(self.stream)
+            yield f"{self.stream}: {self.expired.line()}"
 
 
 def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previous: Pass | None = None) -> Pass:
@@ -142,14 +137,12 @@ def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previo
 
     for part, compaction in compactions.items():
         if part not in errors:
-            table = tables.get(part)
-            due = compaction.due(table.paths, table.dropped) if table else compaction.due()
-            if due:
-                compaction.remove(due, named(part))
+            compaction.remove(tables.get(part), partial(named, part))
+    expired = None
     if expiry is not None:
         in_tables = [paths for table in tables.values() for paths in (table.paths, table.dropped)]
-        expiry.remove([*in_tables, *(named(part) for part in (tables if expiry.due else ()))], errors)
-        if expiry.removed and not request.dry_run:
+        expired = expiry.remove([*in_tables, *(named(part) for part in (tables if expiry.due else ()))], errors)
+        if expired.objects and not request.dry_run:
             archive.remove_empty(stream)
     return Pass(
         stream=stream,
@@ -159,7 +152,7 @@ def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previo
         removed=sum(compaction.removed for compaction in compactions.values()),
         tables={part: table.result for part, table in tables.items()},
         table_errors=list(errors.values()),
-        expired=None if expiry is None else expiry.summary(),
+        expired=expired,
         pending={part: compaction.waiting for part, compaction in compactions.items()},
     )
 
@@ -179,9 +172,9 @@ def _compact(
     """Compact the parts of the archive, one after the other: not two listings at once."""
     if request.compact is None:
         return {}
-    parts = {MESSAGES: request.compact}
+    parts = {MESSAGES: replace(request.compact, dry_run=request.dry_run)}
     if request.compact.selection.keys is None:
-        parts[QUARANTINE] = replace(request.compact, quarantine=True)
+        parts[QUARANTINE] = replace(parts[MESSAGES], quarantine=True)
     compactions: dict[str, Compaction] = {}
     for part, settings in parts.items():
         waiting = previous.pending.get(part, ()) if previous else ()
@@ -189,8 +182,6 @@ def _compact(
         progress = partial(request.progress, part)
         compact_in_threads(archive, compaction, config.limits.memory, stop=request.stop, progress=progress)
         compactions[part] = compaction
-    for compaction in compactions.values():
-        compaction.forget()  # not another listing beside it
     return compactions
 
 

@@ -10,14 +10,15 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from jetcapture_py.compaction.summary import failure
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import about, event, setup
-from jetcapture_py.maintain.command import DONE, FAILED, failure_of, handling, reason_of, required
+from jetcapture_py.maintain.command import DONE, FAILED, handling, reason_of, required
 from jetcapture_py.maintain.passes import Pass, PassRequest, run_pass
 from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import MaintenanceSite
@@ -124,12 +125,14 @@ class _Service:
         config, state = scheduled.config, scheduled.state
         state.started, reason = time.time(), ""
         try:
-            request = PassRequest.of(
-                config, stop=self._stop, progress=lambda part, *left: state.backlog.update({part: left})
+            request = replace(
+                PassRequest.of(config),
+                stop=self._stop,
+                progress=lambda part, *left: state.backlog.update({part: left}),
             )
             archive = open_archive(config.store.url, config.store.options)
             scheduled.last = run_pass(config, archive, request, scheduled.last)
-            reason = failure_of(scheduled.last)
+            reason = failure(scheduled.last.errors)
             _note(scheduled.last, state)
         except Exception as error:  # also a bug, or a library's: other archives go on
             reason = reason_of(error)

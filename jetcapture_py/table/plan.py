@@ -198,7 +198,7 @@ class TablePlan:
 
     def _listed(self) -> tuple[Inventory, Inventory]:
         """Return the Parquet objects, each with its bytes, and the objects of other formats."""
-        present, others = Inventory(1), Inventory(1)
+        present, others = Inventory(), Inventory()
         for file in self.archive.below(self.directory):
             if file.name is not None:
                 (present if file.name.parquet else others).add(file.name.bucket, file.path, file.size)
@@ -206,7 +206,7 @@ class TablePlan:
 
     def _current(self) -> tuple[Inventory, list[Leaving]]:
         """Return the table's files that are objects of the archive, and the others."""
-        objects, elsewhere, root = Inventory(3), list[Leaving](), self.table.root
+        objects, elsewhere, root = Inventory(), list[Leaving](), self.table.root
         for manifest, file in self.table.files():
             path = file.file_path.removeprefix(root)
             bucket = None if path == file.file_path else bucket_in(path)

@@ -19,7 +19,7 @@ class Maintenance:
 
     def __init__(self, config: Config, *, compact: CompactionSettings | None = None, **options: Any) -> None:
         self.config = config
-        self.request = PassRequest.of(config, **options)
+        self.request = replace(PassRequest.of(config), **options)
         if compact is not None:
             self.request = replace(self.request, compact=compact, keep=None)
         self.last: Pass | None = None

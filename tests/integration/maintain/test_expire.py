@@ -154,9 +154,7 @@ def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -
     both = [expiry(root), expiry(root)]  # two at once
     for one in both:
         one.record()
-    for one in both:
-        one.remove()
-    assert [one.summary().errors for one in both] == [(), ()]
+    assert [one.remove().errors for one in both] == [(), ()]
     assert seqs(root) == kept
     assert note(root).messages == gone
     (root / next(name for name in objects(root) if name.key == "a").path).unlink()
@@ -215,10 +213,10 @@ def test_every_object_tells_the_end_of_its_bucket_and_its_incarnation(tmp_path: 
 
     one = expiry(tmp_path, 3600)
     one.record()
-    one.remove()
+    done = one.remove()
     assert {path for path in (tmp_path / STREAM).rglob("*") if path.is_file()} == {open_, damaged, foreign}
     assert not ended.exists()
-    (error,) = one.summary().errors
+    (error,) = done.errors
     assert "it stays, because what it holds cannot be recorded" in error
     assert {part.created: (part.messages, part.ranges) for part in note(tmp_path).incarnations} == {
         first: (5, ((1, 3), (5, 5), (9, 9))),
@@ -245,8 +243,8 @@ def test_an_object_that_the_store_denies_stays_and_the_others_expire(tmp_path: P
     archive.refused = [denied]
     one = Expiry(archive, STREAM, 3600)
     one.record()
-    one.remove()
-    (error,) = one.summary().errors
+    done = one.remove()
+    (error,) = done.errors
     assert error == f"cannot read {denied}: access denied; it stays, because what it holds cannot be recorded"
     assert [path.exists() for path in paths] == [False, True, False]
     more = [put(tmp_path, encoded([(number, number)], key=f"{number}", bucket=0)) for number in range(60)]
@@ -286,7 +284,7 @@ def test_objects_in_a_format_of_ones_own_stay_and_fail_the_pass(tmp_path: Path) 
     path = path.rename(path.with_suffix(".lines"))
     one = expiry(tmp_path, 3600, own_suffix=".lines")
     one.record()
-    one.remove()
-    (error,) = one.summary().errors
+    done = one.remove()
+    (error,) = done.errors
     assert error == ("ORDERS: 1 expired object in a format of your own left, not searched: remove them yourself")
     assert path.exists()

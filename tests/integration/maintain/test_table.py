@@ -644,7 +644,7 @@ def test_what_a_table_dropped_stays_for_queries_for_the_grace_period(
 
 def compacted(world: World, *, incomplete: bool = False) -> Pass:
     """A pass of `jetcapture compact` with the world's settings."""
-    request = command.CompactRequest(incomplete=incomplete).of(world.config, dry_run=False)
+    request = command.CompactRequest(incomplete=incomplete).of(world.config)
     return Maintenance(world.config, compact=request).run()
 
 

@@ -9,10 +9,12 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.inventory import PathSet
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.unit import CompactionSpec, Merged
 from jetcapture_py.maintain import compact as maintained
@@ -61,7 +63,7 @@ def test_no_object_gets_more_rows_than_the_memory_has_room_for(tmp_path: Path, m
         compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0))
         compact_in_threads(files, compaction, 1 << 10)
         assert len(compaction.outcomes) == expected
-        compaction.remove(compaction.due())
+        compaction.remove()
         rows = [source.name.rows for source in Files(files).find(["ORDERS"])]
         assert (len(rows), sum(rows), max(rows) < 150) == (5, 500, True)
 
@@ -115,5 +117,5 @@ def test_no_clock_that_is_ahead_delays_the_removal(tmp_path: Path, ahead: str) -
     compact_in_threads(files, compaction, 1 << 30)
     (outcome,) = compaction.waiting
     dropped = dict.fromkeys(outcome.removable if ahead == "catalog" else (), later)
-    compaction.remove(compaction.due(frozenset(), dropped))
+    compaction.remove(SimpleNamespace(paths=PathSet(), dropped=dropped))
     assert [path.name for path in tmp_path.rglob("*.parquet")] == [Path(holder.path).name]
