@@ -74,7 +74,9 @@ async def send(
                 total += count
                 sent(total)
             await restore.send(b"".join(backup.framed(backup.END)))
-            return await restore.finish()
+            info = await restore.finish()
+            _on_termination(lambda: None)  # the stream is complete
+            return info
         except BaseException as error:
             _on_termination(lambda: None)  # the stream is removed first
             reason = await restore.abort()
