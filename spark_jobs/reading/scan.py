@@ -67,7 +67,7 @@ class Scans:
     def rows(self) -> DataFrame:
         """The rows of the plan's objects, each message once."""
         plan = self.plan
-        frames = [*self._frames(plan.whole), *self._frames(list(plan.parts), plan.parts)]
+        frames = [*self._frames(plan.whole), *self._frames(plan.parts)]
         if plan.shared:
             compared, identity = reduce(DataFrame.union, self._frames(plan.shared)), [*plan.identity]
             if plan.table.several_rows:  # a batch in which all messages have one row leaves the number out
@@ -77,28 +77,25 @@ class Scans:
         nothing = self.spark.createDataFrame([], spark_schema(plan.table.schema))
         return reduce(DataFrame.union, frames) if frames else nothing
 
-    def _frames(
-        self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None = None
-    ) -> Iterator[DataFrame]:
-        """These objects, or these parts of them: a frame for each layout and reader."""
+    def _frames(self, names: Iterable[ObjectName]) -> Iterator[DataFrame]:
+        """These objects, or the plan's parts of them: a frame for each layout and reader."""
         schema_of, keys, drifts = self.plan.schema_of, self.plan.selection.keys, cache(self.plan.table.drifts)
         alike: dict[tuple[bool, bool], list[ObjectName]] = defaultdict(list)
         for name in names:
             alike[bool(name.bundle), self.native and not drifts(schema_of[name])].append(name)
         for (bundled, native), members in alike.items():
-            frame = self._natively(members, bundled, parts) if native else self._with_arrow(members, parts)
+            frame = self._natively(members, bundled) if native else self._with_arrow(members)
             if bundled and keys is not None:  # by which Spark skips row groups and pages
                 listed = sf.col(layout.KEY).isin([key for key in keys if key is not None])
                 frame = frame.where(listed | sf.col(layout.KEY).isNull() if None in keys else listed)
             yield frame
 
-    def _with_arrow(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, Sequence[Range]] | None) -> DataFrame:
+    def _with_arrow(self, names: Sequence[ObjectName]) -> DataFrame:
         largest = sorted(names, key=lambda name: name.rows, reverse=True)
-        ranges = [None if parts is None else [list(ends) for ends in parts[name]] for name in largest]
         objects = pa.table(
             {
                 "path": pa.array([name.path for name in largest], pa.string()),
-                "ranges": pa.array(ranges, pa.list_(pa.list_(pa.int64()))),
+                "ranges": pa.array([self.plan.parts.get(name) for name in largest], pa.list_(pa.list_(pa.int64()))),
             }
         )
         tasks = min(len(names), max(_MIN_TASKS, sum(name.rows for name in names) // _ROWS_PER_TASK))
@@ -106,16 +103,15 @@ class Scans:
         read = partial(_read_objects, PlanReader.of(self.plan, schema.names))
         return self.spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, spark_schema(schema))
 
-    def _natively(
-        self, names: Sequence[ObjectName], bundled: bool, parts: Mapping[ObjectName, Sequence[Range]] | None
-    ) -> DataFrame:
+    def _natively(self, names: Sequence[ObjectName], bundled: bool) -> DataFrame:
         # objects in bundles have their keys as a column, and the bundle in their paths
         fields = [*self.plan.table.schema, *([pa.field(layout.BUNDLE, pa.string())] if bundled else [])]
         # an explicit schema keeps partition values strings; what the session ignores would be missing without an error
         reader = self._reader(ignoreMissingFiles="false").format("parquet").schema(spark_schema(fields))
         frame = self._from_list(reader, names)
         frame = self._from_paths(reader, names) if frame is None else frame
-        return (frame if parts is None else _within(frame, {name: parts[name] for name in names})).drop(layout.BUNDLE)
+        parts = {name: self.plan.parts[name] for name in names if name in self.plan.parts}
+        return (_within(frame, parts) if parts else frame).drop(layout.BUNDLE)
 
     def _from_list(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame | None:
         """Load a list of files. None where Spark cannot be given one."""

@@ -26,7 +26,7 @@ from pyspark.sql import functions as sf
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.archive.incarnations import Incarnation
-from jetcapture_py.archive.messages import MessageSet
+from jetcapture_py.archive.messages import MessageSet, bounds_of
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import moment_of
@@ -249,10 +249,9 @@ def describe_missing(tail: StreamTail, missing: pa.Table) -> str:
     """Describe what is missing, in one line."""
     if not missing.num_rows:
         return f"stream {tail.stream} has lost no archived messages, or has them back"
-    seqs = np.unique(missing[SEQ].to_numpy())
-    parts = np.split(seqs, np.flatnonzero(np.diff(seqs) > 1) + 1)
-    shown = ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts[:_MAX_SHOWN])
-    more = ", …" if len(parts) > _MAX_SHOWN else ""
+    ranges = bounds_of(np.unique(missing[SEQ].to_numpy())).tolist()
+    shown = ", ".join(f"{low}" if low == high else f"{low} to {high}" for low, high in ranges[:_MAX_SHOWN])
+    more = ", …" if len(ranges) > _MAX_SHOWN else ""
     lost = plural(missing.num_rows, "message", grouped=True)
     return f"stream {tail.stream} ends at {tail.last} and has lost {lost} with sequences {shown}{more}"
 
