@@ -15,12 +15,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Self
+from datetime import datetime
+from typing import Self
 
 import msgspec
 import numpy as np
 
+from jetcapture_py.archive.arrays import Int64s, Mask, Seqs
 from jetcapture_py.archive.incarnations import check_created
 from jetcapture_py.archive.messages import MessageSet, bounds_of
 from jetcapture_py.archive.metadata import SmallFile, Time, is_path
@@ -99,29 +100,33 @@ class ExpiredMessages:
     """First and last sequence of each range of them, in order, as int64: a stream may have millions of ranges."""
 
     @property
-    def spans(self) -> tuple[Any, Any]:
-        """The ranges' first and last sequences, inclusive, as int64 arrays."""
-        firsts, lasts = np.frombuffer(self.bounds, np.int64).reshape(-1, 2).T
+    def spans(self) -> tuple[Seqs, Seqs]:
+        """The ranges' first and last sequences, inclusive."""
+        firsts, lasts = self._pairs.T
         return firsts, lasts
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The ranges, inclusive, in order."""
-        return tuple((first, last) for first, last in np.frombuffer(self.bounds, np.int64).reshape(-1, 2).tolist())
+        return tuple((first, last) for first, last in self._pairs.tolist())
+
+    @property
+    def _pairs(self) -> Int64s:
+        return np.frombuffer(self.bounds, np.int64).reshape(-1, 2)
 
     @property
     def messages(self) -> int:
         firsts, lasts = self.spans
         return int((lasts - firsts + 1).sum())
 
-    def contains(self, seqs: Any) -> Any:
-        """Return a mask of the messages among these sequences, an int64 array."""
+    def contains(self, seqs: Seqs) -> Mask:
+        """Return a mask of the messages among these sequences."""
         firsts, lasts = self.spans
         at = np.searchsorted(firsts, seqs, "right") - 1
         return (at >= 0) & (seqs <= lasts[at]) if len(firsts) else np.zeros(len(seqs), np.bool_)
 
-    def with_messages(self, seqs: Any, oldest: datetime) -> Self:
-        """Add messages by their sequences, a sorted int64 array."""
+    def with_messages(self, seqs: Seqs, oldest: datetime) -> Self:
+        """Add messages by their sequences, which are sorted."""
         firsts, lasts = self.spans
         bounds = _united(np.concatenate([firsts, seqs]), np.concatenate([lasts, seqs]))
         return replace(self, oldest=min(self.oldest, oldest), bounds=bounds)
@@ -142,7 +147,7 @@ class Expired:
         """Number of messages, of all incarnations."""
         return sum(part.messages for part in self.incarnations)
 
-    def with_messages(self, created: str, seqs: Any, oldest: datetime, until: datetime) -> Expired:
+    def with_messages(self, created: str, seqs: Seqs, oldest: datetime, until: datetime) -> Expired:
         """Add messages of the incarnation `created` in buckets that ended at `until` or before."""
         parts = {part.created: part for part in self.incarnations}
         part = parts.get(created) or ExpiredMessages(created=created, oldest=oldest)
@@ -152,12 +157,15 @@ class Expired:
 
     def ranges(self, created: Iterable[str]) -> list[tuple[int, int]]:
         """Return the ranges of sequences of these incarnations."""
-        wanted = {*created}
-        return [span for part in self.incarnations if part.created in wanted for span in part.ranges]
+        chosen = {*created}
+        return [span for part in self.incarnations if part.created in chosen for span in part.ranges]
 
-    def contains(self, seqs: Any) -> Any:
-        """Return a mask of the sequences, an int64 array, that a message of any incarnation had."""
-        return np.any([np.zeros(len(seqs), np.bool_), *(part.contains(seqs) for part in self.incarnations)], axis=0)
+    def contains(self, seqs: Seqs) -> Mask:
+        """Return a mask of the sequences that a message of any incarnation had."""
+        mask = np.zeros(len(seqs), np.bool_)
+        for part in self.incarnations:
+            mask |= part.contains(seqs)
+        return mask
 
     def encode(self) -> bytes:
         parts = [
@@ -165,7 +173,7 @@ class Expired:
                 stream_created=part.created,
                 messages=part.messages,
                 oldest=part.oldest,
-                ranges=_encoded(np.frombuffer(part.bounds, np.int64).reshape(-1, 2)),
+                ranges=_encoded_ranges(part._pairs),
             )
             for part in self.incarnations
         ]
@@ -179,7 +187,7 @@ class Expired:
         with _damaged(path):
             parts = [
                 ExpiredMessages(
-                    created=part.stream_created, oldest=part.oldest, bounds=_united(*_decoded(part.ranges, 2).T)
+                    created=part.stream_created, oldest=part.oldest, bounds=_united(*_decoded_ranges(part.ranges).T)
                 )
                 for part in file.incarnations
             ]
@@ -205,12 +213,6 @@ class Tombstone:
     """Why, as given."""
     messages: MessageSet
 
-    @classmethod
-    def of(cls, stream: str, seqs: Any, times: Any, *, by: str, reason: str, time: datetime | None = None) -> Tombstone:
-        """Return the tombstone of messages with these sequences and timestamps in microseconds, int64 arrays."""
-        now = time or datetime.now(UTC)
-        return cls(stream=stream, time=now, by=by, reason=reason, messages=MessageSet(seqs, times))
-
     @property
     def path(self) -> str:
         """The file's path, relative to the archive's root; its digits tell erasures at one second apart."""
@@ -224,8 +226,8 @@ class Tombstone:
             by=_printable(self.by),
             reason=_printable(self.reason),
             messages=len(self.messages),
-            ranges=_encoded(bounds_of(self.messages.seqs)),
-            times=_encoded(self.messages.times),
+            ranges=_encoded_ranges(bounds_of(self.messages.seqs)),
+            times=_encoded_times(self.messages.times),
         ).encode()
 
     @classmethod
@@ -233,12 +235,12 @@ class Tombstone:
         """Read the content of the file at `path`. Raises JetcaptureError if damaged, or of another stream."""
         file = _ErasedFile.decode(data, stream, path)
         with _damaged(path):
-            (firsts, lasts), times = _decoded(file.ranges, 2).T, _decoded(file.times)
+            (firsts, lasts), times = _decoded_ranges(file.ranges).T, _decoded_times(file.times)
             if (firsts > lasts).any() or sum((lasts - firsts + 1).tolist()) != len(times):
                 raise ValueError("its ranges and times do not fit")
             starts = np.cumsum(lasts - firsts + 1) - (lasts - firsts + 1)
             seqs = np.repeat(firsts - starts, lasts - firsts + 1) + np.arange(len(times))
-        return cls.of(stream, seqs, times, by=file.by, reason=file.reason, time=file.time)
+        return cls(stream=stream, time=file.time, by=file.by, reason=file.reason, messages=MessageSet(seqs, times))
 
 
 class Erased(MessageSet):
@@ -278,7 +280,7 @@ class Erased(MessageSet):
 # ------------------------------------------------------------------ ranges
 
 
-def _united(firsts: Any, lasts: Any) -> bytes:
+def _united(firsts: Seqs, lasts: Seqs) -> bytes:
     """Join ranges, in any order, that overlap or touch; return the bounds of all. Raises ValueError."""
     if (firsts > lasts).any():
         raise ValueError("a range ends before it begins")
@@ -288,23 +290,31 @@ def _united(firsts: Any, lasts: Any) -> bytes:
     return np.stack([firsts[begins], lasts[np.roll(begins, -1)]], axis=1).astype(np.int64).tobytes()
 
 
-def _encoded(values: Any) -> Any:
-    """Return ranges or times as JSON values: a list if they are few, else the compressed differences of all values.
-
-    A list has ranges as pairs of sequences, and times as differences.
-    """
-    differences = np.diff(values.ravel(), prepend=0)
-    if len(values) <= MAX_LISTED:
-        return values.tolist() if values.ndim > 1 else differences.tolist()
-    return binascii.b2a_base64(zlib.compress(differences.astype("<i8").tobytes()), newline=False).decode()
+def _encoded_ranges(pairs: Int64s) -> list[tuple[int, int]] | str:
+    """Return ranges as JSON: a list of pairs if they are few, else the compressed differences of all values."""
+    return pairs.tolist() if len(pairs) <= MAX_LISTED else _compressed(pairs.ravel())
 
 
-def _decoded(listed: Any, width: int = 1) -> Any:
-    """Return what `_encoded` has encoded: times, or ranges with a `width` of 2. Raises ValueError, zlib.error."""
-    if isinstance(listed, str):
-        values = np.cumsum(np.frombuffer(zlib.decompress(binascii.a2b_base64(listed)), "<i8"))
-    elif width == 1:
-        values = np.cumsum(np.array(listed, np.int64))
-    else:
-        values = np.array(listed, np.int64)
-    return values.astype(np.int64) if width == 1 else values.astype(np.int64).reshape(-1, width)
+def _decoded_ranges(listed: list[tuple[int, int]] | str) -> Int64s:
+    """Return what `_encoded_ranges` has encoded. Raises ValueError, zlib.error."""
+    values = _decompressed(listed) if isinstance(listed, str) else np.array(listed, np.int64)
+    return values.reshape(-1, 2)
+
+
+def _encoded_times(times: Int64s) -> list[int] | str:
+    """Return times as JSON: a list of differences if they are few, else these compressed."""
+    return np.diff(times, prepend=0).tolist() if len(times) <= MAX_LISTED else _compressed(times)
+
+
+def _decoded_times(listed: list[int] | str) -> Int64s:
+    """Return what `_encoded_times` has encoded. Raises ValueError, zlib.error."""
+    return _decompressed(listed) if isinstance(listed, str) else np.cumsum(np.array(listed, np.int64))
+
+
+def _compressed(values: Int64s) -> str:
+    differences = np.diff(values, prepend=0).astype("<i8")
+    return binascii.b2a_base64(zlib.compress(differences.tobytes()), newline=False).decode()
+
+
+def _decompressed(text: str) -> Int64s:
+    return np.cumsum(np.frombuffer(zlib.decompress(binascii.a2b_base64(text)), "<i8")).astype(np.int64)

@@ -226,7 +226,7 @@ class _Eraser:
         if not len(new):
             return known
 
-        stone = Tombstone.of(stream, new.seqs, new.times, by=done.by, reason=done.reason, time=done.started)
+        stone = Tombstone(stream=stream, time=done.started, by=done.by, reason=done.reason, messages=new)
         path = stone.path
         if done.dry_run:
             return Erased({path: stone}, known)
@@ -295,17 +295,24 @@ class _Eraser:
         """Write these objects again, bring tables up to date, and remove the objects."""
         rewritten: list[tuple[_Holder, str, Rewritten]] = []
 
-        def work(several: Sequence[ObjectName]) -> int:
-            for holder in (by_name[name] for name in several):
+        def work(names: Sequence[ObjectName]) -> int:
+            for name in names:
+                holder = by_name[name]
+                file = holder.file
+                source = source_of(file)
                 try:
-                    with self._budget.taken(rewriting(source_of(holder.file), local=self._archive.local)):
-                        digest = _sha256(self._archive, holder.file)
-                        rewritten.append((holder, digest, self._rewrite(holder, erased)))
+                    with self._budget.taken(rewriting(source, local=self._archive.local)):
+                        digest = _sha256(self._archive, file)
+                        if name.parquet:
+                            others = rewrite(self._archive, source, erased, SEALED_BY)
+                        else:
+                            others = rewrite_text(self._archive, file, erased)
+                        rewritten.append((holder, digest, others))
                 except VanishedError:  # a compaction has stored its messages elsewhere: the next round finds them
                     continue
                 except JetcaptureError as error:
-                    self._left[holder.file.path] = str(error)
-            return len(several)
+                    self._left[file.path] = str(error)
+            return len(names)
 
         by_name = {_name(holder.file): holder for holder in holders}
         done = 0
@@ -332,13 +339,6 @@ class _Eraser:
                 self._record(holder, digest, each.target, written)
             elif error := next((text for text in errors if each.source.name.path in text), ""):
                 self._left[each.source.name.path] = error
-
-    def _rewrite(self, holder: _Holder, erased: MessageSet) -> Rewritten:
-        """Store an object's other messages. Raises VanishedError, JetcaptureError."""
-        file, name = holder.file, _name(holder.file)
-        if name.parquet:
-            return rewrite(self._archive, source_of(file), erased, SEALED_BY)
-        return rewrite_text(self._archive, file, erased)
 
     def _record(
         self, holder: _Holder, digest: str, target: ObjectName | None, written: Mapping[str, str | None]
@@ -388,10 +388,8 @@ class _Eraser:
                 present.add(file.path)
             elif not (name.startswith(".") and name.endswith(".tmp")):
                 self._unfinished.append(f"{file.path}: not searched: it is no object")
-            elif reason := unfinished(file):
-                self._unfinished.append(reason)
             else:
-                self._archive.remove(file)
+                self._remove_abandoned(file)
         self._archive.remove_empty(stream)
         return present
 
@@ -400,10 +398,7 @@ class _Eraser:
         tables = forget_erased(self._config, self._archive, erased, self._left)
         self._count(tables)
         for file in tables.unnamed:
-            if reason := unfinished(file):
-                self._unfinished.append(reason)
-            else:
-                self._archive.remove(file)
+            self._remove_abandoned(file)
         versions, problems = (
             delete_old_versions(self._archive, tables.directories, lambda version: version.file.path.endswith(".avro"))
             if tables.directories
@@ -412,6 +407,13 @@ class _Eraser:
         self.done.versions += versions
         self.done.remains += problems
         self.done.notes += tables.notes
+
+    def _remove_abandoned(self, file: File) -> None:
+        """Remove a file that belongs to nothing, unless a process may still write it."""
+        if file.modified is None or time.time() - file.modified <= ABANDONED:
+            self._unfinished.append(f"{file.path}: a process is writing it, or was killed: run it again in an hour")
+        else:
+            self._archive.remove(file)
 
     def _count(self, tables: TablesErased) -> bool:
         """Add what was done to tables to the certificate; return whether something remains."""
@@ -456,13 +458,6 @@ def _grouped(reasons: Mapping[str, str]) -> Iterator[str]:
     for reason, several in paths.items():
         more = f" and {plural(len(several) - 1, 'other')}" if several[1:] else ""
         yield f"{several[0]}{more}: {reason}"
-
-
-def unfinished(file: File) -> str:
-    """Return that a process may still write a file that belongs to nothing; "" if it was abandoned long ago."""
-    if file.modified is None or time.time() - file.modified <= ABANDONED:
-        return f"{file.path}: a process is writing it, or was killed: run it again in an hour"
-    return ""
 
 
 def _name(file: File) -> ObjectName:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.archive.removed import Tombstone
 from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.units import microseconds_of
@@ -23,7 +25,13 @@ def bury(root: Path, messages: Iterable[Mapping[str, Any]]) -> Tombstone:
     """Write a tombstone of these rows of an archive."""
     pairs = [(row[layout.SEQ], microseconds_of(row[layout.TIMESTAMP])) for row in messages]
     seqs, times = np.array(pairs, np.int64).reshape(-1, 2).T
-    tombstone = Tombstone.of(STREAM, seqs, times, by="ops@host", reason="a customer asked for it")
+    tombstone = Tombstone(
+        stream=STREAM,
+        time=datetime.now(UTC),
+        by="ops@host",
+        reason="a customer asked for it",
+        messages=MessageSet(seqs, times),
+    )
     change_note(LocalStore(str(root)), tombstone.path, lambda _: tombstone.encode())
     return tombstone
 

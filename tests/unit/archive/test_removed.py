@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import removed
+from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.archive.removed import Erased, Expired, Tombstone
 from jetcapture_py.errors import JetcaptureError
 
@@ -28,7 +29,11 @@ def _expired(*parts: tuple[str, list[int]]) -> Expired:
 
 def _tombstone(*messages: tuple[int, int]) -> Tombstone:
     seqs, times = np.array(messages, np.int64).reshape(-1, 2).T
-    return Tombstone.of("ORDERS", seqs, times, by="ops@host", reason="asked for", time=NOON)
+    return _stone(MessageSet(seqs, times))
+
+
+def _stone(messages: MessageSet) -> Tombstone:
+    return Tombstone(stream="ORDERS", time=NOON, by="ops@host", reason="asked for", messages=messages)
 
 
 def test_expired_messages_are_counted_once_and_told_apart_by_incarnation() -> None:
@@ -80,7 +85,7 @@ def test_exactly_the_erased_messages_are_in_the_tombstones(pairs: list[tuple[int
 
 def test_a_tombstone_of_a_million_messages_is_small() -> None:
     seqs = np.arange(1, 2_000_000_000, 2_000)
-    stone = Tombstone.of("ORDERS", seqs, seqs * 37, by="ops@host", reason="asked for", time=NOON)
+    stone = _stone(MessageSet(seqs, seqs * 37))
     data = stone.encode()
     assert (len(stone.messages), len(data) < 100_000) == (1_000_000, True)
     read = Tombstone.decode(data, "ORDERS", stone.path)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.verify import holes
@@ -98,7 +99,8 @@ def test_what_is_not_listed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_later_message_with_the_sequence_of_an_erased_one_is_missing() -> None:
     """A rewound stream gives it away again; the erased message itself may still be in the stream."""
     seqs, micros = np.arange(1, 5), np.array([10, 20, 30, 40])
-    stone = Tombstone.of("ORDERS", seqs, micros, by="ops@host", reason="asked for")
+    erased = MessageSet(seqs, micros)
+    stone = Tombstone(stream="ORDERS", time=moment_of(0), by="ops@host", reason="asked for", messages=erased)
     finder = HoleFinder(archive(set()), Erased({stone.path: stone}), 4)
     finder.compare(seqs, (micros + np.array([0, 7, 7, 0])) * 1000, 1, 4)
     finder.close()
