@@ -7,9 +7,8 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -33,23 +32,24 @@ RETRY_FOR = 60.0
 
 Rows = tuple[pa.RecordBatch, Sequence[Run]]
 """Routed rows, and where those of each block are."""
+Choose = Callable[[pa.RecordBatch, Sequence[Run], bool], Rows]
+"""Returns those of routed rows that are to be stored. The flag says that they are for the quarantine."""
+Put = Callable[[EncodedBlock], Awaitable[None]]
+"""Stores an object. Raises StoreError."""
 
 
-class Recapture(ABC):
-    """Stores messages; objects name `sealed_by` as the reason why they were sealed. A context manager: it ends threads.
+class Recapture:
+    """Stores messages; objects name `sealed_by` as why they were sealed. A context manager: it ends threads."""
 
-    Subclasses implement `choose` and may override `put`.
-    """
-
-    def __init__(self, config: Config, sealed_by: str) -> None:
-        """Raises ConfigError."""
+    def __init__(self, config: Config, sealed_by: str, choose: Choose, put: Put | None = None) -> None:
+        """`put` is called instead of the method of this name. Raises ConfigError."""
         limits = config.limits.model_copy(update={"spool": None})
         store = config.store.model_copy(update={"retry_for": min(config.store.retry_for, RETRY_FOR)})
         self.config = config.model_copy(update={"limits": limits, "store": store})
         self._preparer = parts.preparer(self.config, None, None)
         encoder = parts.encoder(self.config, None, None)
         self.state = CaptureState(self.config, configured_store(store), whole_blocks=encoder.whole_blocks)
-        self._sealed_by = sealed_by
+        self._sealed_by, self._choose, self._put = sealed_by, choose, put or self.put
         self._encoding = Encoding(self.state, encoder)
         self._decoding: tuple[str, Decoding] | None = None
 
@@ -61,10 +61,6 @@ class Recapture(ABC):
     ) -> None:
         self.state.decode_threads.shutdown(wait=False, cancel_futures=True)
         self.state.store_threads.shutdown(wait=False, cancel_futures=True)
-
-    @abstractmethod
-    def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
-        """Return those of the routed rows that are to be stored."""
 
     async def put(self, encoded: EncodedBlock) -> None:
         """Store an object. Raises StoreError."""
@@ -100,9 +96,9 @@ class Recapture(ABC):
                 (False, prepared.rows, prepared.runs),
                 (True, prepared.quarantine, prepared.quarantine_runs),
             ):
-                own, own_runs = self.choose(rows, runs, quarantine=quarantine)
-                if own_runs:
-                    full += state.blocks.add(own, own_runs, 0.0, quarantine=quarantine)
+                chosen, chosen_runs = self._choose(rows, runs, quarantine)
+                if chosen_runs:
+                    full += state.blocks.add(chosen, chosen_runs, 0.0, quarantine=quarantine)
             state.preparing = decoding.rest
             await self._store([*full, *pressure.seal(state.blocks, self.config.limits)])
 
@@ -125,7 +121,7 @@ class Recapture(ABC):
                 block = waiting.popleft()
                 for encoded in await self._encoding.encode([block]):
                     if encoded is not None:
-                        await self.put(encoded)
+                        await self._put(encoded)
                         self.state.encoded_bytes -= encoded.memory
                 self.state.blocks.forget(block)
 

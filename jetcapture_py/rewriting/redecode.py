@@ -117,11 +117,12 @@ async def redecode(
         raise ConfigError(f"block.format: {config.block.format} cannot be read back, which redecode needs")
     archive = open_archive(config.store.url, config.store.options)
     examiner = ObjectExaminer(archive, None)
-    with _Redecoder(config, archive, examiner, selection, dry_run=dry_run) as redecoder:
+    redecoder = _Redecoder(config, archive, examiner, selection, dry_run=dry_run)
+    with redecoder.recapture:
         return await redecoder.run(progress)
 
 
-class _Redecoder(Recapture):
+class _Redecoder:
     """Decodes the quarantine's messages, batch by batch."""
 
     def __init__(
@@ -133,7 +134,8 @@ class _Redecoder(Recapture):
         *,
         dry_run: bool,
     ) -> None:
-        super().__init__(config, _SEALED_BY)
+        self.recapture = Recapture(config, _SEALED_BY, self._choose, self._put)
+        self._config = config
         self._archive, self._examiner, self._selection = archive, examiner, selection
         self._files = Files(archive)
         self._budget = MemoryBudget(config.limits.memory)
@@ -149,13 +151,13 @@ class _Redecoder(Recapture):
 
     async def run(self, progress: Progress) -> Redecoded:
         """Decode everything. Raises JetcaptureError."""
-        stream, done = self.config.source.stream, self._done
+        stream, done = self._config.source.stream, self._done
         sources = Files(self._archive).find([f"{layout.QUARANTINE}/{stream}"])
         if not sources:
             # raises an error if there is no such archive either
             ReadRequest(files=self._archive, stream=stream, quarantine=True).plan()
         if sources and not done.dry_run:
-            await self.check_store()
+            await self.recapture.check_store()
         rows, total = 0, sum(source.name.rows for source in sources)
         ordered = sorted(sources, key=lambda source: (source.name.first_seq, source.name.path))
         for batch in batches(ordered, lambda source: source.name.rows, self._budget.size // _MESSAGE_BYTES):
@@ -177,7 +179,7 @@ class _Redecoder(Recapture):
         """Decode the messages of objects, as far as these still exist: a compaction replaces them by others."""
         done = self._done
         self._decoded, self._failures = [], []
-        self._erased = self._archive.erased(self.config.source.stream, self._erased)
+        self._erased = self._archive.erased(self._config.source.stream, self._erased)
         self._files = Files(self._archive)
         infos = [info for info in map(self._files.info_at, paths) if info is not None]
         selected = MessageSet.union(map(self._messages, infos))
@@ -203,7 +205,7 @@ class _Redecoder(Recapture):
         for failures in self._failures:
             self._reasons.add(pa.Table.from_batches([failures]))
         if rewritten:
-            drop_quarantined(self.config, self._archive, [each.source.name.path for each in rewritten if each.removal])
+            drop_quarantined(self._config, self._archive, [each.source.name.path for each in rewritten if each.removal])
         removed, errors = remove_replaced(self._archive, rewritten)
         done.removed += removed
         done.errors = (*done.errors, *errors)
@@ -222,13 +224,13 @@ class _Redecoder(Recapture):
     async def _decode(self, infos: Sequence[ObjectInfo], before: MessageSet) -> MessageSet:
         """Decode selected messages, but those in the archive `before`; store what succeeds. Return all that have a
         payload."""
-        seen, end = [before], -1
+        seen, end, consumer = [before], -1, self._config.source.consumer
         for info in infos:
             every = MessageSet.union(seen) if info.name.first_seq <= end else before
             origin = ",".join(info.details.created), ",".join(info.details.consumers)
             if origin != self._origin:
-                await self.flush()
-                self.set_source(*origin)
+                await self.recapture.flush()
+                self.recapture.set_source(*origin)
                 self._origin = origin
             for table in row_groups(self._files, info):
                 if layout.PAYLOAD not in table.schema.names:
@@ -237,12 +239,12 @@ class _Redecoder(Recapture):
                 mask &= table[layout.PAYLOAD].is_valid().to_numpy() & ~every.contains(own.seqs, own.times)
                 seen.append(own.take(mask).messages)
                 for batch in table.filter(pa.array(mask)).combine_chunks().to_batches():
-                    await self.add(self.config.source.consumer, received_of(batch, self.config.source.consumer))
+                    await self.recapture.add(consumer, received_of(batch, consumer))
             end = max(end, info.name.last_seq)
-        await self.flush()
+        await self.recapture.flush()
         return MessageSet.union(seen[1:])
 
-    def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
+    def _choose(self, rows: pa.RecordBatch, runs: Sequence[Run], quarantine: bool) -> Rows:
         """Return decoded rows, to be stored; record what was decoded, and what was not."""
         if rows.num_rows and quarantine:
             self._failures.append(pa.RecordBatch.from_arrays(rows.select(COLUMNS).columns, COLUMNS))
@@ -250,13 +252,13 @@ class _Redecoder(Recapture):
             self._decoded.append(_messages([rows]))
         return (rows.slice(0, 0), ()) if quarantine or self._done.dry_run else (rows, runs)
 
-    async def put(self, encoded: EncodedBlock) -> None:
+    async def _put(self, encoded: EncodedBlock) -> None:
         """Store an object; one of rows that cannot be written, which is for the quarantine, only gives the reasons."""
         if encoded.name.quarantine:
             table = open_parquet(pa.BufferReader(encoded.data)).read(list(COLUMNS), use_threads=False)
             self._failures += pa.table(dict(zip(COLUMNS, table.select(COLUMNS).columns, strict=True))).to_batches()
             return
-        await super().put(encoded)
+        await self.recapture.put(encoded)
         self._done.objects += 1
 
     def _find(self, messages: MessageSet) -> MessageSet:
@@ -279,7 +281,7 @@ class _Redecoder(Recapture):
             return MessageSet(own[0][mask], own[1][mask])
 
         def found() -> MessageSet:
-            files = self._archive.below(self.config.source.stream)
+            files = self._archive.below(self._config.source.stream)
             candidates = [file for file in files if file.name is not None and may_hold(file.name)]
             return MessageSet.union(self._archive.map(held, candidates))
 

@@ -142,7 +142,8 @@ async def verify_and_repair(
     if len(absent):
         damaged = [] if "{key}" in config.store.url else _names(before.report, Kind.DAMAGED)
         unread = _names(before.report, Kind.NOT_CHECKED)
-        with _Repairer(config, before.report, absent, damaged, unread, progress) as repairer:
+        repairer = _Repairer(config, before.report, absent, damaged, unread, progress)
+        with repairer.recapture:
             done = await repairer.run()
         after = await proof()
     if after.report.of(Kind.DAMAGED):
@@ -196,7 +197,7 @@ def _is_elsewhere(examiner: ObjectExaminer, name: ObjectName, intact: Sequence[t
     return layout.digest(seq.tobytes(), time.tobytes()) == name.digest
 
 
-class _Repairer(Recapture):
+class _Repairer:
     """Stores the sequences `absent`, but not what may be in the objects `unread`.
 
     Rewrites `damaged` objects under their names where it can.
@@ -211,9 +212,10 @@ class _Repairer(Recapture):
         unread: Sequence[ObjectName],
         progress: Progress,
     ) -> None:
-        super().__init__(config, _SEALED_BY)
+        self.recapture = Recapture(config, _SEALED_BY, self._choose, self._put)
+        self._config = config
         self._created, self._mark = before.stream_created or "", before.watermark
-        self.set_source(self._created, config.source.consumer)
+        self.recapture.set_source(self._created, config.source.consumer)
         self._absent, self._taken, self._skipped = absent, Sequences(), Sequences()
         self._damaged = {name.path: name for name in damaged}
         self._unread: dict[BlockId, list[ObjectName]] = {}
@@ -226,10 +228,10 @@ class _Repairer(Recapture):
 
     async def run(self) -> Repair:
         """Read and store everything. Raises SourceError, StoreError."""
-        source = self.config.source
-        await self.check_store()
+        source = self._config.source
+        await self.recapture.check_store()
         name = f"jetcapture repair {source.stream}/{source.consumer}"
-        async with ReadSession(self.config.nats, name, timeout=TIMEOUT) as session:
+        async with ReadSession(self._config.nats, name, timeout=TIMEOUT) as session:
             if self._mark is not None:
                 session.know(source.stream, self._mark.origin, progressed=True)  # verify has compared them
             if (await session.state(source.stream)).created != self._created:
@@ -244,11 +246,11 @@ class _Repairer(Recapture):
     async def _store_range(self, session: ReadSession, first: int, last: int) -> None:
         """Store what is absent from `first` to `last`."""
         for start, end in list(self._stretches(first, last)):
-            part = StreamRange(stream=self.config.source.stream, first=start, end=end + 1)
+            part = StreamRange(stream=self._config.source.stream, first=start, end=end + 1)
             async with aclosing(RangeReader(session, part).messages()) as messages:
                 async for consumer, received in messages:
-                    await self.add(consumer, self._absent_of(consumer, received, last))
-        await self.flush()
+                    await self.recapture.add(consumer, self._absent_of(consumer, received, last))
+        await self.recapture.flush()
 
     def _left(self, first: int, last: int) -> Iterator[Any]:
         """Yield the absent sequences from `first` to `last` that are not taken yet, as sorted arrays."""
@@ -269,10 +271,10 @@ class _Repairer(Recapture):
 
     def _absent_of(self, consumer: str, received: Received, last: int) -> Received:
         """Return the messages that are to be stored."""
-        seqs = sequences(self.config.source.stream, consumer, received.replies)
+        seqs = sequences(self._config.source.stream, consumer, received.replies)
         return received.where(self._absent.contains(seqs) & ~self._taken.contains(seqs) & (seqs <= last))
 
-    def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
+    def _choose(self, rows: pa.RecordBatch, runs: Sequence[Run], quarantine: bool) -> Rows:
         if self._only is None and not self._unread:
             self._taken.add(rows.column(layout.SEQ).to_numpy())
             return rows, runs
@@ -295,12 +297,13 @@ class _Repairer(Recapture):
         # a copy, so that a block does not hold the memory of other rows
         return rows.take(pa.array(np.concatenate(indices))), chosen
 
-    async def put(self, encoded: EncodedBlock) -> None:
+    async def _put(self, encoded: EncodedBlock) -> None:
         """Store an object; a damaged one of the same name is replaced, which the store's `put` need not do.
 
         One that fails does not keep others from being stored.
         """
-        state, path, store = self.state, encoded.name.path, self.state.store
+        state, path = self.recapture.state, encoded.name.path
+        store = state.store
         replaced = path in self._damaged and isinstance(store, NoteStore)
 
         def overwrite(store: NoteStore) -> None:
@@ -311,7 +314,7 @@ class _Repairer(Recapture):
             if replaced and isinstance(store, NoteStore):
                 await state.in_thread(state.store_threads, overwrite, store)
             else:
-                await super().put(encoded)
+                await self.recapture.put(encoded)
         except StoreError as error:
             self._done = replace(self._done, errors=(*self._done.errors, f"{path}: {error}"))
             once = state.config.store.model_copy(update={"retry_for": 0.0})  # the others are tried, and not waited for

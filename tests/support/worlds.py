@@ -30,7 +30,7 @@ from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.capture import state
-from jetcapture_py.capture.recapture import Recapture, Rows
+from jetcapture_py.capture.recapture import Recapture
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.maintain import compact
@@ -43,7 +43,6 @@ from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store import read_erased, root, threads
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.frames import received_of
-from jetcapture_py.transform.keys import Run
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import survey
@@ -385,9 +384,6 @@ def _until(done: Callable[[], bool]) -> None:
 class _Capture(Recapture):
     """A capture without a server: what is delivered to it is decoded, encoded and put as the daemon does it."""
 
-    def choose(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool) -> Rows:
-        return rows, runs
-
     async def deliver(self, rows: pa.RecordBatch) -> None:
         await self.add(CONSUMER, received_of(rows, CONSUMER))
         await self.flush()
@@ -408,7 +404,7 @@ def capture(world: World) -> Iterator[str]:
         before.append(block)
     config = world.later if world.redecoding and chance.random() < 0.7 else world.first
     yield f"has {block} delivered"
-    with _Capture(config, "age") as capture:
+    with _Capture(config, "age", lambda rows, runs, _: (rows, runs)) as capture:
         capture.state.erased = read_erased(capture.state.notes, STREAM, Erased())
         if chance.random() < 0.3:
             yield "has read the tombstones"
