@@ -277,18 +277,18 @@ class _Eraser:
             holders = retried(lambda: self._holders(erased))
             if not holders:
                 break
-            seen = MessageSet.union([seen, *(each.messages for each in holders)])
+            seen = MessageSet.union([seen, *(holder.messages for holder in holders)])
             done.earlier = len(seen.without(chosen))
             if done.dry_run:
-                done.copies = sum(len(each.messages) for each in holders)
+                done.copies = sum(len(holder.messages) for holder in holders)
                 done.objects = [
-                    ErasedObject(path=each.file.path, messages=len(each.messages), sha256="") for each in holders
+                    ErasedObject(path=holder.file.path, messages=len(holder.messages), sha256="") for holder in holders
                 ]
                 return
             self._round(holders, erased)
         else:
             self._left |= dict.fromkeys(
-                (each.file.path for each in holders), "it was stored again each time: run it again"
+                (holder.file.path for holder in holders), "it was stored again each time: run it again"
             )
 
     def _round(self, holders: Sequence[_Holder], erased: MessageSet) -> None:
@@ -321,24 +321,25 @@ class _Eraser:
         for count in self._archive.map(work, layout.clusters(by_name), threads=threads):
             done += count
             self._progress("objects", done, len(holders))
-        for _, _, each in rewritten:
+        for _, _, others in rewritten:
             # another process may be about to remove the target in favor of the source, also in a later round
-            if each.removal is None and each.target not in (None, each.source.name):
-                self._left[each.source.name.path] = "kept, because an older copy has its other messages: run it again"
-        ready = [each for _, _, each in rewritten if each.removal]
-        paths = [each.source.name.path for each in ready]
+            if others.removal is None and others.target not in (None, others.source.name):
+                self._left[others.source.name.path] = "kept, because an older copy has its other messages: run it again"
+        ready = [others for _, _, others in rewritten if others.removal]
+        paths = [others.source.name.path for others in ready]
         if paths and self._count(drop_objects(self._config, self._archive, paths)):
             self._left |= dict.fromkeys(paths, "kept, because a table may still name it")
             return
         _, errors = remove_replaced(self._archive, ready)
         present = {file.path for file in self._files()}
         # of several that became one object, the last has written it
-        written = {each.target.path: each.sha256 for _, _, each in rewritten if each.target and each.sha256}
-        for holder, digest, each in rewritten:
-            if each.removal and each.source.name.path not in present:
-                self._record(holder, digest, each.target, written)
-            elif error := next((text for text in errors if each.source.name.path in text), ""):
-                self._left[each.source.name.path] = error
+        written = {others.target.path: others.sha256 for _, _, others in rewritten if others.target and others.sha256}
+        for holder, digest, others in rewritten:
+            path = holder.file.path
+            if others.removal and path not in present:
+                self._record(holder, digest, others.target, written)
+            elif error := next((text for text in errors if path in text), ""):
+                self._left[path] = error
 
     def _record(
         self, holder: _Holder, digest: str, target: ObjectName | None, written: Mapping[str, str | None]

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.removed import Erased
@@ -62,9 +62,10 @@ class QuarantineSelection:
     end: datetime | None = None
     """Only those with an earlier timestamp."""
 
-    def mask(self, rows: pa.Table) -> Any:
+    def mask(self, rows: pa.Table) -> Mask:
         """Return a mask of the rows that are selected."""
-        times, mask = rows[layout.TIMESTAMP], matching(rows, self.reasons)
+        times = rows[layout.TIMESTAMP]
+        mask: Mask = matching(rows, self.reasons)
         if self.start is not None:
             mask &= pc.greater_equal(times, pa.scalar(self.start, times.type)).to_numpy()
         if self.end is not None:
@@ -205,21 +206,23 @@ class _Redecoder:
         for failures in self._failures:
             self._reasons.add(pa.Table.from_batches([failures]))
         if rewritten:
-            drop_quarantined(self._config, self._archive, [each.source.name.path for each in rewritten if each.removal])
+            drop_quarantined(
+                self._config, self._archive, [others.source.name.path for others in rewritten if others.removal]
+            )
         removed, errors = remove_replaced(self._archive, rewritten)
         done.removed += removed
         done.errors = (*done.errors, *errors)
-        done.waiting += sum(each.removal is None and each.target != each.source.name for each in rewritten)
+        done.waiting += sum(others.removal is None and others.target != others.source.name for others in rewritten)
 
     def _messages(self, info: ObjectInfo) -> MessageSet:
         """Return the selected messages of an object."""
         selected = map(self._select, row_groups(self._files, info, COLUMNS))
         return MessageSet.union(ids.take(mask).messages for ids, mask in selected)
 
-    def _select(self, table: pa.Table) -> tuple[RowIds, Any]:
+    def _select(self, table: pa.Table) -> tuple[RowIds, Mask]:
         """Return the messages of rows, and a mask of the selected ones. Those that were erased are not decoded."""
-        own = RowIds.of(table)
-        return own, self._selection.mask(table) & ~self._erased.contains(own.seqs, own.times)
+        ids = RowIds.of(table)
+        return ids, self._selection.mask(table) & ~self._erased.contains(ids.seqs, ids.times)
 
     async def _decode(self, infos: Sequence[ObjectInfo], before: MessageSet) -> MessageSet:
         """Decode selected messages, but those in the archive `before`; store what succeeds. Return all that have a
@@ -235,9 +238,9 @@ class _Redecoder:
             for table in row_groups(self._files, info):
                 if layout.PAYLOAD not in table.schema.names:
                     continue
-                own, mask = self._select(table)
-                mask &= table[layout.PAYLOAD].is_valid().to_numpy() & ~every.contains(own.seqs, own.times)
-                seen.append(own.take(mask).messages)
+                ids, mask = self._select(table)
+                mask &= table[layout.PAYLOAD].is_valid().to_numpy() & ~every.contains(ids.seqs, ids.times)
+                seen.append(ids.take(mask).messages)
                 for batch in table.filter(pa.array(mask)).combine_chunks().to_batches():
                     await self.recapture.add(consumer, received_of(batch, consumer))
             end = max(end, info.name.last_seq)
@@ -263,29 +266,28 @@ class _Redecoder:
 
     def _find(self, messages: MessageSet) -> MessageSet:
         """Return those of the messages that are in objects of the archive."""
-        seqs = messages.seqs
-
-        def may_hold(name: layout.ObjectName) -> bool:
-            at = int(np.searchsorted(seqs, name.first_seq))
-            return at < len(seqs) and bool(seqs[at] <= name.last_seq)
 
         def held(file: File) -> MessageSet:
             if file.name is None:
                 return _NONE
             try:
                 with self._budget.taken(searching(Source(file.name, file.size), local=self._archive.local)):
-                    own = self._examiner.positions(file, file.name)
+                    seqs, times = self._examiner.positions(file, file.name)
             except DamagedError:
                 return _NONE
-            mask = messages.contains(*own)
-            return MessageSet(own[0][mask], own[1][mask])
+            mask = messages.contains(seqs, times)
+            return MessageSet(seqs[mask], times[mask])
 
-        def found() -> MessageSet:
+        def stored() -> MessageSet:
             files = self._archive.below(self._config.source.stream)
-            candidates = [file for file in files if file.name is not None and may_hold(file.name)]
+            candidates = [
+                file
+                for file in files
+                if file.name is not None and messages.near(file.name.first_seq, file.name.last_seq)
+            ]
             return MessageSet.union(self._archive.map(held, candidates))
 
-        return retried(found) if len(messages) else _NONE
+        return retried(stored) if len(messages) else _NONE
 
     def _changes(self, info: ObjectInfo, gone: MessageSet, reasons: _Reasons) -> bool:
         """Whether messages leave an object, or have another reason."""
@@ -307,20 +309,20 @@ class _Reasons:
         self._messages = _messages(failures)
         self._texts: dict[str, pa.Array] = {}
         if table is not None:
-            own = RowIds.of(table)
-            first = np.unique(self._messages.positions(own.seqs, own.times), return_index=True)[1]
+            ids = RowIds.of(table)
+            first = np.unique(self._messages.positions(ids.seqs, ids.times), return_index=True)[1]
             for name in (layout.STAGE, layout.ERROR):
                 self._texts[name] = table[name].combine_chunks().take(pa.array(first))
 
     def applied(self, table: pa.Table) -> pa.Table:
         """Return rows of the quarantine with the new reasons of those that have one."""
-        own = RowIds.of(table)
-        mask = self._messages.contains(own.seqs, own.times)
+        ids = RowIds.of(table)
+        mask = self._messages.contains(ids.seqs, ids.times)
         if not mask.any():
             return table
-        places = pa.array(self._messages.positions(own.seqs[mask], own.times[mask]))
+        positions = pa.array(self._messages.positions(ids.seqs[mask], ids.times[mask]))
         for name, texts in self._texts.items():
-            column = pc.replace_with_mask(table[name].combine_chunks(), pa.array(mask), texts.take(places))
+            column = pc.replace_with_mask(table[name].combine_chunks(), pa.array(mask), texts.take(positions))
             table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), column)
         return table
 

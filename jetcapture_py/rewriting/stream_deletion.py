@@ -65,7 +65,7 @@ async def delete_from_stream(config: Config, erased: Erased, *, dry_run: bool, p
         elif left and not dry_run:
             reason = f": {next(iter(errors))}" if errors else ""
             done.remains.append(f"stream {stream} still has {plural(left, 'message')} of them{reason}")
-        if origin := [str(each["name"]) for each in origins(settings)]:
+        if origin := [str(source["name"]) for source in origins(settings)]:
             done.remains.append(
                 f"stream {stream} copies from {', '.join(origin)}, which may have them: delete them there"
             )

@@ -12,9 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask, Micros, Seqs
 from jetcapture_py.archive.block_writer import compressed
 from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.compaction.checked import overwrite
@@ -38,31 +40,30 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageSet) -> Rewr
     """
     name = file.name
     assert name is not None  # noqa: S101  # every caller has an object
-    place, read = f"{archive.shown}/{file.path}", archive.at(file.path)
+    shown, read = f"{archive.shown}/{file.path}", archive.at(file.path)
     source = Source(name, file.size)
     try:
         seqs, times = _positions(archive, file, name.suffix)
     except (pa.ArrowException, ValueError) as error:
-        raise JetcaptureError(f"{place} cannot be read: its lines are damaged") from error
+        raise JetcaptureError(f"{shown} cannot be read: its lines are damaged") from error
     stays = ~dropped.contains(seqs, times)
-    rows = int(stays.sum())
+    messages, rows = MessageSet(seqs[stays], times[stays]), int(stays.sum())
     if not rows:
         return Rewritten(source=source, target=None, dropped=len(seqs), removal=Removal(target=read))
-    distinct = np.unique(np.stack([seqs[stays], times[stays]], axis=1), axis=0)
     target = replace(
         name,
-        first_seq=int(distinct[0, 0]),
-        last_seq=int(distinct[-1, 0]),
+        first_seq=int(messages.seqs[0]),
+        last_seq=int(messages.seqs[-1]),
         rows=rows,
-        digest=layout.digest(distinct[:, 0].tobytes(), distinct[:, 1].tobytes()),
+        digest=layout.digest(messages.seqs.tobytes(), messages.times.tobytes()),
     )
     if target == name:
         return Rewritten(source=source, target=name, dropped=0, removal=None)
-    kind, *end = name.suffix.removeprefix(".").split(".")
+    format_, *end = name.suffix.removeprefix(".").split(".")
     out, expected = pa.BufferOutputStream(), hashlib.sha256()
-    mask = np.concatenate([np.ones(int(kind == "csv"), np.bool_), stays])  # with the line of column names
+    mask = np.concatenate([np.ones(int(format_ == "csv"), np.bool_), stays])  # with the line of column names
     with compressed(out, _CODECS[f".{end[0]}" if end else ""]) as sink:
-        for text in _kept(archive, file, mask, quoted=kind == "csv"):
+        for text in _kept(archive, file, mask, quoted=format_ == "csv"):
             sink.write(text)
             expected.update(text)
     data = out.getvalue()
@@ -82,13 +83,13 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageSet) -> Rewr
     return Rewritten(source=source, target=target, dropped=len(seqs) - rows, removal=removal, sha256=digest)
 
 
-def _positions(archive: ArchiveFiles, file: File, suffix: str) -> tuple[Any, Any]:
+def _positions(archive: ArchiveFiles, file: File, suffix: str) -> tuple[Seqs, Micros]:
     """Return the sequence, and the timestamp in microseconds, of every line."""
     rows = pa.concat_tables(text_rows(archive, file, suffix, IDENTITY_TYPES))
     return rows[layout.SEQ].to_numpy(), rows[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
 
 
-def _kept(archive: ArchiveFiles, file: File, mask: Any, *, quoted: bool) -> Iterator[bytes]:
+def _kept(archive: ArchiveFiles, file: File, mask: Mask, *, quoted: bool) -> Iterator[bytes]:
     """Yield the lines of an object that are in a mask. Raises JetcaptureError if it has more or fewer lines."""
     rest, start = b"", 0
     for piece in pieces(archive, file):
@@ -112,7 +113,7 @@ def _kept(archive: ArchiveFiles, file: File, mask: Any, *, quoted: bool) -> Iter
     raise JetcaptureError(f"{archive.shown}/{file.path} has other lines than rows: it is left as it is")
 
 
-def _ends(data: bytes, *, quoted: bool) -> Any:
+def _ends(data: bytes, *, quoted: bool) -> npt.NDArray[np.intp]:
     """Return where each whole line of a text ends; line ends in quotes are part of a line."""
     characters = np.frombuffer(data, np.uint8)
     ends = characters == _LF
