@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +64,8 @@ def _agreed(rules: Iterable[str | None]) -> str | None:
 
 def _joined(names: Iterable[Sequence[str]]) -> str:
     """Join distinct names, several for recreated streams and renamed consumers; "" if an object has none."""
-    every = list(names)
-    return ",".join(dict.fromkeys(name for some in every for name in some)) if all(every) else ""
+    by_object = list(names)
+    return ",".join(dict.fromkeys(chain.from_iterable(by_object))) if all(by_object) else ""
 
 
 def put(files: Files, encoded: EncodedBlock) -> Source:

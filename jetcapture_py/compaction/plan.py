@@ -132,12 +132,12 @@ def batches(items: Iterable[T], size: Callable[[T], float], limit: float) -> Ite
     batch: list[T] = []
     total = 0.0
     for item in items:
-        own = size(item)
-        if batch and total + own > limit:
+        item_size = size(item)
+        if batch and total + item_size > limit:
             yield batch
             batch, total = [], 0.0
         batch.append(item)
-        total += own
+        total += item_size
     if batch:
         yield batch
 
@@ -231,10 +231,10 @@ def spans(unit: Unit[S], target: int, tally: Tally) -> list[Span]:
     """Divide a unit into spans to keep and spans to rewrite, in order, leaving out ranges without messages."""
     large = _large(unit, target, tally)
     while True:
-        found = _around(unit, large, tally)
-        needed = _needed(unit, large, found, target, tally)
+        division = _around(unit, large, tally)
+        needed = _needed(unit, large, division, target, tally)
         if needed is None:
-            return found
+            return division
         large.remove(needed)
 
 
@@ -251,20 +251,20 @@ def _large(unit: Unit[S], target: int, tally: Tally) -> list[int]:
 def _around(unit: Unit[S], large: Sequence[int], tally: Tally) -> list[Span]:
     """Return the large objects' spans and the spans between them."""
     edges = [unit.first, *(int(edge) for index in large for edge in (unit.firsts[index], unit.ends[index])), unit.end]
-    found = []
+    division = []
     for number, (first, end) in enumerate(pairwise(edges)):
         rows = tally.rows(first, end) if first < end else 0
         if rows:
-            held = np.flatnonzero(unit.within(first, end) & (unit.counts == rows))
-            found.append(Span(first, end, large[number // 2] if number % 2 else next(iter(held.tolist()), None)))
-    return found
+            complete = np.flatnonzero(unit.within(first, end) & (unit.counts == rows)).tolist()
+            division.append(Span(first, end, large[number // 2] if number % 2 else next(iter(complete), None)))
+    return division
 
 
-def _needed(unit: Unit[S], large: Sequence[int], found: Sequence[Span], target: int, tally: Tally) -> int | None:
+def _needed(unit: Unit[S], large: Sequence[int], division: Sequence[Span], target: int, tally: Tally) -> int | None:
     """Find a large object to merge with its neighbor, which would be too small otherwise; None if there is none."""
-    for number, span in enumerate(found):
-        beside = [each.kept for each in (*found[max(number - 1, 0) : number], *found[number + 1 : number + 2])]
-        neighbours = [index for index in beside if index is not None and index in large]
+    for number, span in enumerate(division):
+        beside = (*division[max(number - 1, 0) : number], *division[number + 1 : number + 2])
+        neighbours = [other.kept for other in beside if other.kept is not None and other.kept in large]
         if span.kept in large or not neighbours:
             continue
         if not unit.may_hold(span.first, span.end, tally.rows(span.first, span.end)):
@@ -288,9 +288,9 @@ def removable(unit: Unit[S], holders: Iterable[ObjectName]) -> list[int]:
     firsts = np.array([name.first_seq for name in names], np.int64)
     lasts = np.array([name.last_seq for name in names], np.int64)
     counts = np.array([name.rows for name in names], np.int64)
-    found = []
+    replaced = []
     for index, source in enumerate(unit.sources):
         taking = counts[(firsts <= source.name.last_seq) & (lasts >= source.name.first_seq)]
         if len(taking) and (taking > source.name.rows).all():
-            found.append(index)
-    return found
+            replaced.append(index)
+    return replaced

@@ -123,7 +123,7 @@ def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[i
 
     Before that, the caller makes sure that the messages that were dropped are where they belong.
     """
-    results = remove(archive, [each.removal for each in done if each.removal is not None])
+    results = remove(archive, [rewritten.removal for rewritten in done if rewritten.removal is not None])
     failed = [result for result in results if isinstance(result, StoreError)]
     errors = [str(error) for error in failed if not isinstance(error, VanishedError)]
     return sum(result is True for result in results), errors
@@ -166,8 +166,8 @@ def _rows(files: Files, info: ObjectInfo, dropped: MessageSet, change: Change | 
         table = table if change is None else change(table)
         for start in range(0, table.num_rows, MAX_ROWS):
             part = table.slice(start, MAX_ROWS)
-            rows = sum(each.num_rows for each in held) + part.num_rows
-            if held and (rows > MAX_ROWS or sum(each.nbytes for each in (*held, part)) > PIECE_BYTES):
+            rows = sum(piece.num_rows for piece in held) + part.num_rows
+            if held and (rows > MAX_ROWS or sum(piece.nbytes for piece in (*held, part)) > PIECE_BYTES):
                 yield pa.concat_tables(held)
                 held = []
             held.append(part)

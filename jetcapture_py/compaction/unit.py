@@ -301,8 +301,8 @@ class _Compaction:
 
     def _ahead(self, first: int, end: int, weight: float) -> int:
         """Return the first mark `weight` bytes ahead, or about `_PIECE_ROWS`: repeated values are large in memory."""
-        each = self._survey.weight(first, end) / max(self.rows(first, end), 1)
-        return self._survey.ahead(first, min(weight, each * _PIECE_ROWS))
+        row_weight = self._survey.weight(first, end) / max(self.rows(first, end), 1)
+        return self._survey.ahead(first, min(weight, row_weight * _PIECE_ROWS))
 
     def _cut(self, begin: int, position: int, end: int, written: float) -> int:
         """Return the planned end of the object that starts at `begin` and has `written` bytes up to `position`."""

@@ -275,9 +275,9 @@ def compact_in_threads(
 def _lower_priority() -> None:
     """Let others on the machine, such as a capture, go before this thread. Only Linux has priorities of threads."""
     if sys.platform == "linux":
-        own = threading.get_native_id()
+        thread = threading.get_native_id()
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, own, max(os.getpriority(os.PRIO_PROCESS, own), _NICE))
+            os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), _NICE))
 
 
 def _size_of(sources: Sequence[Source]) -> int:

@@ -232,10 +232,10 @@ def _by_incarnation(objects: Sequence[_Due], creations: Iterable[str]) -> Mappin
 
     Objects without a footer do not say which incarnations they are of: "" has what is older than every known one.
     """
-    every = ["", *in_order([*creations, *(created for due in objects for created in due.created)])]
+    known = ["", *in_order([*creations, *(created for due in objects for created in due.created)])]
     parts: dict[str, list[tuple[Seqs, Micros]]] = {}
     for due in objects:
-        for created, mask in by_incarnation(in_order(due.created) or every, due.times):
+        for created, mask in by_incarnation(in_order(due.created) or known, due.times):
             parts.setdefault(created, []).append((due.seqs[mask], due.times[mask]))
     return {
         created: (

@@ -214,7 +214,7 @@ def _commit_tables(
     compact = request.compact or CompactConfig()
     for quarantine in table_names(config):
         part = QUARANTINE if quarantine else MESSAGES
-        wanted = CommitRequest(
+        commit_request = CommitRequest(
             quarantine=quarantine,
             after=compact.after,
             outcomes=compactions[part].merged if part in compactions else (),
@@ -223,7 +223,7 @@ def _commit_tables(
             dry_run=request.dry_run,
         )
         try:
-            tables[part] = commit(config, archive, wanted)
+            tables[part] = commit(config, archive, commit_request)
         except JetcaptureError as error:
             errors[part] = str(error)
     return tables, errors
