@@ -1,4 +1,4 @@
-"""The state of a capture: the pipeline changes it; side tasks, probes and metrics read it."""
+"""The state of a capture: the pipeline changes it; side tasks and the facts for monitoring read it."""
 
 from __future__ import annotations
 
@@ -122,8 +122,7 @@ class CaptureState:
 
     def decoding_for(self) -> float:
         """Return the seconds that the current batch has been in the decoder and the key function; 0 without one."""
-        since = self.decoding_since  # read once: other threads ask
-        return 0.0 if since is None else time.monotonic() - since
+        return 0.0 if self.decoding_since is None else time.monotonic() - self.decoding_since
 
     def held_replies(self) -> pa.BinaryArray:
         """The ack subjects of every message that was received and not acknowledged."""

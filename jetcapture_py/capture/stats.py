@@ -94,15 +94,15 @@ class Storing:
 
     def trouble(self, now: float) -> str | None:
         """Return in one line why objects are not being stored; None when they are, or when there are none."""
-        for reason, _ in tuple(self._failing.values()):  # copied at once: other threads may ask
+        for reason, _ in self._failing.values():
             return reason
-        waited = now - min(tuple(self._asked.values()), default=now)
+        waited = now - min(self._asked.values(), default=now)
         return f"the store has not answered for {age(waited)}" if waited > SLOW else None
 
     @property
     def full(self) -> bool:
         """Whether objects are not stored because the store has no space left."""
-        return any(full for _, full in tuple(self._failing.values())[:1])
+        return next((full for _, full in self._failing.values()), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
