@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
 from functools import lru_cache
+from math import inf
 from typing import Any, cast
 
 from jetcapture_py.archive.bundles import bundle_of
@@ -39,6 +40,13 @@ class Selection:
     """until before this one."""
     seqs: tuple[int, int] | None = None
     """The first and the last sequence."""
+    _times: tuple[float, float] = field(init=False, repr=False, compare=False)
+    """`start` and `end` in seconds since the epoch."""
+    _event_times: tuple[float, float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_times", _seconds(self.start, self.end))
+        object.__setattr__(self, "_event_times", _seconds(self.event_start, self.event_end))
 
     @classmethod
     def of(
@@ -60,9 +68,8 @@ class Selection:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `of` that make it, if it has no `seqs`."""
-        values = asdict(self)
-        del values["seqs"]
-        return values
+        names = ("start", "end", "keys", "event_start", "event_end")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def by_event(self) -> bool:
@@ -80,7 +87,7 @@ class Selection:
         """
         name = path[path.rfind("/") + 1 :]
         try:
-            bucket = datetime.fromisoformat(name[:_BUCKET_DIGITS]).replace(tzinfo=UTC).timestamp()
+            bucket = datetime.fromisoformat(f"{name[:_BUCKET_DIGITS]}Z").timestamp()
         except ValueError:
             return True
         return self._may_hold_bucket(bucket, MAX_INTERVAL, event_time=name.startswith("E", _BUCKET_DIGITS))
@@ -106,16 +113,15 @@ class Selection:
         return self.keys is None or not info.bundles or name.bundle in _bundles_of(tuple(self.keys), info.bundles)
 
     def _may_hold_bucket(self, bucket: float, interval: float, *, event_time: bool) -> bool:
-        if not _reaches(bucket, interval, self.event_start, self.event_end):
+        start, end = self._event_times
+        if bucket + interval <= start or bucket >= end:
             return False
-        return event_time or _reaches(bucket, interval, self.start, self.end)
+        start, end = self._times
+        return event_time or (bucket + interval > start and bucket < end)
 
 
-def _reaches(bucket: float, interval: float, start: datetime | None, end: datetime | None) -> bool:
-    """Whether a bucket may have times from `start` to `end`."""
-    if start is not None and bucket + interval <= start.timestamp():
-        return False
-    return end is None or bucket < end.timestamp()
+def _seconds(start: datetime | None, end: datetime | None) -> tuple[float, float]:
+    return -inf if start is None else start.timestamp(), inf if end is None else end.timestamp()
 
 
 @lru_cache(maxsize=8)
