@@ -40,7 +40,7 @@ from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_
 from jetcapture_py.rewriting.text_objects import rewrite_text
 from jetcapture_py.store import ABANDONED, NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive
-from jetcapture_py.table.erase import TablesErased, check_tables, drop_objects, forget_erased
+from jetcapture_py.table.erase import TablesErased, check_tables, drop_objects
 from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import Progress, ignore
@@ -396,7 +396,7 @@ class _Eraser:
 
     def _forget(self, erased: Erased) -> None:
         """Take out of tables what maintenance or killed runs have put back, and delete what no snapshot names."""
-        tables = forget_erased(self._config, self._archive, erased, self._left)
+        tables = drop_objects(self._config, self._archive, self._left, erased)
         self._count(tables)
         for file in tables.unnamed:
             self._remove_abandoned(file)

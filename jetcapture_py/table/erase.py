@@ -42,59 +42,45 @@ def check_tables(config: Config, archive: ArchiveFiles) -> None:
             pass
 
 
-def drop_objects(config: Config, archive: ArchiveFiles, paths: Collection[str]) -> TablesErased:
-    """Replace objects that are about to be removed by those that have their other messages, in all snapshots."""
-    places = {f"{root_url(archive)}{path}" for path in paths}
-    done = TablesErased()
-    for _ in _forgetting(config, archive, paths, places.__contains__, done):
-        pass
-    return done
+def drop_objects(
+    config: Config, archive: ArchiveFiles, paths: Collection[str], erased: Erased | None = None
+) -> TablesErased:
+    """Take objects that are about to be removed out of the tables, and forget all earlier snapshots.
 
-
-def forget_erased(config: Config, archive: ArchiveFiles, erased: Erased, left: Collection[str]) -> TablesErased:
-    """Take out what is gone of objects that may have had erased messages, and those at the paths `left`.
-
-    Maintenance may have put objects back into a table before they were removed.
+    With `erased`, also what is gone of objects that may have had erased messages: maintenance may have put it back
+    before it was removed. Then the manifests that no snapshot names are found, too.
     """
-    root, done, present = root_url(archive), TablesErased(), set[str]()
-
-    def is_gone(place: str) -> bool:
-        path = place.removeprefix(root)
-        name = layout.parse_path(path)
-        return name is not None and path not in present and erased.near(name.first_seq, name.last_seq)
-
-    if names := table_names(config):
+    names, root, done = table_names(config), root_url(archive), TablesErased()
+    leaving, present = frozenset(paths), set[str]()
+    if names and erased:
         stream = config.source.stream
         directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream for quarantine in names]
         present.update(file.path for file in archive.below(*directories))
-    for table in _forgetting(config, archive, left, is_gone, done):
-        _find_unnamed(archive, table, done)
-    return done
 
+    def is_removed(place: str) -> bool:
+        path = place.removeprefix(root)
+        if erased is None:
+            return path in leaving
+        name = layout.parse_path(path)
+        return name is not None and path not in present and erased.near(name.first_seq, name.last_seq)
 
-def _forgetting(
-    config: Config, archive: ArchiveFiles, paths: Collection[str], is_removed: Callable[[str], bool], done: TablesErased
-) -> Iterator[ArchiveTable]:
-    """Commit each table without the objects at these paths, forget its earlier snapshots, and yield it as it is then.
-
-    `is_removed` gets places of files, as tables have them.
-    """
-    for quarantine, name in table_names(config).items():
+    for quarantine, name in names.items():
         try:
             with open_table(config, archive, quarantine=quarantine) as table:
                 exists = table.loaded is not None
             if not exists:
                 continue
-            request = CommitRequest(quarantine=quarantine, expired=paths, forget=True)
-            committed = commit(config, archive, request)
+            committed = commit(config, archive, CommitRequest(quarantine=quarantine, expired=paths, forget=True))
             done.snapshots += committed.forgotten
             done.remains += [f"table {name}: {place} cannot be deleted" for place in committed.remains]
             with open_table(config, archive, quarantine=quarantine) as table:
                 for reference in _naming(table, is_removed):
                     done.remains.append(f"table {name}: {reference} names snapshots that have erased messages")
-                yield table
+                if erased is not None:
+                    _find_unnamed(archive, table, done)
         except JetcaptureError as error:
             done.remains.append(str(error))
+    return done
 
 
 def _naming(table: ArchiveTable, is_removed: Callable[[str], bool]) -> Iterator[str]:
