@@ -44,6 +44,8 @@ EACH = 10
 def thirty_days(url: str, directory: Path) -> None:
     """Create the stream as it would be after thirty days, by restoring it from an archive."""
     seed = Archive(directory / "seed")
+    while time.time() % DAY > DAY - 300:  # no bucket may end during the test
+        time.sleep(1)
     today = int(time.time()) // DAY * DAY
     for day in range(DAYS):
         seqs = [*range(day * EACH + 1, day * EACH + EACH + 1)]
