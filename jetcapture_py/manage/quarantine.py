@@ -120,7 +120,9 @@ def _stored(config: Config, seq: int) -> list[pa.RecordBatch]:
     """Return the messages with this sequence, oldest first, each as a batch of one row. Raises JetcaptureError."""
     archive = open_archive(config.store.url, config.store.options)
     selection = Selection(seqs=(seq, seq))
-    request = ReadRequest(files=archive, stream=config.source.stream, selection=selection, quarantine=True)
+    request = ReadRequest(
+        files=archive, stream=config.source.stream, selection=selection, dedupe="full", quarantine=True
+    )
     rows = [batch.slice(index, 1) for batch in read_planned(request.plan) for index in range(batch.num_rows)]
     return sorted(rows, key=lambda row: row.column(layout.TIMESTAMP)[0].value)
 
