@@ -59,15 +59,15 @@ def run(request: QueryRequest) -> int:
         statement = sys.stdin.read()
         if not statement.strip():
             raise JetcaptureError(_MISSING)
-    with _ended_by_signals(), _session(request) as session:
-        try:
+    try:
+        with _ended_by_signals(), _session(request) as session:
             if statement is None:
                 _shell(session)
             elif not session.run(statement):
                 raise JetcaptureError(_MISSING)
-        except KeyboardInterrupt as interrupt:
-            sys.stderr.write("jetcapture: interrupted\n")
-            return 128 + int(next(iter(interrupt.args), signal.SIGINT))  # by shell convention
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write("jetcapture: interrupted\n")
+        return 128 + int(next(iter(interrupt.args), signal.SIGINT))  # by shell convention
     return 0
 
 

@@ -420,6 +420,14 @@ def test_a_signal_ends_a_running_statement_at_once(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+def test_a_signal_while_the_watermark_is_read_ends_the_command(
+    orders: Archive, query: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "complete_end", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert query(orders, SEQS, "--complete-only") == 143
+    assert capsys.readouterr().err == "jetcapture: interrupted\n"
+
+
 def test_little_is_imported_and_nothing_is_left(orders: Archive, tmp_path: Path) -> None:
     script = (
         "import sys; from jetcapture_py import cli; sys.argv = ['jetcapture', 'query', *sys.argv[1:]]\n"
