@@ -213,7 +213,7 @@ def _cut(firsts: Seqs, lasts: Seqs, weights: Int64s) -> tuple[Seqs, Int64s]:
 def _ranges(objects: Sequence[RestoreObject], cuts: Seqs, last: int) -> Iterator[RestoreRange]:
     """Yield the ranges that have objects, from each of these sequences until before the next."""
     objects = sorted(objects, key=lambda item: item.name.first_seq)
-    firsts, lasts = np.array([(item.name.first_seq, item.name.last_seq) for item in objects], np.int64).T
+    firsts, lasts = np.array([(item.name.first_seq, min(item.name.last_seq, last)) for item in objects], np.int64).T
     for low, high in zip(cuts.tolist(), [*(cuts[1:] - 1).tolist(), last], strict=True):
         inside = np.flatnonzero((firsts <= high) & (lasts >= low)).tolist()
         if inside:
