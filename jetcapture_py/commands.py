@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -144,11 +143,12 @@ def erase(
 
     condition = Condition.parse(key, subject, seqs, where)
     opt.refuse((not reason.strip(), "--reason: expected a text, which becomes part of the tombstone"))
-    work = partial(command.run, condition=condition, reason=reason, in_stream=in_stream, dry_run=dry_run)
     raise typer.Exit(
         many.run(
             many.captures(config, streams, find=many.in_archive),
-            lambda each, progress: work(each, progress=progress),
+            lambda each, progress: command.run(
+                each, condition, reason, in_stream=in_stream, dry_run=dry_run, progress=progress
+            ),
             as_json=as_json,
             of_one=seqs is not None,  # every stream has sequences of its own
         )
