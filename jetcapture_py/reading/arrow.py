@@ -9,7 +9,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from hashlib import blake2b
 from itertools import chain, islice
@@ -25,6 +26,7 @@ from jetcapture_py.archive.arrays import Int64s, Mask
 from jetcapture_py.archive.footer import group_bounds, statistics
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
+from jetcapture_py.archive.schema import unify
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import INSTANT, Columns, Table
 from jetcapture_py.reading.convert import convert
@@ -301,19 +303,20 @@ def _batches(plan: ReadPlan, planned: Callable[[], ReadPlan]) -> Batches:
 
     def begun() -> Iterable[pa.RecordBatch]:
         current = next(plans)
-        if changed := {*schema} ^ {*_schema(current)}:
+        if changed := {*unify([schema, _schema(current)])} - {*schema}:
             names = ", ".join(sorted({field.name for field in changed}))
             raise JetcaptureError(f"columns changed before the first row was read ({names}): read it again")
-        rows = _rows(current, schema)
+        table = copy(current.table)
+        table.columns = current.table.columns | plan.table.columns
+        rows = _rows(replace(current, table=table, outputs=plan.outputs))
         return chain(list(islice(rows, 1)), rows)
 
     yield from retried(begun)
 
 
-def _rows(plan: ReadPlan, schema: pa.Schema) -> Batches:
+def _rows(plan: ReadPlan) -> Batches:
     """Yield a plan's rows from several objects at a time, in the same order for the same objects."""
-    source_of = dict(plan.outputs)
-    sources = [source_of[name] for name in schema.names]
+    schema, sources = _schema(plan), [source for _, source in plan.outputs]
     extra = [layout.ROW] if plan.table.several_rows else []
     identity = [layout.SEQ, *(name for name in (*plan.identity, *extra) if name != layout.SEQ)]
     reader, comparing = PlanReader.of(plan, sources), PlanReader.of(plan, [*sources, *identity])

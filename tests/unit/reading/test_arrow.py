@@ -140,6 +140,18 @@ def test_columns_that_change_before_the_first_batch_are_an_error_that_names_them
         reader.read_all()
 
 
+def test_an_object_that_is_merged_before_the_first_batch_may_change_the_order_of_fields(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    parts = [{"b": 1}, {"a": 1, "c": 2}, {"c": 2, "b": 7}]
+    names = [archive.write([seq], "eu", nested=[part]) for seq, part in enumerate(parts)]
+    reader = read_archive(tmp_path, "ORDERS", columns=["nested"])
+    archive.write([0, 2], "eu", nested=[parts[0], parts[2]])
+    for name in (names[0], names[2]):
+        (tmp_path / name.path).unlink()
+    rows = reader.read_all()["nested"].to_pylist()
+    assert sorted(rows, key=str) == sorted(({"b": None, "a": None, "c": None} | part for part in parts), key=str)
+
+
 def test_rows_of_a_message_that_come_before_the_first_batch_are_not_taken_for_copies(tmp_path: Path) -> None:
     archive = Archive(tmp_path)
     name = archive.write([1], columns={"amount": [1]})
