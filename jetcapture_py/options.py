@@ -81,7 +81,10 @@ EventEnd = Annotated[
 ]
 CompleteOnly = Annotated[
     bool,
-    typer.Option("--complete-only", help="Only messages up to the watermark's time, where no more can arrive."),
+    typer.Option(
+        "--complete-only",
+        help="Only what is complete by the watermark's time: messages up to it, or a report's buckets.",
+    ),
 ]
 DedupeOption = Annotated[
     Literal["auto", "full", "none"],
