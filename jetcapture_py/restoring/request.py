@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from jetcapture_py.config.model import NatsConfig, SourceConfig
@@ -42,7 +42,7 @@ class RestoreRequest:
     """A file with settings that replace the archived ones."""
     prefix: str = ""
     """What all subjects begin with; ends in a dot."""
-    consumers: Sequence[tuple[str, int]] = field(default=())
+    consumers: Sequence[tuple[str, int]] = ()
     """Consumers to create, and their ack floors."""
     allow_holes: bool = False
     allow_drops: bool = False
