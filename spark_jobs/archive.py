@@ -170,10 +170,9 @@ def read_stream(
     objects = list_objects(files, stream, selection)  # after the boundary, which it has to reach
     plan = request.plan(objects, before=_first_columns(capture))
     archived = _rows(spark, location, plan, engine)
-    if boundary.own.oldest is not None:
-        archived = archived.where(_is_own(boundary.own))
-    erased = boundary.own.erased
-    live = replace(plan, selection=selection, keep=OwnMessages(erased=erased) if erased else None)
+    for since, restored in boundary.own.links:
+        archived = archived.where((sf.unix_micros(layout.TIMESTAMP) >= since) | (sf.col(layout.SEQ) <= restored))
+    live = replace(plan, selection=selection, keep=OwnMessages(erased=boundary.own.erased) or None)
     rows = StreamRows(config=capture, reader=PlanReader.of(live, plan.table.schema.names))
     frame = archived.union(_live(spark, rows, reading, boundary, first))
     return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
@@ -187,15 +186,6 @@ def _first_columns(capture: Config) -> pa.Schema:
         own.append(pa.field(layout.TIME, pa.timestamp("us", "UTC")))
     declared = ((layout.field_name(name), column.type) for name, column in capture.decode.columns.items())
     return with_key_column(pa.schema([*own, *(pa.field(name, parse_type(type_)) for name, type_ in declared)]))
-
-
-def _is_own(own: OwnMessages) -> Column:
-    """Whether a message is one of a stream's present incarnation, or of those that it continues."""
-    micros = sf.unix_micros(layout.TIMESTAMP)
-    chosen = micros >= sf.lit(own.oldest)
-    for since, restored in own.links:
-        chosen &= (micros >= since) | (sf.col(layout.SEQ) <= restored)
-    return chosen
 
 
 def _live(spark: SparkSession, rows: StreamRows, reading: ReadOptions, boundary: Boundary, first: int) -> DataFrame:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from jetcapture_py.config.units import microseconds_of
 Bounds = tuple[int, int]
 """First and last sequence, inclusive."""
 Link = tuple[int, int]
-"""When an incarnation was created that continues others, in microseconds, and the last sequence that it has of them."""
+"""When an incarnation was created, in microseconds, and the last sequence that it has of those before; 0 for none."""
 _FOREVER = (1 << 63) - 1
 C = TypeVar("C", str, int)
 """When an incarnation was created: as the server writes it, or in microseconds since the epoch."""
@@ -184,10 +184,34 @@ def span(created: Collection[str], chosen: Sequence[str]) -> tuple[int, int] | N
     return began if min(births) < began else -1 << 62, min(later, default=1 << 62)
 
 
-def are_of(oldest: int, links: Iterable[Link], seqs: Seqs, times: Micros) -> Mask:
-    """Return a mask of the messages of a stream: none from before `oldest`, and of those from before it continued
-    others, only what these had until then."""
-    mask = times >= oldest
+class Life(NamedTuple):
+    """An incarnation that a stream consists of, perhaps among others."""
+
+    created: str
+    last: int
+    """The last sequence that the stream has of it."""
+    restored: int
+    """The last sequence that it has of those before; 0 for none."""
+
+
+def lineage(created: Iterable[str], restored: Callable[[str], int]) -> tuple[Life, ...]:
+    """Return those of the incarnations `created`, newest first, that the newest one consists of.
+
+    `restored` says which sequence is the last that an incarnation has of those before; 0 for none. What they got after
+    it is not of the stream: this is a fork.
+    """
+    lives, last = list[Life](), _FOREVER
+    for birth in created:
+        lives.append(Life(birth, last, min(last, restored(birth))))
+        last = lives[-1].restored
+        if not last:
+            break
+    return tuple(lives)
+
+
+def are_of(links: Iterable[Link], seqs: Seqs, times: Micros) -> Mask:
+    """Return a mask of the messages of a stream: of those from before an incarnation, only what that has of them."""
+    mask = np.ones(len(seqs), np.bool_)
     for since, restored in links:
         mask &= (times >= since) | (seqs <= restored)
     return mask
@@ -222,8 +246,8 @@ class Incarnation:
         """Return a mask of the messages of this incarnation."""
         if self.mirror:
             return np.ones(len(seqs), np.bool_)
-        oldest, links = (self.oldest, [(self.since, self.restored)]) if self.restored else (self.since, [])
-        return are_of(oldest, links, seqs, times) & (times < self.until)
+        links = [(self.since, self.restored), *([(self.oldest, 0)] if self.restored else [])]
+        return are_of(links, seqs, times) & (times < self.until)
 
     def holds(self, created: str, low: int | None, high: int | None) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are of it; None: some or unknown.

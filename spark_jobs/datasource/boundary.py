@@ -1,10 +1,8 @@
 """Find up to which sequence a stream's archive is complete: messages before are archived, the others in the stream.
 
 The watermark says it, of one incarnation of the stream. If that was created again, the archive has nothing of the
-present one, unless it was restored: then the archive has its messages as far as it was restored. A stream that was
-restored to an earlier sequence and then took other messages is a fork: what the archive has beyond that sequence from
-before the restore is no message of the stream. The archive's notes of the stream's configuration list its incarnations,
-and which of them continue earlier ones.
+present one, unless it was restored: then the archive has its messages as far as it was restored. The archive's notes of
+the stream's configuration list its incarnations, and which of them continue earlier ones.
 """
 
 from __future__ import annotations
@@ -12,25 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout, stream_config
-from jetcapture_py.archive.incarnations import Link, Origin, are_of, moment
-from jetcapture_py.archive.metadata import is_path
+from jetcapture_py.archive.arrays import Mask, Micros, Seqs
+from jetcapture_py.archive.incarnations import Life, Link, Origin, are_of, lineage, moment
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.columns import Table
-from jetcapture_py.reading.plan import Bound, Objects, list_objects
+from jetcapture_py.reading.plan import Bound, list_objects, read_identities
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
-from spark_jobs.datasource.archived import ArchivedMessages
 from spark_jobs.datasource.offsets import check_there
 from spark_jobs.datasource.session import Session
 
@@ -40,22 +36,17 @@ _EVERYTHING = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMessages:
-    """Chooses the messages of a stream's present incarnation, and those that it continues; no erased ones."""
+    """Chooses the messages of a stream, by the links between its incarnations; no erased ones."""
 
-    oldest: int | None = None
-    """When the first of these incarnations was created, in microseconds; None if there is no other in the archive."""
     links: tuple[Link, ...] = ()
-    """The incarnations that continue others: of what was stored before, only messages up to a sequence are theirs."""
     erased: Erased = field(default_factory=Erased)
 
-    def __call__(self, seqs: Any, times: Any) -> Any:
-        """Return a mask of messages: sequences, and timestamps in microseconds, as int64 arrays."""
-        oldest = -_EVERYTHING if self.oldest is None else self.oldest
-        own = are_of(oldest, self.links, seqs, times)
+    def __call__(self, seqs: Seqs, times: Micros) -> Mask:
+        own = are_of(self.links, seqs, times)
         return own & ~self.erased.contains(seqs, times) if self.erased else own
 
     def __bool__(self) -> bool:
-        return self.oldest is not None or bool(self.erased)
+        return bool(self.links or self.erased)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +98,9 @@ class BoundaryFinder:
 
     def __init__(self, files: ArchiveFiles, stream: str, subjects: tuple[str, ...] = ()) -> None:
         self._files, self._stream, self._subjects = files, stream, subjects
-        self._known: tuple[Any, tuple[tuple[str, int], ...], OwnMessages] | None = None
+        self._noted: tuple[str, list[str]] | None = None  # what `_lives` follow from
+        self._lives: tuple[Life, ...] = ()
+        self._erased = Erased()
 
     def find(self, session: Session) -> Boundary:
         """Find it as of now.
@@ -126,59 +119,48 @@ class BoundaryFinder:
                 "watermark says that they are archived, so archive and stream cannot be read as one; read_archive has "
                 "what is archived"
             )
-        notes = [path for path in files.notes(stream_config.directory(stream)) if is_path(path)]
-        basis = state.created, tuple(notes)
-        if self._known is None or self._known[0] != basis:
-            self._known = basis, *session.run(self._lineage(session.reads, state))
-        _, incarnations, own = self._known
-        own = OwnMessages(oldest=own.oldest, links=own.links, erased=files.erased(stream, own.erased))
-        self._known = basis, incarnations, own
+        noted = state.created, files.notes(stream_config.directory(stream))
+        if self._noted != noted:
+            self._noted, self._lives = noted, self._lineage(session, state)
+        lives, self._erased = self._lives, files.erased(stream, self._erased)
+        links = tuple((moment(life.created), life.restored) for life in lives if life.restored < _EVERYTHING)
         same = mark is not None and _is_of(mark, state)
         filters = (mark.filters if mark is not None and same else ()) or [(0, self._subjects)]
-        if len(incarnations) > 1 and state.first_time < datetime.fromisoformat(state.created):
+        if len(lives) > 1 and state.first_time < datetime.fromisoformat(state.created):
             # what the stream was restored with, and still has, had been selected before
-            restored = incarnations[1][1]
-            filters = [(0, ()), *((max(after, restored), subjects) for after, subjects in filters)]
+            filters = [(0, ()), *((max(after, lives[0].restored), subjects) for after, subjects in filters)]
         archived = 0
         if mark is not None:
-            limit = _EVERYTHING if same else dict(incarnations).get(mark.created, 0)
-            archived = session.run(_archived(session.reads, mark, state, limit)) if limit else 0
+            limit = {life.created: life.last for life in lives}.get(state.created if same else mark.created, 0)
+            archived = min(limit, session.run(_archived(session.reads, mark, state))) if limit else 0
         return Boundary(
             stream=stream,
             state=state,
             archived=archived,
-            created=tuple(created for created, _ in incarnations),
-            own=own,
+            created=tuple(life.created for life in lives),
+            own=OwnMessages(links=links, erased=self._erased),
             filters=tuple(filters),
         )
 
-    async def _lineage(self, reads: ReadSession, state: StreamState) -> tuple[tuple[tuple[str, int], ...], OwnMessages]:
-        """Return the incarnations that the stream consists of, and what chooses their messages."""
-        known = {config.created: config for config in self._files.stream_configs(self._stream)}
-        created = state.created
-        others = sorted((each for each in known if moment(each) < moment(created)), key=moment, reverse=True)
-        if state.mirror or not (others or not known):
-            return ((created, _EVERYTHING),), OwnMessages()
-        restored = await restored_to(reads, self._stream, state)
-        continuing = restored > 0 or (created in known and known[created].continues)
-        incarnations: list[tuple[str, int]] = [(created, _EVERYTHING)]
-        links: list[Link] = []
-        lowest, listing = _EVERYTHING, None
-        while continuing:
-            if not restored:  # none of these messages is in the stream any more
-                listing = listing or list_objects(self._files, self._stream)
-                began = first_archived(self._files, listing, datetime.fromisoformat(created))
-                restored = lowest if began is None else began - 1
-                restored = min(restored, state.first - 1) if created == state.created else restored
-            lowest = min(lowest, restored)
-            links.append((moment(created), restored))
-            if not others or not lowest:
-                break
-            created, restored = others.pop(0), 0
-            incarnations.append((created, lowest))
-            continuing = known[created].continues
-        oldest = 0 if continuing else moment(created)
-        return tuple(incarnations), OwnMessages(oldest=oldest, links=tuple(links))
+    def _lineage(self, session: Session, state: StreamState) -> tuple[Life, ...]:
+        """Return the incarnations that the stream consists of, newest first."""
+        configs, present = self._files.stream_configs(self._stream), state.created
+        older = [config.created for config in reversed(configs) if moment(config.created) < moment(present)]
+        if state.mirror or (configs and not older):
+            return (Life(present, _EVERYTHING, _EVERYTHING),)
+        still_there = session.run(restored_to(session.reads, self._stream, state))
+        continuing = {config.created for config in configs if config.continues}
+
+        def restored(created: str) -> int:
+            if created == present and still_there:
+                return still_there
+            if created not in continuing:
+                return 0
+            selection = Selection(start=datetime.fromisoformat(created))
+            last = (first_archived(self._files, self._stream, selection) or _EVERYTHING) - 1
+            return min(last, state.first - 1) if created == present else last
+
+        return lineage([present, *older], restored)
 
 
 def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: Origin) -> bool:
@@ -188,37 +170,40 @@ def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: O
         return True
     if sample is None or sample.seq > boundary.archived:
         return False
-    columns = [layout.SEQ, layout.TIMESTAMP]
-    types = pa.schema([(layout.SEQ, pa.int64()), (layout.TIMESTAMP, pa.timestamp("us", "UTC"))])
-    table = Table([types], False, None)  # noqa: FBT003
-    archived = ArchivedMessages(files=files, stream=stream, table=table, columns=columns, selection=Selection())
-    rows = archived.read(sample.seq, sample.seq, boundary.own or None)
-    return any(sample.time in batch.column(1).cast(pa.int64()).to_pylist() for batch in rows)
+    selection = Selection(seqs=(sample.seq, sample.seq))
+
+    def has_sample() -> bool:
+        objects = list_objects(files, stream, selection)
+        names = [name for name in objects if name.parquet and selection.may_hold_name(name)]
+        return any(
+            bool(((seqs == sample.seq) & (times == sample.time) & boundary.own(seqs, times)).any())
+            for seqs, times in read_identities(files, objects, names)
+        )
+
+    return retried(has_sample)
 
 
-def first_archived(files: ArchiveFiles, listing: Objects, moment: datetime, until: int = _EVERYTHING) -> int | None:
-    """Return the first archived sequence up to `until` with a message from `moment` on; None without one.
+def first_archived(files: ArchiveFiles, stream: str, selection: Selection, until: int = _EVERYTHING) -> int | None:
+    """Return the first archived sequence up to `until` with a message from the selection's start on; None without one.
 
     Raises JetcaptureError.
     """
-    selection = Selection(start=moment)
-    names = [name for name in listing if name.parquet and selection.may_hold_name(name)]
+    bounds = [Bound((layout.TIMESTAMP,), selection.start, None)]
     table = Table([pa.schema([(layout.SEQ, pa.int64())])], False, None)  # noqa: FBT003
-    reader = PlanReader(
-        files=files, table=table, columns=[layout.SEQ], bounds=[Bound((layout.TIMESTAMP,), moment, None)], keys=None
-    )
+    reader = PlanReader(files=files, table=table, columns=[layout.SEQ], bounds=bounds, keys=None)
 
     def first() -> int:
-        best = until + 1
+        best, objects = until + 1, list_objects(files, stream, selection)
+        names = [name for name in objects if name.parquet and selection.may_hold_name(name)]
         for name in sorted(names, key=lambda name: name.first_seq):
             if name.first_seq >= best:
                 break
-            for batch in reader.batches(listing[name], name):
-                best = min(best, int(batch.column(layout.SEQ).to_numpy().min()))
+            for batch in reader.batches(objects[name], name):
+                best = min(best, int(batch.column(0).to_numpy().min()))
         return best
 
-    found = retried(first)
-    return found if found <= until else None
+    seq = retried(first)
+    return seq if seq <= until else None
 
 
 def _is_of(mark: Watermark, state: StreamState) -> bool:
@@ -226,16 +211,15 @@ def _is_of(mark: Watermark, state: StreamState) -> bool:
     return mark.created == state.created or (not mark.created and mark.time >= datetime.fromisoformat(state.created))
 
 
-async def _archived(reads: ReadSession, mark: Watermark, state: StreamState, limit: int) -> int:
-    """Return the last sequence, at most `limit`, up to which the archive has everything.
+async def _archived(reads: ReadSession, mark: Watermark, state: StreamState) -> int:
+    """Return the last sequence up to which the archive has everything.
 
     The position of a watermark stays where nothing more matches the capture's filters, and its time goes on: with it,
     what is gone from the beginning of the stream is known to be archived, or not to be selected.
     """
-    known = mark.seq
-    if state.first > known + 1 and not state.mirror:
-        if state.last_time <= mark.time:
-            known = max(known, state.last)
-        elif (later := await reads.first_at(mark.stream, mark.time + _MICROSECOND)) > state.first:
-            known = max(known, later - 1)
-    return min(known, limit)
+    if state.mirror or state.first <= mark.seq + 1:
+        return mark.seq
+    if state.last_time <= mark.time:
+        return state.last
+    later = await reads.first_at(mark.stream, mark.time + _MICROSECOND)
+    return later - 1 if later > state.first else mark.seq

@@ -40,7 +40,7 @@ from jetcapture_py.config.model import load
 from jetcapture_py.errors import ConfigError, MissingStreamError, SourceError
 from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.columns import Table
-from jetcapture_py.reading.plan import ReadRequest, list_objects
+from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
 from spark_jobs.datasource.archived import ArchivedMessages, ArchivedPartition
@@ -133,14 +133,13 @@ class CombinedSource:
 
     def _live(self, part: StreamPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the stream, or of the archive what has left the stream since."""
-        erased = self.files.erased(self.stream)
         reader = PlanReader(
             files=self.files,
             table=self.table,
             columns=self.table.schema.names,
             bounds=self.archived.planned(1, 0, None).bounds,
             keys=self.selection.keys,
-            keep=OwnMessages(erased=erased) if erased else None,
+            keep=OwnMessages(erased=self.files.erased(self.stream)) or None,
         )
         rows, first = StreamRows(config=self.config, reader=reader), part.first
         options = self.reading.model_copy(update={"fail_on_data_loss": True})  # what has left the stream is noticed
@@ -293,8 +292,8 @@ class CombinedStreamReader(StreamingRead):
         options = self._source.options
         if (moment := options.starting_timestamp) is not None:
             files, stream = self._source.files, self._source.stream
-            listing = list_objects(files, stream, Selection(keys=self._source.selection.keys))
-            archived = first_archived(files, listing, moment, boundary.archived)
+            selection = Selection(start=moment, keys=self._source.selection.keys)
+            archived = first_archived(files, stream, selection, boundary.archived)
             if archived is not None:
                 return archived
             return max(boundary.archived + 1, self._session.run(self._session.reads.first_at(stream, moment)))

@@ -13,9 +13,11 @@ from jetcapture_py.archive.incarnations import (
     Origin,
     Progress,
     Sample,
+    are_of,
     bounds_by_incarnation,
     continued,
     is_same_stream,
+    lineage,
     moment,
     span,
 )
@@ -114,3 +116,27 @@ def test_an_object_with_messages_of_others_is_divided_by_time() -> None:
     assert span([first, second, third], [second]) == (moment(second), moment(third))
     assert span([first, second], [first]) == (-1 << 62, moment(second))
     assert span([first, second], [second]) == (moment(second), 1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("restored", "lives"),
+    [
+        ({}, [("30", 0)]),
+        ({"30": 15}, [("30", 15), ("20", 0)]),
+        ({"30": 15, "20": 8}, [("30", 15), ("20", 8), ("10", 0)]),
+        ({"30": 15, "20": 25}, [("30", 15), ("20", 15), ("10", 0)]),
+        ({"30": 15, "20": 8, "10": 5}, [("30", 15), ("20", 8), ("10", 5)]),
+        ({"20": 8}, [("30", 0)]),
+    ],
+)
+def test_a_restored_stream_has_of_earlier_incarnations_what_each_had_when_it_was_restored(
+    restored: dict[str, int], lives: list[tuple[str, int]]
+) -> None:
+    chosen = lineage(["30", "20", "10"], lambda created: restored.get(created, 0))
+    assert [(life.created, life.restored) for life in chosen] == lives
+    assert [life.last for life in chosen[1:]] == [life.restored for life in chosen[:-1]]
+    seqs, times = (grid.ravel() for grid in np.meshgrid(np.arange(1, 40), [5, 15, 25, 35]))
+    last_of = {int(life.created): life.last for life in chosen}
+    last_of[0] = chosen[-1].restored if len(chosen) == 3 else 0  # of one from before those that are known
+    expected = [seq <= last_of.get(time // 10 * 10, 0) for seq, time in zip(seqs.tolist(), times.tolist(), strict=True)]
+    assert are_of([(int(life.created), life.restored) for life in chosen], seqs, times).tolist() == expected
