@@ -3,6 +3,10 @@
 The range comes from a short-lived consumer without acknowledgements; the stream's own consumers are not touched. After
 any failure it is abandoned, and a new one continues after the last message received. Nothing is returned before the
 consumer's delivery count confirms that everything before it has arrived.
+
+A consumer silently skips messages that are gone. So a reader that has to notice it asks for the stream's first sequence
+after every gap: if the stream now starts after the start of the gap, messages were removed before they were read.
+Messages missing inside the stream are not a loss: they were deleted one by one, or replaced by newer ones.
 """
 
 from __future__ import annotations
@@ -11,18 +15,20 @@ import asyncio
 import base64
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import nats.errors
 import pyarrow as pa
 
-from jetcapture_py.errors import SourceError
+from jetcapture_py.archive.incarnations import Origin
+from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.acks import first_delivery, position
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.pulls import Reaction, parse_status
-from jetcapture_py.jetstream.read_session import PAUSE, ReadSession
+from jetcapture_py.jetstream.read_session import PAUSE, ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 
 BATCH = 50_000
@@ -35,11 +41,16 @@ ENOUGH = 16_384
 """Number of received messages from which on they are returned, regardless of size."""
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
 """Seconds: heartbeat interval of a pull, timeout without a heartbeat, and expiry of the pull."""
+_CHECK_INTERVAL = 0.05
+"""Minimum seconds between requests for the stream's first sequence; with `subjects`, gaps are frequent."""
 
 FEW_AT_ONCE, AT_ONCE = 4, 50
 """Messages that are requested at once, one by one: at first, and at most."""
 NOBODY = "none"
 """The consumer's name in the ack subjects of messages that no consumer delivered."""
+
+Check = Callable[[StreamState, int | None], None]
+"""Raises an error if this is another stream, or messages of the range from a sequence on are gone; None for any."""
 
 
 async def requested(session: ReadSession, stream: str, seqs: Iterable[int]) -> list[dict[str, Any]]:
@@ -91,10 +102,13 @@ class StreamRange:
 class RangeReader:
     """Reads `range_`. May return messages beyond its end, and, with `per_subject`, messages twice.
 
-    A subclass may check gaps: see the hooks from `_started` on.
+    With an `origin`, it ends without an error where that stream is gone or was created again. With a `check` as well,
+    it raises what that raises, for the present state of the stream, as soon as messages may have been lost.
     """
 
-    def __init__(self, session: ReadSession, range_: StreamRange) -> None:
+    def __init__(
+        self, session: ReadSession, range_: StreamRange, *, origin: Origin | None = None, check: Check | None = None
+    ) -> None:
         self._session, self._range = session, range_
         self._connection, self._api = session.connection, session.api
         self._inbox = Inbox(self._on_data)
@@ -104,6 +118,13 @@ class RangeReader:
         self._failure: BaseException | None = None
         self._last = range_.first - 1  # of what was received
         self._left: deque[tuple[str, Received]] = deque()  # from earlier consumers
+        self._origin, self._check = origin, check
+        self._floor = 0  # the stream's first sequence at the start of a `per_subject` read
+        self._gap: int | None = None  # the last message before a gap that has not been checked yet
+        self._checked_at = 0.0
+        self._replicated = False
+        if origin is not None:
+            session.know(range_.stream, origin)
         self._forget()
 
     def _forget(self) -> None:
@@ -153,33 +174,47 @@ class RangeReader:
         """Whether pulling pauses. Messages are returned at the same limit, so the two sides cannot deadlock."""
         return self._inbox.rows.memory > WAITING
 
-    # ------------------------------------------------------------------ hooks for subclasses that check gaps
+    # ------------------------------------------------------------------ what is gone
 
-    async def _started(self, answer: dict[str, Any]) -> None:
-        """Called with the server's answer when a consumer has been created."""
+    async def _identify(self, origin: Origin, answer: dict[str, Any]) -> None:
+        """Check the stream of a new consumer, of which the server has given this answer."""
+        stream = self._range.stream  # only now that the consumer exists: before, it might be another one
+        state = await self._session.identified(stream, await self._api.request(f"STREAM.INFO.{stream}"))
+        if self._range.per_subject:
+            self._inspect(state, None)
+            self._floor = self._floor or state.first
+        else:
+            self._inspect(state, self._last if self._gap is None else self._gap)
+        self._gap = None
+        self._replicated = state.replicated
+        if state.created != origin.created or (self._range.per_subject and not answer["num_pending"]):
+            self._finish()
 
-    def _skips(self) -> None:
-        """Called when sequences after `_last` have no message, before `_last` moves past them."""
+    def _inspect(self, state: StreamState, read_to: int | None) -> None:
+        """Raise an error if messages after `read_to` are gone; None for those after the range only."""
+        if self._check is not None:
+            replaced = self._range.per_subject and state.keeps_latest  # by newer messages
+            self._check(state, None if read_to is None or replaced else max(read_to + 1, self._floor))
 
-    async def _check(self) -> None:
-        """Called regularly to check gaps."""
-
-    @property
-    def _settled(self) -> bool:
-        """Whether no gap is left to check."""
-        return True
-
-    @property
-    def _replaced_after(self) -> float:
-        """Seconds without a message after which a consumer that still has pending messages is replaced."""
-        return SILENCE if self._range.per_subject else self._session.timeout / 2
+    async def _check_gap(self) -> None:
+        """Raise an error if messages were lost in the gap."""
+        if self._gap is not None:
+            read_to, self._gap = self._gap, None  # before awaiting: another gap may appear meanwhile
+            self._inspect(await self._session.state(self._range.stream), read_to)
+            self._checked_at = asyncio.get_running_loop().time()
 
     async def _check_end(self) -> None:
-        """Called at the end to check the gap after the last message received."""
+        """Check the gap after the last message received."""
+        if self._check is not None and self._gap is None:
+            self._gap = self._last
+        await self._check_gap()
 
     async def _more_elsewhere(self) -> bool:
-        """Whether the range has messages that the consumer does not know yet."""
-        return False
+        """Whether the stream's leader has further messages of the range that the consumer's server still lacks."""
+        if not self._replicated or self._range.per_subject:
+            return False
+        following = await self._session.next_match(self._range.stream, self._last + 1, self._range.subjects)
+        return following is not None and following < self._range.end
 
     # ------------------------------------------------------------------ consumers, one after another
 
@@ -196,12 +231,14 @@ class RangeReader:
                 if clock() > troubled + self._session.timeout and not self._finished:
                     raise self._nothing_came(self._trouble)
         except Exception as error:
-            await self._failed(error)
+            missing = self._origin is not None and isinstance(error, MissingStreamError)
+            if self._check is not None or not missing:
+                self._failure = error
+            if missing:
+                await self._leave()
+                self._finish()
         finally:
             self._ready.set()
-
-    async def _failed(self, error: Exception) -> None:
-        self._failure = error
 
     async def _attach(self) -> None:
         """Create a consumer that starts after the last message, and subscribe."""
@@ -213,7 +250,8 @@ class RangeReader:
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._last + 1}
         self._consumer, answer = await self._session.create_consumer(range_.stream, config)
-        await self._started(answer)
+        if self._origin is not None:
+            await self._identify(self._origin, answer)
         if self._finished:
             return
         self._skipped = self._last
@@ -251,10 +289,11 @@ class RangeReader:
         reads, late = self._connection.parser.reads, False
         while not self._finished and not self._trouble:
             self._wake.clear()
-            await self._check()
+            if self._complete or clock() > self._checked_at + _CHECK_INTERVAL:
+                await self._check_gap()
             if self._drained or self._idle:
                 await self._check_drained()
-            if self._complete and self._settled:
+            if self._complete and self._gap is None:
                 self._finish()
             await self._ask_for_more()
             if self._connection.parser.reads != reads:  # perhaps part of a large message, which delays heartbeats
@@ -307,7 +346,10 @@ class RangeReader:
                 return
             if info["num_pending"] and not await self._nothing_left():
                 # the next ones are gone: the server skips only one of them per heartbeat, or still counts them
-                if asyncio.get_running_loop().time() > self._came + self._replaced_after:
+                patience = SILENCE if self._range.per_subject else self._session.timeout / 2
+                if self._origin is not None and not self._range.per_subject:
+                    patience = inf  # the session's timeout says how long a read waits
+                if asyncio.get_running_loop().time() > self._came + patience:
                     await self._check_end()
                     self._disturb("expected messages were removed from the stream")
                 return
@@ -343,8 +385,10 @@ class RangeReader:
             self._inbox.rows, _ = self._inbox.rows.split(len(self._inbox.rows) - fresh)
             self._disturb("messages sent by the server did not arrive")
         elif ack is not None:
-            if ack.seq - ack.delivery != self._skipped:
-                self._skips()
+            skips = ack.seq - ack.delivery != self._skipped
+            if skips and self._gap is None and self._check is not None and not self._range.per_subject:
+                self._gap = self._last
+                self._wake.set()
             self._last, self._skipped = max(ack.seq, self._last), ack.seq - ack.delivery
             self._drained = not ack.pending
             if self._drained or self._complete:

@@ -26,7 +26,7 @@ from jetcapture_py.transform.prepare import Preparer
 from spark_jobs.datasource.boundary import Boundary
 from spark_jobs.datasource.offsets import StreamPartition, split
 from spark_jobs.datasource.options import ReadOptions
-from spark_jobs.datasource.read import Fetch
+from spark_jobs.datasource.read import fetch
 from spark_jobs.datasource.session import Session
 
 
@@ -111,5 +111,5 @@ def live_rows(
     """Read a part of the stream, as `StreamRows.batches` yields it. Raises JetcaptureError."""
     own = options.model_copy(update={"subjects": part.subjects})
     with Session(own, f"jetcapture spark {own.stream}") as session:
-        messages = Fetch(session, own, part, bare=False)
+        messages = fetch(session, own, part, bare=False)
         yield from rows.batches(messages, part.first, part.end)

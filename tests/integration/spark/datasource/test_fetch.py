@@ -11,10 +11,11 @@ from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamCo
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import range_reader
+from jetcapture_py.jetstream.range_reader import RangeReader
 from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions
-from spark_jobs.datasource.read import Fetch
+from spark_jobs.datasource.read import fetch
 from spark_jobs.datasource.session import Session
 from tests.integration.spark.live import ENVELOPE, Live
 from tests.support.nats_server import NatsServer
@@ -42,7 +43,7 @@ def sequences(
     with Session(options, "test") as session:
         state = Positions(session, options).state()
         part = part or StreamPartition(state.first, state.last + 1, Origin(state.created))
-        chunks = MessageColumns(options, ENVELOPE).batches(Fetch(session, options, part, bare=False), part)
+        chunks = MessageColumns(options, ENVELOPE).batches(fetch(session, options, part, bare=False), part)
         for number, batch in enumerate(chunks):
             yield from batch.column("_nats_seq").to_pylist()
             if number == 0:
@@ -137,7 +138,7 @@ def test_nothing_of_other_ranges_is_asked_for(live: Live) -> None:
     options = live.read_options()
     part = StreamPartition(101, 201, origin(live, options))
     with Session(options, "test") as session:
-        received = [chunk for _, chunk in Fetch(session, options, part, bare=False)]
+        received = [chunk for _, chunk in fetch(session, options, part, bare=False)]
     assert sum(map(len, received)) == 100
 
 
@@ -154,16 +155,16 @@ def test_holes_anywhere_are_no_obstacle(live: Live) -> None:
 def test_a_stray_message_in_our_inbox_is_ignored(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     live.fill(10)
     options = live.read_options()
-    real = Fetch._attach
+    real = RangeReader._attach
 
-    async def attach(self: Fetch) -> None:
+    async def attach(self: RangeReader) -> None:
         await real(self)
         stray = "$JS.ACK.ORDERS.another.1.7.7.1700000000000000000.0"
         await self._connection.publish(f"{self._subject}.1", b"stray", reply=stray)
         await self._connection.flush()
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(Fetch, "_attach", attach)
+    monkeypatch.setattr(RangeReader, "_attach", attach)
     assert list(sequences(live, options)) == list(range(1, 11))
 
 

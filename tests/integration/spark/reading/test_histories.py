@@ -210,7 +210,7 @@ class History:
         if self.query is None or self.chance.random() < 0.5:
             self._restart(self.end)
         if self.recreated and self.watched:
-            with pytest.raises(SourceError, match="was deleted and recreated"):
+            with pytest.raises(SourceError, match="was deleted and created again"):
                 self._query.plan()
             self._restart(None)
         self.recreated = False
