@@ -146,8 +146,7 @@ class PlanReader:
         if by_key or (name.bundle and layout.KEY in self.columns):
             exact.add(layout.KEY)
         with self.files.parquet(file) as parquet:
-            source_of = self._sources(parquet.schema_arrow.names, name)
-            source_of = {folded: source for folded, source in source_of.items() if folded in sources}
+            source_of = {stored.lower(): stored for stored in parquet.schema_arrow.names if stored.lower() in sources}
             chosen = {*source_of.values(), *exact.intersection(parquet.schema_arrow.names)} or {layout.SEQ}
             metadata = parquet.metadata
             groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
@@ -164,7 +163,7 @@ class PlanReader:
         Raises JetcaptureError if a column does not fit the plan.
         """
         chosen = self._chosen(batch, name, self._limited(name, None))
-        return self._shaped(chosen, name, self._sources(batch.schema.names, name))
+        return self._shaped(chosen, name, {stored.lower(): stored for stored in batch.schema.names})
 
     def _limited(self, name: ObjectName, ranges: Sequence[Range] | None) -> Sequence[Range] | None:
         """Return the ranges of an object, all of it for None, within the sequences to return."""
@@ -173,12 +172,6 @@ class PlanReader:
         low, high = self.seqs
         within = ((max(first, low), min(last, high)) for first, last in ([self.seqs] if ranges is None else ranges))
         return [(first, last) for first, last in within if first <= last]
-
-    def _sources(self, stored: Iterable[str], name: ObjectName) -> dict[str, str]:
-        """Return the stored columns by folded name, without those that follow from an object's path."""
-        # in bundles, a column of that name is of objects that were stored before the name was the archive's
-        other = layout.BUNDLE if name.bundle else None
-        return {column.lower(): column for column in stored if column != layout.KEY and column.lower() != other}
 
     def _chosen(self, batch: pa.RecordBatch, name: ObjectName, ranges: Sequence[Range] | None) -> pa.RecordBatch:
         """Return the rows within the ranges and bounds, with the keys to return, that are kept."""

@@ -15,6 +15,7 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.common_type import EXACT, common
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.schema import fields_in
 from jetcapture_py.config.column_types import rebuilt
 from jetcapture_py.config.units import quoted
 from jetcapture_py.errors import JetcaptureError
@@ -207,6 +208,14 @@ def read_as(stored: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return the type with which Parquet reads a column stored as `stored` for `target`: that type, if possible."""
     readable = _without_null(stored) == stored and common([target, stored], lossless=True) == target
     return target if readable or target in _WIDER.get(stored, ()) else stored
+
+
+def is_cast(stored: pa.DataType, target: pa.DataType) -> bool:
+    """Whether an engine's own cast, which finds fields of structs by name, gives the values that `convert` gives."""
+    targets, names = ({path for path, _ in fields_in(pa.schema([("", type_)]))} for type_ in (target, stored))
+    # nulls may become anything, also in lists; `common` matches fields in any case
+    same = common([target, stored], lossless=True) == target or read_as(stored, target) == target
+    return same and names <= targets
 
 
 def _check_fields(column: str, type_: pa.DataType, *, named: bool) -> None:

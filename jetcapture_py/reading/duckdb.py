@@ -20,12 +20,10 @@ import pyarrow as pa
 from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.common_type import common
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
-from jetcapture_py.archive.schema import fields_in
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT, read_as
+from jetcapture_py.reading.columns import INSTANT, is_cast
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Bound, ReadPlan, list_objects
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -254,7 +252,7 @@ class ArchiveViews:
             columns = []
             for folded, column in table.columns.items():
                 value = f"CAST(NULL AS {sql_type(column.type)})"
-                if folded in stored and not (bundled and folded == layout.BUNDLE):
+                if folded in stored:
                     source, type_ = stored[folded]
                     value = self._converted(_quoted(source), type_, column.type)
                 columns.append(f"{value} AS {_quoted(column.name)}")
@@ -292,7 +290,7 @@ class ArchiveViews:
 
     def _converted(self, column: str, stored: pa.DataType, target: pa.DataType) -> str:
         """Return the expression of a stored column with its type in the table."""
-        if _casts(stored, target):
+        if is_cast(stored, target):
             return f"CAST({column} AS {sql_type(target)})"  # nothing to do, except for such types as unsigned numbers
         name = self._functions.get((stored, target))
         if name is None:
@@ -305,14 +303,6 @@ class ArchiveViews:
             create: Any = self._connection.create_function  # its stub accepts no list of text
             create(name, converted, [sql_type(stored)], sql_type(target), type="arrow", null_handling="special")
         return f"{name}(CAST({column} AS {sql_type(stored)}))"
-
-
-def _casts(stored: pa.DataType, target: pa.DataType) -> bool:
-    """Whether DuckDB's own cast gives the values that `convert` gives."""
-    # nulls may become anything, also in lists; but DuckDB finds a field by its name, of which `common` ignores the case
-    targets, names = ({path for path, _ in fields_in(pa.schema([("", type_)]))} for type_ in (target, stored))
-    same = common([target, stored], lossless=True) == target or read_as(stored, target) == target
-    return same and names <= targets
 
 
 def _within(ranges: Iterable[Range]) -> str:
