@@ -296,7 +296,8 @@ def _batches(plan: ReadPlan, planned: Callable[[], ReadPlan]) -> Batches:
 
     def begun() -> Iterable[pa.RecordBatch]:
         current = next(plans)
-        if changed := {*unify([schema, _schema(current)])} - {*schema}:
+        united = unify([schema, _schema(current)], lossless=True)  # it may reorder fields, or lack columns
+        if changed := {*(united or _schema(current))} - {*schema}:
             names = ", ".join(sorted({field.name for field in changed}))
             raise JetcaptureError(f"columns changed before the first row was read ({names}): read it again")
         table = copy(current.table)
