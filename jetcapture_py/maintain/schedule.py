@@ -58,7 +58,7 @@ class _Service:
         self._files, self._every = files, every
         self._stop = threading.Event()
         self._scheduled: dict[CaptureId, _Scheduled] = {}
-        self._states: dict[str, MaintenanceState] = {}
+        self._site = MaintenanceSite({})
 
     def end(self, number: int, _frame: object) -> None:
         """Stop; when called again, exit immediately."""
@@ -86,19 +86,18 @@ class _Service:
 
     def _listening(self, selected: Captures, server: HttpServer | None) -> HttpServer | None:
         """Serve metrics and probes. Raises JetcaptureError if nothing can listen on a configured address."""
-        site = MaintenanceSite(self._states)
         if server is not None and server.listen != selected.listen:
             server.stop()
             server = None
         if server is None and selected.listen is not None:
             try:
-                server = HttpServer(selected.listen, site)
+                server = HttpServer(selected.listen, self._site)
             except JetcaptureError as error:
                 if selected.listen_required:
                     raise
                 event(log, logging.WARNING, "http.off", reason=str(error))
         if server is not None:
-            server.serve(site)
+            server.serve(self._site)
         return server
 
     def _read_again(self) -> None:
@@ -112,50 +111,57 @@ class _Service:
             event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), MAX_LOGGED))
         wanted = {capture: config for capture, config in selected.configs.items() if config.maintain is not None}
         for capture in [capture for capture in self._scheduled if capture not in wanted]:
-            del self._scheduled[capture], self._states[capture.name]
+            del self._scheduled[capture]
         for capture, config in wanted.items():
             if capture not in self._scheduled or self._scheduled[capture].config != config:
-                state = self._states[capture.name] = MaintenanceState(stream=config.source.stream)
-                self._scheduled[capture] = _Scheduled(config, state)
+                self._scheduled[capture] = _Scheduled(config, MaintenanceState(stream=config.source.stream))
+        self._show()
+
+    def _show(self) -> None:
+        self._site.states = {capture.name: scheduled.state for capture, scheduled in self._scheduled.items()}
+
+    def _set(self, scheduled: _Scheduled, state: MaintenanceState) -> None:
+        scheduled.state = state
+        self._show()
 
     def _pass(self, scheduled: _Scheduled) -> None:
         """Make one pass, and note how it went. A failure is logged; the next pass tries again."""
         if self._stop.is_set():
             return
-        config, state = scheduled.config, scheduled.state
-        state.started, reason = time.time(), ""
+        config, reason = scheduled.config, ""
+        self._set(scheduled, replace(scheduled.state, started=time.time()))
+
+        def progress(part: str, objects: int, size: int) -> None:
+            backlog = {**scheduled.state.backlog, part: (objects, size)}
+            self._set(scheduled, replace(scheduled.state, backlog=backlog))
+
         try:
-            request = replace(
-                PassRequest.of(config),
-                stop=self._stop,
-                progress=lambda part, *left: state.backlog.update({part: left}),
-            )
+            request = replace(PassRequest.of(config), stop=self._stop, progress=progress)
             archive = open_archive(config.store.url, config.store.options)
             scheduled.last = run_pass(config, archive, request, scheduled.last)
             reason = failure(scheduled.last.errors)
-            _note(scheduled.last, state)
+            scheduled.state = _noted(scheduled.last, scheduled.state)
         except Exception as error:  # also a bug, or a library's: other archives go on
             reason = reason_of(error)
-        state.started, state.failure = None, one_line(reason, MAX_LOGGED)
-        state.passes += 1
+        state = scheduled.state
+        ended = replace(
+            state,
+            started=None,
+            failure=one_line(reason, MAX_LOGGED),
+            passes=state.passes + 1,
+            failures=state.failures + bool(reason),
+            ended=state.ended if reason else time.time(),
+        )
+        self._set(scheduled, ended)
         if reason:
-            state.failures += 1
             event(log, logging.ERROR, "maintain.failed", error=reason)
-        else:
-            state.ended = time.time()
 
 
-def _note(result: Pass, state: MaintenanceState) -> None:
-    """Log a pass, and keep its figures."""
+def _noted(result: Pass, state: MaintenanceState) -> MaintenanceState:
+    """Log a pass; return the state with its figures."""
     summaries = result.compacted.values()
-    state.seconds, state.waiting = result.seconds, result.waiting
-    state.removed += result.removed
     expired = 0 if result.expired is None else result.expired.objects
-    state.expired += expired
-    state.objects_before = sum(summary.objects_before for summary in summaries)
-    state.objects_after = sum(summary.objects_after for summary in summaries)
-    state.bytes_after = sum(summary.bytes_after for summary in summaries)
-    state.tables = tuple(
+    tables = tuple(
         TableState(
             name=table.name,
             snapshot=table.snapshot,
@@ -165,6 +171,17 @@ def _note(result: Pass, state: MaintenanceState) -> None:
             complete_to=table.complete_to.timestamp() if table.complete_to else None,
         )
         for table in result.tables.values()
+    )
+    state = replace(
+        state,
+        seconds=result.seconds,
+        waiting=result.waiting,
+        removed=state.removed + result.removed,
+        expired=state.expired + expired,
+        objects_before=sum(summary.objects_before for summary in summaries),
+        objects_after=sum(summary.objects_after for summary in summaries),
+        bytes_after=sum(summary.bytes_after for summary in summaries),
+        tables=tables,
     )
     event(
         log,
@@ -178,3 +195,4 @@ def _note(result: Pass, state: MaintenanceState) -> None:
         removed=result.removed,
         expired=expired,
     )
+    return state

@@ -904,9 +904,9 @@ def test_a_service_tells_how_its_tables_are(tmp_path: Path) -> None:
     world.write([1], hour=0, v=[1])
     world.write([2, 3], hour=1, v=["x", "y"])
     state = MaintenanceState(stream="ORDERS")
-    schedule._note(world.maintain(), state)
+    state = schedule._noted(world.maintain(), state)
     world.write([3, 4], hour=1, v=["x", "y"])
-    schedule._note(world.maintain(), state)
+    state = schedule._noted(world.maintain(), state)
     site = MaintenanceSite({"orders": state})
     pages = {path: site.answer(path).body.decode() for path in ("/", "/metrics", "/status.json")}
     (row,) = re.findall(r"Iceberg table nats.orders: (.*?), snapshot", pages["/"])
