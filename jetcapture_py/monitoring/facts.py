@@ -15,7 +15,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from jetcapture_py.monitoring.history import History, HistorySample, PastFailure
 from jetcapture_py.monitoring.metrics import Durations, Metrics, counter, gauge, histogram
 from jetcapture_py.monitoring.notices import LEVELS, Notice, notices
 from jetcapture_py.pages import words
-from jetcapture_py.text import without_credentials
+from jetcapture_py.text import sentence, without_credentials
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.blocks import Block
@@ -381,13 +381,13 @@ class CaptureFacts:
         return values | {"samples": {"time": [words.utc(sample.time) for sample in self.samples], **self.series()}}
 
 
-def gather(history: History, before: CaptureFacts | None = None) -> CaptureFacts:
+def gather(history: History, process: ProcessFacts, before: CaptureFacts | None = None) -> CaptureFacts:
     """Return the facts of a capture; `before` are its last. Call it once a second, in the capture's event loop."""
     state, health = history.state, history.observe()
     source, ended = state.config.source, state.ended is not None
     what_to_know = sorted(notices(state, history, health), key=lambda notice: LEVELS.index(notice.level))
     return CaptureFacts(
-        process=this_process(),
+        process=process,
         health=health,
         consumer_state=_consumer(state, history) if state.opened else None,
         flow=_flow(state),
@@ -409,6 +409,19 @@ def gather(history: History, before: CaptureFacts | None = None) -> CaptureFacts
         quarantine=state.stats.quarantine.reasons,
         settings=_settings(state.config) if before is None else before.settings,
         samples=tuple(history.samples),
+    )
+
+
+def unknown(last: CaptureFacts, reason: str) -> CaptureFacts:
+    """Return the last facts of a capture, not ready because an internal error keeps new ones from being made."""
+    text = f"its state is not known since {words.moment(last.process.time)} UTC: {reason}"
+    action = "It may well capture; figures are from then. Report the log's traceback, and restart the process."
+    return replace(
+        last,
+        health=replace(last.health, trouble={"monitoring": text}, expected=(), stuck=""),
+        ready=False,
+        state="failing",
+        notices=[Notice(level="failing", check="monitoring", text=sentence(text), action=action)],
     )
 
 
@@ -493,7 +506,7 @@ class TableState:
     """Up to when buckets that ended are in it, in seconds since the epoch; None if none are."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceState:
     """The passes over one capture's archive. Times are in seconds since the epoch, sizes in bytes."""
 
@@ -508,7 +521,7 @@ class MaintenanceState:
     failures: Annotated[int, counter("maintain_failures", "Passes that have ended with a failure")] = 0
     failure: str = ""
     """What failed in the last pass; "" if nothing did."""
-    backlog: dict[str, tuple[int, int]] = field(default_factory=dict)
+    backlog: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Objects to merge in this pass, and their bytes, of the messages and of the quarantine."""
     objects_before: Annotated[int, gauge("maintain_objects_before", "Objects that the last pass found")] = 0
     objects_after: Annotated[int, gauge("maintain_objects_after", "Objects that it left")] = 0

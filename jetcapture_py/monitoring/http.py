@@ -19,30 +19,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
+from traceback import format_exc
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+from jetcapture_py.log import about, event
 from jetcapture_py.monitoring.facts import (
     CaptureFacts,
     MaintenanceState,
+    ProcessFacts,
     capture_metrics,
     gather,
     maintenance_metrics,
     status_json,
     this_process,
+    unknown,
 )
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.monitoring.http_server import HTML, PLAIN, Answer
 from jetcapture_py.monitoring.metrics import CONTENT_TYPE
-from jetcapture_py.text import age
+from jetcapture_py.text import age, one_line
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
 
+log = logging.getLogger("jetcapture.http")
+
+MAX_TRACEBACK = 4000
+"""Characters of a traceback in the log."""
 BEAT = 1.0
 """Seconds between facts."""
 LATE, STUCK = 5.0, 30.0
@@ -68,16 +77,30 @@ class Site:
 
     def show(self, states: Mapping[str, CaptureState], failures: Mapping[str, str]) -> None:
         """Answer for these captures and no others; `failures` has why a capture failed or could not start, by name."""
-        before, facts = self._histories, self._captures
+        before, facts, process = self._histories, self._captures, this_process()
         same = {name for name, state in states.items() if name in before and before[name].state is state}
         self._histories = {n: before[n] if n in same else History(state) for n, state in sorted(states.items())}
-        self._captures = {n: facts[n] if n in same else gather(history) for n, history in self._histories.items()}
+        self._captures = {n: facts[n] if n in same else gather(h, process) for n, h in self._histories.items()}
         self._failures = dict(sorted(failures.items()))
 
     def update(self) -> None:
         """Make the facts anew."""
-        self._captures = {name: gather(history, self._captures[name]) for name, history in self._histories.items()}
+        process = this_process()
+        self._captures = {name: self._gather(name, history, process) for name, history in self._histories.items()}
         self._made = time.monotonic()
+
+    def _gather(self, name: str, history: History, process: ProcessFacts) -> CaptureFacts:
+        """Return the facts of a capture; an error makes it not ready, and neither stops it nor hides the others."""
+        last = self._captures[name]
+        try:
+            return gather(history, process, last)
+        except Exception as error:
+            reason = one_line(error)
+            if "monitoring" not in last.health.trouble:
+                where = one_line(format_exc(), MAX_TRACEBACK)
+                with about(None if self._single else name):
+                    event(log, logging.ERROR, "monitoring.failed", error=reason, traceback=where)
+            return unknown(last, reason)
 
     def stop(self) -> None:
         self._next.cancel()
@@ -146,17 +169,17 @@ class Site:
 
 
 class MaintenanceSite:
-    """The answers of `jetcapture maintain`; `states` has the archives by the names of their captures.
+    """The answers of `jetcapture maintain`: it is alive while it runs, and ready unless an archive's last pass failed.
 
-    It is alive while it runs, and ready unless an archive's last pass failed.
+    `states` has the archives by the names of their captures. To change it, replace it.
     """
 
     def __init__(self, states: Mapping[str, MaintenanceState]) -> None:
-        self._states = states
+        self.states = states
 
     def answer(self, path: str) -> Answer:
         """See `http_server.Application`."""
-        states = dict(sorted(self._states.items()))
+        states = dict(sorted(self.states.items()))
         if path in PROBES:
             failed = [
                 f"{name}: the last pass failed: {state.failure}" for name, state in states.items() if state.failure

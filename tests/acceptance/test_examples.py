@@ -35,7 +35,14 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config import model
 from jetcapture_py.config.units import parse_size
-from jetcapture_py.monitoring.facts import MaintenanceState, TableState, capture_metrics, gather, maintenance_metrics
+from jetcapture_py.monitoring.facts import (
+    MaintenanceState,
+    TableState,
+    capture_metrics,
+    gather,
+    maintenance_metrics,
+    this_process,
+)
 from jetcapture_py.monitoring.history import History
 from tests.support.commands import check_jetcapture
 from tests.support.documents import blocks
@@ -442,7 +449,8 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
         table = TableState(name="nats.orders", snapshot=None, files=0, waiting=0, renamed=0, complete_to=None)
         maintained = maintenance_metrics({"orders": MaintenanceState(stream="ORDERS", tables=(table,))})
-        for metric in (*capture_metrics({"": gather(History(observed.state))}).collect(), *maintained.collect()):
+        captured = capture_metrics({"": gather(History(observed.state), this_process())})
+        for metric in (*captured.collect(), *maintained.collect()):
             for sample in metric.samples:
                 found.setdefault(sample.name, set()).update(sample.labels.values())
         return found

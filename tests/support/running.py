@@ -133,7 +133,7 @@ def serve(state: CaptureState, listen: str) -> Iterator[int]:
 
 def metrics(state: CaptureState) -> str:
     """The metrics of a capture."""
-    return facts.capture_metrics({"": facts.gather(History(state))}).text().decode()
+    return facts.capture_metrics({"": facts.gather(History(state), facts.this_process())}).text().decode()
 
 
 async def capture_all(configuration: Config, **parts: Any) -> CaptureState:

@@ -25,7 +25,7 @@ from jetcapture_py.jetstream import acks, ordered_source
 from jetcapture_py.jetstream.consumer import GROUP, consumer_config
 from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.manage.apply import apply
-from jetcapture_py.monitoring.facts import gather
+from jetcapture_py.monitoring.facts import gather, this_process
 from jetcapture_py.monitoring.health import health
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.store import LocalStore
@@ -116,7 +116,7 @@ async def _a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> No
                 await until(lambda: first.stats.acked == 2, "the active replica has stored both messages")
                 assert not standby.source.active
                 assert health(standby).ready
-                assert gather(History(standby)).role == "standby"
+                assert gather(History(standby), this_process()).role == "standby"
                 assert standby.memory == standby.source.fetched == 0
                 await first.source.stop()  # as SIGTERM does
                 await send(server.url, [b"3"])

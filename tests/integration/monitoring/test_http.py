@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture import stats
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream import pulls
+from jetcapture_py.monitoring import http as endpoint
+from jetcapture_py.monitoring.facts import CaptureFacts, ProcessFacts, gather
+from jetcapture_py.monitoring.history import History
 from jetcapture_py.store import LocalStore
+from jetcapture_py.supervisor import Supervisor
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -113,17 +117,6 @@ async def ready(port: int, expected: int, words: str) -> None:
         return status == expected and words in body
 
     await until(answers, f"/readyz says {expected} {words}")
-
-
-@contextlib.contextmanager
-def taken(port: int) -> Iterator[None]:
-    """Nobody else can listen there."""
-    with socket.socket() as blocker:
-        blocker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):  # somebody does already, which is as good
-            blocker.bind(("127.0.0.1", port))
-            blocker.listen()
-        yield
 
 
 def test_the_metrics_count_what_has_happened(nats_server: Start, tmp_path: Path) -> None:
@@ -330,24 +323,22 @@ def test_the_page_shows_names_and_values_and_nothing_else_is_there(tmp_path: Pat
 
 
 def test_an_address_that_is_taken_ends_the_process_only_where_it_was_asked_for(
-    nats_server: Start, tmp_path: Path
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, [("orders.eu", b"", None)]))
-    wanted = settings(server.url, tmp_path / "archive")
-    with taken(8080), socket.create_server(("127.0.0.1", 0)) as other:
+    with socket.create_server(("127.0.0.1", 0)) as other:
         listen = f"127.0.0.1:{other.getsockname()[1]}"
-        with Command(tmp_path, {**wanted, "http": {"listen": listen}}, "asked") as command:
+        wanted = settings("nats://127.0.0.1:1", tmp_path / "archive", http={"listen": listen})
+        with Command(tmp_path, wanted) as command:
             assert command.start("--until-caught-up").wait() == 1
             (failed,) = command.events("capture.failed")
             assert failed["error"] == f"http.listen: cannot listen on {listen}: Address already in use"
-        del wanted["http"]
-        with Command(tmp_path, wanted, "default") as command:
-            assert command.start("--until-caught-up").wait() == 0
-            (off,) = command.events("http.off")
-            assert "127.0.0.1:8080" in off["reason"]
-            (stopped,) = command.events("capture.stopped")
-            assert stopped["acked"] == 1
+            files = CaptureFiles([command.path])
+        selected = files.select()
+        assert selected.listen_required
+        selected.listen_required = False  # as for the default, which other processes on this machine may use
+        assert Supervisor(files)._listen_at(selected) is None
+        (off,) = [record.getMessage() for record in caplog.records]
+        assert off.startswith(f'http.off reason="http.listen: cannot listen on {listen}: ')
 
 
 def test_the_command_answers_while_it_runs(nats_server: Start, tmp_path: Path) -> None:
@@ -366,6 +357,37 @@ def test_the_command_answers_while_it_runs(nats_server: Start, tmp_path: Path) -
             assert ("jetcapture_info", f"{CONSUMER},{STREAM},0.1.0") in values
             command.process.terminate()
             assert command.wait() == 0
+
+    asyncio.run(scenario())
+
+
+def test_facts_that_cannot_be_made_stop_nothing_and_hide_no_other_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        states = {name: Capture(config("nats://127.0.0.1:1", tmp_path)).state for name in ("bad", "good")}
+        site = endpoint.Site(single=False)
+        site.show(states, {})
+
+        def broken(history: History, process: ProcessFacts, before: CaptureFacts | None = None) -> CaptureFacts:
+            return gather(history, process, before) if history.state is states["good"] else {}["x"]
+
+        monkeypatch.setattr(endpoint, "gather", broken)
+        late = site._made
+        for _ in range(3):
+            site.update()
+        assert site._made > late
+        (logged,) = [record.getMessage() for record in caplog.records if record.name == "jetcapture.http"]
+        assert logged.startswith("monitoring.failed error=\"KeyError: 'x'\" traceback=")
+        assert "in broken" in logged
+        assert site.answer("/livez").status == 200
+        assert b"bad: monitoring: its state is not known since 20" in site.answer("/readyz").body
+        assert b"good: connected: not connected yet" in site.answer("/readyz").body
+        assert b"KeyError: &#39;x&#39;" in site.answer("/bad/").body
+        monkeypatch.setattr(endpoint, "gather", gather)
+        site.update()
+        assert b"monitoring" not in site.answer("/readyz").body
+        site.stop()
 
     asyncio.run(scenario())
 
