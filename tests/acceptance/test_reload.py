@@ -99,7 +99,7 @@ def test_files_are_taken_over_together_or_not_at_all_and_every_problem_is_logged
         directory.rename(tmp_path / "moved")
         assert refused(1) == [f"{directory}: cannot be read: No such file or directory"]
         assert not list(running.events("capture.stopped")), "nothing has changed"
-        assert get(port, "/readyz") == (200, "ready\n")
+        awaited(lambda: get(port, "/readyz") == (200, "ready\n"), "it is ready as before")
         (tmp_path / "moved").rename(directory)
         copy.unlink()
         assert outcome(hang_up(running)) == (["fourth"], ["first"], ["third"], 1)
@@ -162,7 +162,7 @@ def test_a_file_may_ask_for_another_address_websockets_and_user_code_without_a_r
         taken_by_another = f"http.listen: cannot listen on 127.0.0.1:{taken}: Address already in use"
         assert refused == taken_by_another
         assert len(list(running.events("capture.started"))) == 1, "nothing of it is used"
-        assert get(port, "/readyz") == (200, "ready\n")
+        awaited(lambda: get(port, "/readyz") == (200, "ready\n"), "it is ready as before")
         write(tmp_path, "replica", {**then, "http": {"listen": f"127.0.0.1:{free}"}})
         assert outcome(hang_up(running)) == ([], ["replica"], [], 0)
         assert accepts(free)

@@ -198,7 +198,8 @@ def test_with_keep_going_a_broken_capture_harms_no_other_and_says_what_is_wrong(
         awaited(lambda: list(running.events("capture.failed")), "one has failed")
         port = next(running.events("http.listening"))["port"]
         awaited(lambda: troubled(port) == {"blocked", "lost"}, "both are named")
-        assert "lost: failed: stream NO_SUCH_STREAM does not exist" in get(port, "/readyz")[1]
+        failed = "lost: failed: stream NO_SUCH_STREAM does not exist"
+        awaited(lambda: failed in get(port, "/readyz")[1], "the failure is known")
         assert get(port, "/livez") == (200, "alive\n")
         assert get(port, "/first/readyz") == (200, "ready\n")
         assert "jetcapture_captures_failed 1.0" in get(port, "/metrics")[1]
@@ -226,7 +227,8 @@ def test_a_capture_that_has_failed_or_ended_says_so_on_its_page_and_an_ended_one
         awaited(lambda: troubled(port) == {"second", "lost"}, "they are named, and the one that has ended is not")
         awaited(lambda: "<h2>Failed<" in get(port, "/lost/")[1], "its page says so")
         assert get(port, "/livez") == (200, "alive\n")
-        assert get(port, "/first/readyz") == (503, "consuming: drained and ended\n")
+        ended_probe = (503, "consuming: drained and ended\n")
+        awaited(lambda: get(port, "/first/readyz") == ended_probe, "the one that has ended is not ready")
         ended, failed = get(port, "/first/")[1], get(port, "/lost/")[1]
         assert "<h2>Ended<" in ended
         assert "Everything received is stored and acknowledged." in ended
