@@ -75,7 +75,7 @@ def test_the_time_ends_before_the_last_message_known_at_the_floor() -> None:
     observer = Observer("S", "C")
     for seq in (10, 20, 30):
         observer.saw(seq, micros(NOON) + seq)
-    found = observer.watermark(state(25, unacked=7), Origin("created"))
+    found = observer.watermark(state(25, unacked=7), Origin(NEW))
     assert found is not None
     assert (found.seq, found.time) == (25, NOON + 20 * MICROSECOND - MICROSECOND)
 
@@ -84,7 +84,7 @@ def test_a_message_with_the_timestamp_of_one_at_the_floor_is_not_promised() -> N
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON))
     observer.saw(11, micros(NOON))
-    found = observer.watermark(state(10, unacked=1), Origin("created"))
+    found = observer.watermark(state(10, unacked=1), Origin(NEW))
     assert found is not None
     assert found.time < NOON
 
@@ -93,22 +93,22 @@ def test_a_redelivered_message_does_not_take_the_place_of_a_later_one() -> None:
     observer = Observer("S", "C")
     observer.saw(20, micros(NOON) + 20)
     observer.saw(3, micros(NOON) + 3)
-    found = observer.watermark(state(19, unacked=1), Origin("created"))
+    found = observer.watermark(state(19, unacked=1), Origin(NEW))
     assert found is not None
     assert (found.seq, found.time) == (19, NEVER)
-    found = observer.watermark(state(20, unacked=1), Origin("created"))
+    found = observer.watermark(state(20, unacked=1), Origin(NEW))
     assert found is not None
     assert found.time == NOON + 19 * MICROSECOND
 
 
 def test_before_any_message_only_the_position_is_known() -> None:
-    found = Observer("S", "C").watermark(state(2, pending=3), Origin("created"))
+    found = Observer("S", "C").watermark(state(2, pending=3), Origin(NEW))
     assert found is not None
     assert (found.seq, found.time) == (2, NEVER)
 
 
 def test_with_nothing_left_it_follows_the_servers_clock() -> None:
-    found = Observer("S", "C").watermark(state(9), Origin("created"))
+    found = Observer("S", "C").watermark(state(9), Origin(NEW))
     assert found is not None
     assert (found.seq, found.time) == (9, NOON + timedelta(microseconds=123456) - MARGIN)
 
@@ -116,7 +116,7 @@ def test_with_nothing_left_it_follows_the_servers_clock() -> None:
 def test_a_timestamp_from_a_clock_that_was_ahead_promises_nothing_beyond_the_servers_present_time() -> None:
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON + timedelta(days=1000)))
-    found = observer.watermark(state(10, unacked=1), Origin("created"))
+    found = observer.watermark(state(10, unacked=1), Origin(NEW))
     assert found is not None
     assert found.time == NOON + timedelta(microseconds=123456)
 
@@ -126,13 +126,13 @@ def test_a_message_that_is_older_than_the_one_before_it_is_not_promised() -> Non
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON))
     observer.saw(11, micros(NOON) - 3_600_000_000)
-    found = observer.watermark(state(10, unacked=1), Origin("created"))
+    found = observer.watermark(state(10, unacked=1), Origin(NEW))
     assert found is not None
     assert found.time < NOON - timedelta(hours=1)
 
 
 def test_a_consumer_that_gives_messages_up_has_none() -> None:
-    assert Observer("S", "C").watermark(state(9, max_deliver=3), Origin("created")) is None
+    assert Observer("S", "C").watermark(state(9, max_deliver=3), Origin(NEW)) is None
 
 
 def test_the_lag_is_the_age_of_the_oldest_message_beyond_the_floor() -> None:
@@ -151,7 +151,7 @@ def test_many_messages_leave_enough_to_know_the_time_roughly() -> None:
     observer = Observer("S", "C")
     for seq in range(1, 100_001):
         observer.saw(seq, micros(NOON) + seq)
-    found = observer.watermark(state(99_990, unacked=10), Origin("created"))
+    found = observer.watermark(state(99_990, unacked=10), Origin(NEW))
     assert found is not None
     assert found.time == NOON + 99_989 * MICROSECOND
     assert len(observer._samples) <= 5000

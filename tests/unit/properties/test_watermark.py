@@ -102,7 +102,7 @@ def test_no_watermark_promises_a_time_that_a_message_above_the_floor_has(
             "ack_floor": {"stream_seq": floor},
             "ts": (at(times[-1] + 1) + timedelta(seconds=ahead)).isoformat(),
         }
-        found = observer.watermark(consumer_state(info), Origin("x"))
+        found = observer.watermark(consumer_state(info), Origin("2026-05-01T00:00:00Z"))
         assert found is not None
         assert found.seq == floor
         if found.time == NEVER:
