@@ -310,12 +310,20 @@ class ArchiveFiles:
         """Yield the footer of each object; b"" for one that has none. Raises VanishedError, StoreError."""
 
         def read(file: File) -> bytes:
-            data = footer.find(lambda size: self.read(file, max(0, file.size - size)), _TAIL)
+            data = self._footer(file)
             if not data:
                 self.refuse_changed(file)  # with the old size, its footer would not be found
             return data
 
         return self.map(read, files)
+
+    def _footer(self, file: File, data: bytes | None = None) -> bytes:
+        """Return the footer of an object, or of the bytes read from it before; b"" if it has none."""
+
+        def end(size: int) -> bytes:
+            return self.read(file, max(0, file.size - size)) if data is None else data[-size:]
+
+        return footer.find(end, _TAIL)
 
     def refusal(self, bad: BadObject) -> JetcaptureError:
         """Return the error for an object that cannot be read."""
@@ -357,12 +365,21 @@ class ArchiveFiles:
         parts = None
         try:
             with self._explained(file.path, *_UNREADABLE):
-                if data is not None or (not self.local and file.size <= SMALL):
-                    source = pa.BufferReader(self.read(file) if data is None else data)
-                elif not self.local:
-                    parts = ObjectParts(file.size, partial(self.read, file))
-                    source = pa.PythonFile(parts, mode="r")
-                with ObjectFile(source, parts, page_checksum_verification=True, buffer_size=buffer) as parquet:
+                if not self.local and data is None:
+                    if file.size <= SMALL:
+                        data = self.read(file)
+                    else:
+                        parts = ObjectParts(file.size, partial(self.read, file))
+                        source = pa.PythonFile(parts, mode="r")
+                if data is not None:
+                    source = pa.BufferReader(data)
+                end = self._footer(file, data)
+                if end and not footer.is_proven(end):  # Arrow must not parse it: a damaged one may abort the process
+                    raise ValueError(footer.UNPROVEN)
+                metadata = footer.decoded(end) if end and parts is not None else None  # which spares a request
+                with ObjectFile(
+                    source, parts, metadata=metadata, page_checksum_verification=True, buffer_size=buffer
+                ) as parquet:
                     yield parquet
         except VanishedError:
             raise

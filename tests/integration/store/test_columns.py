@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
@@ -14,6 +11,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.store.archive import SMALL, ArchiveFiles, File
 from tests.integration.store.conftest import Place
+from tests.support.archives import write_parquet
 
 ROWS, GROUPS = 60_000, 3
 
@@ -39,10 +37,10 @@ def test_neighbouring_columns_of_a_row_group_are_one_request_and_others_are_not_
         metadata={f"{layout.METADATA_PREFIX}interval": "3600"},
     )
     name = ObjectName(stream="ORDERS", key="eu", bucket=0, first_seq=0, last_seq=ROWS - 1, rows=ROWS, digest="0" * 16)
-    data = io.BytesIO()
-    pq.write_table(table, data, row_group_size=ROWS // GROUPS)
-    place.open().put(name, pa.py_buffer(data.getvalue()))
-    size = len(data.getvalue())
+    data = pa.BufferOutputStream()
+    write_parquet(table, data, row_group_size=ROWS // GROUPS)
+    place.open().put(name, data.getvalue())
+    size = data.getvalue().size
     assert size > SMALL
 
     read, requests = ArchiveFiles.read, list[int]()
