@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import uuid
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
@@ -162,7 +161,7 @@ def test_rows_of_a_message_that_come_before_the_first_batch_are_not_taken_for_co
 
 
 def test_only_the_columns_and_row_groups_that_are_needed_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, target = 40_000, io.BytesIO()
+    count, target = 40_000, pa.BufferOutputStream()
     table = pa.table(
         {
             layout.SEQ: range(count),
@@ -170,12 +169,12 @@ def test_only_the_columns_and_row_groups_that_are_needed_are_fetched(monkeypatch
             layout.PAYLOAD: [uuid.uuid4().bytes * 20 for _ in range(count)],
         }
     )
-    pq.write_table(table, target, row_group_size=count // 4, compression="none", use_dictionary=False)
+    write_parquet(table, target, row_group_size=count // 4, compression="none", use_dictionary=False)
 
     name = ObjectName(
         stream="S", key=None, bucket=0, first_seq=0, last_seq=count - 1, rows=count, digest="0" * 16, quarantine=True
     )
-    fsspec.filesystem("memory").pipe_file(f"/needed/{name.path}", target.getvalue())
+    fsspec.filesystem("memory").pipe_file(f"/needed/{name.path}", target.getvalue().to_pybytes())
     files, fetch, sizes = ArchiveFiles("memory://needed", {}), ArchiveFiles.read, list[int]()
 
     def counted(files: ArchiveFiles, file: File, start: int = 0, end: int | None = None) -> bytes:
