@@ -27,8 +27,9 @@ from jetcapture_py.errors import JetcaptureError
 
 _BATCH_ROWS = 1 << 18
 _BATCH_OBJECTS = 256
-_PIECE_BYTES = 32 << 20
-"""Uncompressed bytes of rows that are read before their copies are dropped."""
+_PIECE_BYTES, _PIECE_ROWS = 32 << 20, 1 << 18
+"""Uncompressed bytes of rows that are read before their copies are dropped, and their number: repeated values take few
+bytes in an object, and many in memory."""
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.ROW)
 
 
@@ -192,7 +193,7 @@ def read_rows(
         seqs = table[layout.SEQ].to_numpy()
         return table.filter(pa.array((seqs >= first) & (seqs < end)))
 
-    some = batches(parts, lambda part: part[1].size, _PIECE_BYTES)
+    some = batches(parts, lambda part: max(part[1].size / _PIECE_BYTES, part[1].rows / _PIECE_ROWS), 1.0)
     pieces = (pa.concat_tables(files.archive.map(read, batch)) for batch in some)
     if not in_file:
         return pa.concat_tables([schema.empty_table(), *_without_copies(pieces)])

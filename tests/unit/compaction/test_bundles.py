@@ -19,9 +19,10 @@ from jetcapture_py.archive import bundles as bundles_of
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.compaction import merge
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import OPEN, SEVERAL
+from jetcapture_py.compaction.plan import OPEN, SEVERAL, Unit
 from jetcapture_py.compaction.unit import Failed, Skipped
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.integration.spark.conftest import HOUR, Archive
@@ -173,6 +174,31 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
     assert len(stored(tmp_path)) == 3
     assert max(held) < 1 << 20, "of 32 MB"
     assert named == [], "a compaction that is killed leaves no rows in a temporary file"
+
+
+def test_values_that_take_few_bytes_in_objects_are_not_held_in_memory_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(1, 641, 10):
+        rows = {(seq, HOUR * 1_000_000 + seq): "k" for seq in range(first, first + 10)}
+        for name in lay_out(tmp_path, rows, 1, bucket=HOUR):
+            path = tmp_path / name.path
+            table = pq.ParquetFile(path).read()
+            payloads = pa.array([bytes(50_000)] * len(rows), pa.binary())
+            table = table.set_column(table.schema.get_field_index(layout.PAYLOAD), layout.PAYLOAD, payloads)
+            write_parquet(table, path)
+    files, held, rows_of = Files(ArchiveFiles(f"file://{tmp_path}", {})), [0], Files.rows
+    infos = [files.info(source) for source in files.find(["ORDERS"])]
+    before = pa.total_allocated_bytes()
+
+    def watched(files: Files, *part: Any, **how: Any) -> pa.Table:
+        held.append(pa.total_allocated_bytes() - before)
+        return rows_of(files, *part, **how)
+
+    monkeypatch.setattr(Files, "rows", watched)
+    monkeypatch.setattr(merge, "_PIECE_ROWS", 40)
+    assert merge.read_rows(files, Unit(infos), infos[0].schema, 1, 641, in_file=True).num_rows == 640
+    assert max(held) < 8 << 20, "of 32 MB"
 
 
 def test_an_unreadable_object_may_be_of_a_longer_bucket_that_is_still_open(tmp_path: Path) -> None:
