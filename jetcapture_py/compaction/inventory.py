@@ -6,19 +6,14 @@ never many of them as Python objects.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
 
-from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Int64s, Mask
-from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.store.archive import ArchiveFiles
 
-_BUCKET = re.compile(r"/(\d{8}T\d{6})[ZE]-[^/]*\.parquet")
 Entry = tuple[str, Sequence[int]]
 """The path of a file, and whole numbers about it."""
 
@@ -58,23 +53,6 @@ def _entries(data: bytes | bytearray) -> Iterator[Entry]:
     parts = iter(bytes(data).split(b"\0"))
     for path, numbers in zip(parts, parts, strict=False):  # after the last one is an empty part
         yield path.decode("utf-8", "surrogateescape"), [*map(int, numbers.split())]
-
-
-def root_url(archive: ArchiveFiles) -> str:
-    """Return the URL before the paths of objects, as the table has it."""
-    return f"{archive.url.rstrip('/')}/"
-
-
-def bucket_in(path: str) -> int | None:
-    """Return the bucket that the path of an object names; None if it cannot be that of an object."""
-    match = _BUCKET.search(path)
-    return None if match is None else layout.parse_bucket(match[1])
-
-
-def names_of(paths: Iterable[str]) -> list[ObjectName]:
-    """Return the parsed paths of objects, ordered by sequence."""
-    names = [name for path in paths if (name := layout.parse_path(path)) is not None]
-    return sorted(names, key=lambda name: (name.first_seq, name.path))
 
 
 class PathSet:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jetcapture_py.archive.layout import FIELD_IDS, TIME, TIMESTAMP
-from jetcapture_py.compaction.inventory import root_url
 from jetcapture_py.config.maintain import TableConfig
 from jetcapture_py.config.model import Config, StoreConfig
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError
@@ -139,6 +138,11 @@ def open_table(
                 raise
             allow = f"the catalog must allow {root} for the files and {location}/ for the metadata"
             raise JetcaptureError(f"{error}; {allow}") from error
+
+
+def root_url(archive: ArchiveFiles) -> str:
+    """Return the URL before the paths of objects, as the table has it."""
+    return f"{archive.url.rstrip('/')}/"
 
 
 def _refuse_other(table: Table, name: str, content: str) -> None:

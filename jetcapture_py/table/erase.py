@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.removed import Erased
-from jetcapture_py.compaction.inventory import root_url
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.table.catalog import ArchiveTable, open_table, table_names
+from jetcapture_py.table.catalog import ArchiveTable, open_table, root_url, table_names
 from jetcapture_py.table.commit import commit
 from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.text import without_credentials

@@ -8,6 +8,7 @@ the messages themselves are compared here. Otherwise the table keeps what it had
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from jetcapture_py.archive.layout import ObjectName, clusters
 from jetcapture_py.archive.removed import Expired
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.inventory import Inventory, PathSet, bucket_in, names_of
+from jetcapture_py.compaction.inventory import Inventory, PathSet
 from jetcapture_py.compaction.merge import disjoint
 from jetcapture_py.compaction.plan import Source, Unit, classes
 from jetcapture_py.compaction.unit import Merged
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from jetcapture_py.archive.watermark import Watermark
     from jetcapture_py.table.files import Leaf
 
+_BUCKET = re.compile(r"/(\d{8}T\d{6})[ZE]-[^/]*\.parquet")
 _MAX_SCHEMAS = 1000
 """Different columns of objects that are remembered at once, about."""
 _NO_IDS = "its columns have no field ids: it was not written by jetcapture"
@@ -188,7 +190,7 @@ class TablePlan:
             bucket = _Bucket(lasting, dict(current.take(number)))
             lacks = number < self.closed and not lasting.keys() <= bucket.current.keys()
             if lacks or any(map(bucket.is_stale, lasting)):
-                names = names_of(lasting)
+                names = _names_of(lasting)
                 # footers say of bundles which of them may share messages
                 parts = [names] if any(name.bundle for name in names) else clusters(names)
                 yield from (_Part(bucket, objects) for objects in parts)
@@ -209,7 +211,7 @@ class TablePlan:
         objects, elsewhere, root = Inventory(), list[Leaving](), self.table.root
         for manifest, file in self.table.files():
             path = file.file_path.removeprefix(root)
-            bucket = None if path == file.file_path else bucket_in(path)
+            bucket = None if path == file.file_path else _bucket_in(path)
             if bucket is None:
                 elsewhere.append(Leaving(manifest, file.file_path))
             else:
@@ -238,13 +240,13 @@ class TablePlan:
     def _all_erased(self, current: Inventory) -> bool:
         """Whether every message of the table's files is erased."""
         erased = self.archive.erased(self.stream)
-        names = names_of(path for path, _ in current)
+        names = _names_of(path for path, _ in current)
         return bool(names) and all(erased.count(name.first_seq, name.last_seq) >= name.rows for name in names)
 
     def _lasting(self, bucket: int, paths: Iterable[str], note: Expired | None) -> list[str]:
         """Return the paths of a bucket without what has expired: any pass with `keep` may be removing it now."""
         if note is not None and bucket < min(note.until.timestamp(), time.time() - (self._keep or 0)):
-            names = names_of(paths)
+            names = _names_of(paths)
             seqs = np.array([(name.first_seq, name.last_seq) for name in names], np.int64).reshape(-1, 2)
             gone = note.contains(seqs[:, 0]) & note.contains(seqs[:, 1])
             paths = [name.path for name, is_gone in zip(names, gone, strict=True) if not is_gone]
@@ -347,3 +349,15 @@ def disjoint_objects(archive: ArchiveFiles, sources: Iterable[Source]) -> tuple[
     files = Files(archive)
     unit = Unit(archive.map(files.info, sources))
     return disjoint(files, unit), len(classes([info.schema for info in unit.sources])) == 1
+
+
+def _bucket_in(path: str) -> int | None:
+    """Return the bucket that the path of an object names; None if it cannot be that of an object."""
+    match = _BUCKET.search(path)
+    return None if match is None else layout.parse_bucket(match[1])
+
+
+def _names_of(paths: Iterable[str]) -> list[ObjectName]:
+    """Return the parsed paths of objects, ordered by sequence."""
+    names = [name for path in paths if (name := layout.parse_path(path)) is not None]
+    return sorted(names, key=lambda name: (name.first_seq, name.path))
