@@ -30,7 +30,7 @@ from jetcapture_py.table.plan import CommitRequest, TablePlan
 from jetcapture_py.text import plural
 
 SNAPSHOT_AGE = timedelta(hours=1)
-"""How long snapshots are kept, at least. Older ones name objects that compaction has removed."""
+"""How long snapshots are kept once they are replaced, at least. Queries may have been planned from them."""
 _LISTED = 10
 """Objects that wait of which the reason is told."""
 

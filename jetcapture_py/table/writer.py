@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -115,7 +116,7 @@ class TableWriter:
             )
 
     def commit(self, *, keep: datetime | None) -> tuple[Table, list[Snapshot]]:
-        """Change the table, and forget snapshots from before `keep`; without it, all but the last and tagged ones.
+        """Change the table, and forget snapshots replaced before `keep`; without it, all but the last and tagged ones.
 
         Returns the table, and the forgotten snapshots. Raises ConflictError if the table was changed since it was
         loaded, and JetcaptureError.
@@ -132,10 +133,11 @@ class TableWriter:
             metadata = self._tx.table_metadata
             named = {reference.snapshot_id for reference in metadata.refs.values()}
             limit = metadata.last_updated_ms + 1 if keep is None else keep.astimezone(UTC).timestamp() * 1000
+            in_order = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)
             forgotten = [
                 snapshot
-                for snapshot in metadata.snapshots
-                if snapshot.snapshot_id not in named and snapshot.timestamp_ms < limit
+                for snapshot, following in pairwise(in_order)
+                if snapshot.snapshot_id not in named and following.timestamp_ms < limit
             ]
             if forgotten:
                 ExpireSnapshots(self._tx).by_ids([snapshot.snapshot_id for snapshot in forgotten]).commit()
