@@ -260,7 +260,7 @@ class TablePlan:
             self._leaves.clear()
         infos = {name: self._reader.read(name, data, size=bucket.sizes[name.path]) for name, data in footers.items()}
         bundles = {name: info.bundles for name, info in infos.items() if isinstance(info, ObjectInfo) and info.bundles}
-        for cluster in clusters(infos, bundles):
+        for cluster in clusters(infos, bundles) if len(infos) > 1 else [list(infos)]:
             ends = [info.end for name in cluster if isinstance(info := infos[name], ObjectInfo)]
             complete = max(ends, default=0) <= self.closed
             chosen, reason = self._settled(bucket, cluster, infos, bundles) if complete else ([], "")
