@@ -14,12 +14,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.incarnations import Bounds
 from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD, with_key_column
 from jetcapture_py.config import buckets
 from jetcapture_py.config.column_types import parse_type
@@ -267,7 +267,7 @@ def read_bucket(
         bad.withColumn(QUARANTINED, sf.lit(col=True)), allowMissingColumns=True
     )
     micros, seq = sf.unix_micros(layout.TIMESTAMP), sf.col(layout.SEQ)
-    incarnation, since = start_of(known, None if until is None else microseconds_of(until), *_extremes(entries, known))
+    incarnation, since = start_of(known, None if until is None else microseconds_of(until), _bounds(entries, known))
     entries = entries.where(micros >= since)
     time = microseconds_of(datetime.now(UTC) if until is None else until)
     if isinstance(moment, int):
@@ -288,13 +288,11 @@ def _read_entries(reader: EntryReader, batches: Iterable[pa.RecordBatch]) -> Ite
     return reader.read(pa.RecordBatch.from_struct_array(batch.column(0)) for batch in batches)
 
 
-def _extremes(entries: DataFrame, known: Sequence[BucketIncarnation]) -> tuple[Any, Any]:
-    """Return sequences and times of entries that stand for all in `start_of`: the ends of each incarnation."""
+def _bounds(entries: DataFrame, known: Sequence[BucketIncarnation]) -> dict[int, Bounds]:
+    """Return the first and last sequence of each incarnation that has entries; none of a single one."""
     if len(known) == 1:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    starts = [0, *(life.created for life in known)]
+        return {}
     micros = sf.unix_micros(layout.TIMESTAMP)
-    number = reduce(Column.__add__, ((micros >= start).cast("int") for start in starts[1:]))
+    number = reduce(Column.__add__, ((micros >= life.created).cast("int") for life in known[1:]))
     rows = entries.groupBy(number.alias("number")).agg(sf.min(layout.SEQ), sf.max(layout.SEQ)).collect()
-    times = [starts[row["number"]] for row in rows for _ in ("first", "last")]
-    return np.array([seq for row in rows for seq in row[1:]], np.int64), np.array(times, np.int64)
+    return {known[number].created: (first, last) for number, first, last in rows}

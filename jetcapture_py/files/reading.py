@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Seqs
+from jetcapture_py.archive.incarnations import Bounds, bounds_by_incarnation
 from jetcapture_py.config.buckets import PREFIXES, AsOf, is_name, moment
 from jetcapture_py.config.units import format_time, microseconds_of, moment_of, quoted
 from jetcapture_py.errors import JetcaptureError
@@ -252,11 +253,12 @@ class StoreObjects:
         As with a KV bucket, a mirror that was created again and a restored store continue the one before.
         """
         lives = incarnations(self._storage, self._stream, None, None)
-        seqs = times = np.zeros(0, np.int64)
+        bounds: dict[int, Bounds] = {}
         if any(life.continues for life in lives[1:]):
             identities = read_identities(self._storage, self._objects, self._objects)
             seqs, times = (np.concatenate(columns) for columns in zip(*identities, strict=True))
-        return start_of(lives, until, seqs, times)[1]
+            bounds = bounds_by_incarnation([life.created for life in lives], seqs, times)
+        return start_of(lives, until, bounds)[1]
 
 
 def _clusters(parts: Iterable[ObjectPart]) -> Iterator[list[ObjectPart]]:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Mask, Micros, Seqs
-from jetcapture_py.archive.incarnations import bounds_by_incarnation, continued
+from jetcapture_py.archive.incarnations import Bounds, bounds_by_incarnation, continued
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.config import buckets
 from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
@@ -118,17 +118,18 @@ def _microseconds(max_age: str | float | timedelta) -> int:
 
 
 def start_of(
-    known: Sequence[BucketIncarnation], until: int | None, seqs: Seqs, times: Micros
+    known: Sequence[BucketIncarnation], until: int | None, bounds: Mapping[int, Bounds]
 ) -> tuple[BucketIncarnation, int]:
     """Return the incarnation at a time, None for the newest, and when its entries begin, in microseconds since 1970.
 
     A bucket that was created again starts its revisions again. A mirror that was created again and a restored bucket
-    continue theirs, and so all older entries belong to them. `seqs` and `times` are those of all entries.
+    continue theirs, and so all older entries belong to them. `bounds` are the first and last sequence of each
+    incarnation, by its creation; they do not matter to a single one.
     """
     known = [one for one in known if until is None or one.created <= until] or list(known[:1])
     created = [one.created for one in known]
     anew = {one.created for one in known if not one.continues}
-    first = continued(created, bounds_by_incarnation(created, seqs, times), anew)[0]
+    first = continued(created, bounds, anew)[0]
     return known[-1], 0 if first == created[0] else first
 
 
@@ -182,7 +183,8 @@ def read_bucket(
     )
     counts = [sum(batch.num_rows for batch in batches) for batches in (good, bad)]
     entries = _Entries.of([*good, *bad], np.repeat([False, True], counts))
-    incarnation, since = start_of(known, None if until is None else microseconds_of(until), entries.seqs, entries.times)
+    bounds = bounds_by_incarnation([one.created for one in known], entries.seqs, entries.times)
+    incarnation, since = start_of(known, None if until is None else microseconds_of(until), bounds)
     entries = entries.where(entries.times >= since)
     time = microseconds_of(datetime.now(UTC) if until is None else until)
     if isinstance(moment, int):

@@ -133,14 +133,8 @@ class CombinedSource:
 
     def _live(self, part: StreamPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the stream, or of the archive what has left the stream since."""
-        reader = PlanReader(
-            files=self.files,
-            table=self.table,
-            columns=self.table.schema.names,
-            bounds=self.archived.planned(1, 0, None).bounds,
-            keys=self.selection.keys,
-            keep=OwnMessages(erased=self.files.erased(self.stream)) or None,
-        )
+        plan = self.archived.planned(1, 0, OwnMessages(erased=self.files.erased(self.stream)) or None)
+        reader = replace(PlanReader.of(plan, self.table.schema.names), seqs=None)
         rows, first = StreamRows(config=self.config, reader=reader), part.first
         options = self.reading.model_copy(update={"fail_on_data_loss": True})  # what has left the stream is noticed
         while first < part.end:

@@ -131,6 +131,14 @@ class TestIncarnations:
         store_file(root, "new", DATA, seq=3, second=60)
         assert self.names(root) == ["new", NAME]
 
+    def test_what_a_later_store_took_says_nothing_about_a_restored_one(self, root: Path) -> None:
+        record_config(root, "2026-05-01T11:00:30Z", continues=True)
+        store_file(root, "new", DATA, seq=3, second=40)
+        record_config(root, "2026-05-01T11:00:50Z")
+        store_file(root, "newest", DATA, seq=1, second=60)
+        assert self.names(root, "2026-05-01T11:00:45Z") == ["new", NAME]
+        assert self.names(root) == ["newest"]
+
     def test_a_store_whose_sequences_start_again_has_only_new_files_in_any_case(self, root: Path) -> None:
         record_config(root, "2026-05-01T11:00:30Z", continues=True)
         store_file(root, "new", DATA, seq=2, second=60)
