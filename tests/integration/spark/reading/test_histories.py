@@ -104,6 +104,8 @@ class History:
             return
         read_to = max(1, self.end["seq"] - 1)
         to = self.chance.randrange(min(read_to, self.archived), self.archived + 1)
+        if self.end.get("message", [0])[0] > to:  # without the message that the query knows, the stream is another one
+            return
         there = self._numbers_in_archive()
         left = [sent for sent in self.expected if sent.seq <= to and sent.number in there]
         if not left or left[-1].seq < read_to:  # it would end before what was read
