@@ -1,4 +1,4 @@
-"""One type for columns whose types differ, and their conversion to it. Here alone, types are united.
+"""One type for columns whose types differ, and their conversion to it: for captures, compaction and readers.
 
 Null gives way, integers widen, integers and floats meet in double, and structs, lists and maps are merged within; names
 of fields match in any case. Types that are declared and never inferred join in: decimals, and unsigned integers beside

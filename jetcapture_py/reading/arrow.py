@@ -74,8 +74,9 @@ def read_archive(
     rule, `block.interval` or decoding changed while copies were in flight; `none` returns all rows.
 
     Objects in formats other than Parquet are an error, unless `parquet_only` leaves them out. A column that is an
-    integer in some objects and a float in others becomes double; other differing types become string, structs and lists
-    as JSON. `options` are the capture's `store.options`. The order of rows is not specified.
+    integer in some objects and a float in others becomes double, if that holds the integers exactly; other types that
+    do not go together become string, structs and lists as JSON. `options` are the capture's `store.options`. The order
+    of rows is not specified.
 
     Only objects, row groups and columns that are needed are read. All messages that the archive has now are returned,
     and perhaps some that are stored while it is read. Raises JetcaptureError, also while it is read.

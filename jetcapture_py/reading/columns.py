@@ -1,6 +1,7 @@
 """Read objects with different columns as one table: which columns it has, by which names, of which types.
 
-Every engine renders what is decided here; `archive/common_type.py` unites the types.
+Every engine renders what is decided here. `archive/common_type.py` unites types; readers, for which nothing is stored
+again, make every integer an int64 and nested types that do not fit text (`_target`).
 """
 
 from __future__ import annotations
