@@ -161,10 +161,7 @@ class ArchiveFiles:
     # ------------------------------------------------------------------ listing
 
     def files(self, stream: str) -> Iterator[File]:
-        """Yield every file of the stream and its quarantine, unordered. Raises StoreError.
-
-        The quarantine is listed first: messages that are decoded again meanwhile go from there to the archive.
-        """
+        """Yield every file of the quarantine, which messages may leave for the archive, and then of the archive."""
         yield from self.below(f"{layout.QUARANTINE}/{stream}")
         yield from self.below(stream)
 
@@ -308,22 +305,16 @@ class ArchiveFiles:
 
     def footers(self, files: Iterable[File]) -> Iterator[bytes]:
         """Yield the footer of each object; b"" for one that has none. Raises VanishedError, StoreError."""
-
-        def read(file: File) -> bytes:
-            data = self._footer(file)
-            if not data:
-                self.refuse_changed(file)  # with the old size, its footer would not be found
-            return data
-
-        return self.map(read, files)
+        return self.map(self._footer, files)
 
     def _footer(self, file: File, data: bytes | None = None) -> bytes:
         """Return the footer of an object, or of the bytes read from it before; b"" if it has none."""
-
-        def end(size: int) -> bytes:
-            return self.read(file, max(0, file.size - size)) if data is None else data[-size:]
-
-        return footer.find(end, _TAIL)
+        if data is not None:
+            return footer.find(lambda size: data[-size:], _TAIL)
+        end = footer.find(lambda size: self.read(file, max(0, file.size - size)), _TAIL)
+        if not end:
+            self.refuse_changed(file)  # with the old size, its footer would not be found
+        return end
 
     def refusal(self, bad: BadObject) -> JetcaptureError:
         """Return the error for an object that cannot be read."""
@@ -362,21 +353,19 @@ class ArchiveFiles:
         StoreError, also inside the block.
         """
         source: Any = file.place
-        parts = None
+        parts = metadata = None
         try:
             with self._explained(file.path, *_UNREADABLE):
-                if not self.local and data is None:
-                    if file.size <= SMALL:
-                        data = self.read(file)
-                    else:
-                        parts = ObjectParts(file.size, partial(self.read, file))
-                        source = pa.PythonFile(parts, mode="r")
-                if data is not None:
-                    source = pa.BufferReader(data)
+                if data is None and not self.local and file.size <= SMALL:
+                    data = self.read(file)
                 end = self._footer(file, data)
                 if end and not footer.is_proven(end):  # Arrow must not parse it: a damaged one may abort the process
                     raise ValueError(footer.UNPROVEN)
-                metadata = footer.decoded(end) if end and parts is not None else None  # which spares a request
+                if data is not None:
+                    source = pa.BufferReader(data)
+                elif not self.local:
+                    parts = ObjectParts(file.size, partial(self.read, file))
+                    source, metadata = pa.PythonFile(parts, mode="r"), footer.decoded(end) if end else None
                 with ObjectFile(
                     source, parts, metadata=metadata, page_checksum_verification=True, buffer_size=buffer
                 ) as parquet:

@@ -27,7 +27,7 @@ from jetcapture_py.rewriting.select import Condition
 from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions, parse
-from spark_jobs.datasource.read import Fetch
+from spark_jobs.datasource.read import fetch
 from spark_jobs.datasource.session import Session
 from spark_jobs.publishing.publish import publish_batches
 from spark_jobs.replaying.target import Origin, Target
@@ -383,7 +383,7 @@ def read(server: NatsServer) -> int:
         positions.last_match(state)
         positions.first(state)
         part = StreamPartition(state.first, state.last + 1, state.origin)
-        chunks = MessageColumns(reading, ENVELOPE).batches(Fetch(session, reading, part, bare=False), part)
+        chunks = MessageColumns(reading, ENVELOPE).batches(fetch(session, reading, part, bare=False), part)
         return sum(batch.num_rows for batch in chunks)
 
 
