@@ -8,6 +8,7 @@ of decoding them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -93,7 +94,7 @@ def number_in(footer: bytes, entry: str) -> int:
 class SchemaReader:
     """Decodes footers, and caches the bytes of distinct column lists.
 
-    `schemas` are the schemas found, which also differ where only their field ids do.
+    `schemas` are the schemas found, which also differ where only their field ids do. Threads may share it.
     """
 
     def __init__(self) -> None:
@@ -101,9 +102,14 @@ class SchemaReader:
         self._numbers: dict[bytes, int] = {}
         self._beginnings: dict[bytes, int] = {}
         self._lengths: dict[int, None] = {}
+        self._lock = Lock()
 
     def number(self, footer: bytes) -> int:
         """Return the index in `schemas` of the footer's schema, without its own metadata. Raises pa.ArrowInvalid."""
+        with self._lock:
+            return self._number(footer)
+
+    def _number(self, footer: bytes) -> int:
         plain = _ARROW_SCHEMA not in footer
         if plain:
             for length in self._lengths:

@@ -28,6 +28,7 @@ class Files:
     def __init__(self, archive: ArchiveFiles) -> None:
         self.archive = archive
         self.shown = archive.shown
+        self._infos = InfoReader()
         self._schemas: dict[pa.Schema, pa.Schema] = {}
         self._cache: dict[str, bytes] = {}
         self._cached = 0
@@ -54,7 +55,7 @@ class Files:
         file = self.archive.at(source.name.path, None if self.archive.local else source.size)
         data = self._whole(file)
         (end,) = self.archive.footers([file]) if data is None else (footer.find(lambda size: data[-size:]),)
-        info = InfoReader().read(source.name, end, size=source.size, detailed=True)
+        info = self._infos.read(source.name, end, size=source.size, detailed=True)
         if isinstance(info, BadObject):
             raise self.archive.refusal(info)
         plain = pa.schema([_plain(field) for field in info.schema])
