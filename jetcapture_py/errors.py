@@ -2,7 +2,11 @@
 
     JetcaptureError
     ├── ConfigError         the configuration is wrong: print the problems, exit 2
-    ├── SourceError         NATS cannot serve us and waiting will not help: exit 1
+    ├── SourceError         NATS cannot serve us: exit 1
+    │   ├── UnavailableError      nobody answers: the one that may pass; ask again
+    │   └── ApiError              JetStream refused a request
+    │       ├── DeniedError           the user lacks a permission
+    │       └── MissingError          there is no such stream, consumer or message; a subclass for each
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
     └── StoreError          an object could not be stored: retry, hold the data
         ├── ConflictError         another process changed a table or a note first: plan the change again
@@ -29,15 +33,47 @@ class ConfigError(JetcaptureError):
 
 
 class SourceError(JetcaptureError):
-    """The server refuses permanently: no such stream, wrong password, consumer deleted, connection closed."""
+    """NATS cannot serve us. Waiting will not help, unless it is an UnavailableError."""
+
+
+class UnavailableError(SourceError):
+    """Nobody answered an API request: no leader, no JetStream, or no connection. Try again."""
+
+
+class ApiError(SourceError):
+    """The JetStream API returned an error: `code` as in HTTP, `err_code` as in nats-server's errors.json."""
+
+    def __init__(self, text: str, code: int = 500, err_code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+        self.err_code = err_code
+
+
+class DeniedError(ApiError):
+    """The server denies a request, or the subscription to its reply. The text names the missing permission."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, 403)
+
+
+class MissingError(ApiError):
+    """What was asked for does not exist. A server that has just started, or elects a leader, may be wrong."""
+
+
+class MissingStreamError(MissingError):
+    """The stream does not exist."""
+
+
+class MissingConsumerError(MissingError):
+    """The stream has no such consumer."""
+
+
+class MissingMessageError(MissingError):
+    """The stream has no such message."""
 
 
 class DrainError(JetcaptureError):
     """Not everything was stored and acknowledged before the end. Nothing is lost: the server delivers it again."""
-
-
-class MissingStreamError(SourceError):
-    """The stream does not exist."""
 
 
 class StoreError(JetcaptureError):

@@ -32,8 +32,8 @@ from jetcapture_py.archive.watermark import (
     union,
 )
 from jetcapture_py.config.units import moment_of
-from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, Api, ApiError, UnavailableError
+from jetcapture_py.errors import JetcaptureError, MissingConsumerError, SourceError
+from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import ConsumerState, filters_of, is_consumer_of
 from jetcapture_py.log import event
 from jetcapture_py.store import NoteStore, change_note, removal_of
@@ -299,13 +299,12 @@ async def abandoned(api: Api, archived: Watermark, own: str, url: str, options: 
         try:
             if mark.consumer != own:
                 await api.request(f"CONSUMER.INFO.{mark.stream}.{mark.consumer}")
-        except ApiError as error:
-            if error.err_code == CONSUMER_NOT_FOUND:
-                remedy = removal_of(url, options, path(mark.stream, mark.consumer))
-                lines[mark.consumer] = (
-                    f"consumer {mark.consumer} does not exist any more, and readers wait for its capture at sequence "
-                    f"{mark.seq}; if it was removed for good: {remedy}"
-                )
-        except UnavailableError:
+        except MissingConsumerError:
+            remedy = removal_of(url, options, path(mark.stream, mark.consumer))
+            lines[mark.consumer] = (
+                f"consumer {mark.consumer} does not exist any more, and readers wait for its capture at sequence "
+                f"{mark.seq}; if it was removed for good: {remedy}"
+            )
+        except SourceError:
             continue
     return lines

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.jetstream.wire.client import Connection, DeniedError
+from jetcapture_py.errors import DeniedError
+from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import between, joined, text_of
 from jetcapture_py.log import event
 

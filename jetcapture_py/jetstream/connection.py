@@ -19,8 +19,17 @@ from nats.aio.client import RawCredentials
 from pydantic import SecretStr
 
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.jetstream.wire.client import NATS_PY, Connection, DeniedError, Hook
+from jetcapture_py.errors import (
+    ApiError,
+    ConfigError,
+    MissingConsumerError,
+    MissingError,
+    MissingMessageError,
+    MissingStreamError,
+    SourceError,
+    UnavailableError,
+)
+from jetcapture_py.jetstream.wire.client import NATS_PY, Connection, Hook
 
 PING_INTERVAL = 20
 """Seconds between pings. After three without an answer the connection is closed, so within a minute."""
@@ -38,23 +47,11 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 _AGAIN = 0.25
-FORBIDDEN, NOT_FOUND = 403, 404
-TEMPORARILY_UNAVAILABLE, CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND = 10008, 10014, 10037, 10059
+_NOT_FOUND = 404
+_MISSING = {10014: MissingConsumerError, 10037: MissingMessageError, 10059: MissingStreamError}
+_TEMPORARILY_UNAVAILABLE = 10008
 
 ErrorHook = Callable[[Exception], Awaitable[None]]
-
-
-class ApiError(Exception):
-    """The JetStream API returned an error: `code` as in HTTP, `err_code` as in nats-server's errors.json."""
-
-    def __init__(self, code: int, err_code: int, description: str) -> None:
-        super().__init__(description)
-        self.code = code
-        self.err_code = err_code
-
-
-class UnavailableError(Exception):
-    """Nobody answered an API request: no leader, no JetStream, or no connection. Try again."""
 
 
 async def ignore(*_: object) -> None:
@@ -285,7 +282,7 @@ class Api:
             try:
                 return await self._request(subject, body)
             except ApiError as error:
-                if error.err_code != TEMPORARILY_UNAVAILABLE:
+                if error.err_code != _TEMPORARILY_UNAVAILABLE:
                     raise
                 if loop.time() >= deadline:
                     raise UnavailableError(f"JetStream does not answer: {error}") from error
@@ -295,8 +292,6 @@ class Api:
         payload = json.dumps(body).encode() if body is not None else b""
         try:
             message = await self._client.ask(f"{self.prefix}.{subject}", payload, _API_TIMEOUT)
-        except DeniedError as error:
-            raise ApiError(FORBIDDEN, 0, str(error)) from error
         except nats.errors.NoRespondersError as error:
             raise UnavailableError("JetStream does not answer: it is not enabled, or has no leader") from error
         except (nats.errors.Error, TimeoutError) as error:
@@ -304,5 +299,7 @@ class Api:
         answer: dict[str, Any] = json.loads(message.data)
         if "error" in answer:
             error_ = answer["error"]
-            raise ApiError(error_.get("code", 500), error_.get("err_code", 0), error_.get("description", "unknown"))
+            code, err_code = error_.get("code", 500), error_.get("err_code", 0)
+            kind = _MISSING.get(err_code, MissingError if code == _NOT_FOUND else ApiError)
+            raise kind(f"NATS refused: {error_.get('description', 'unknown')}", code, err_code)
         return answer

@@ -17,16 +17,16 @@ from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.config.units import RFC3339, format_nanoseconds, format_time, microseconds_of
-from jetcapture_py.errors import MissingStreamError, SourceError
-from jetcapture_py.jetstream.connection import (
-    CONSUMER_NOT_FOUND,
-    FORBIDDEN,
-    MESSAGE_NOT_FOUND,
-    STREAM_NOT_FOUND,
-    Api,
+from jetcapture_py.errors import (
     ApiError,
-    UnavailableError,
+    DeniedError,
+    MissingConsumerError,
+    MissingError,
+    MissingMessageError,
+    MissingStreamError,
+    SourceError,
 )
+from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
 from jetcapture_py.jetstream.read_session import StreamState
 from jetcapture_py.jetstream.unreadable import LAST_SEQ, unreadable, unreadable_with_origins
@@ -224,13 +224,11 @@ def is_consumer_of(state: ConsumerState, mark: ConsumerWatermark) -> bool:
 
 
 async def get_consumer(api: Api, stream: str, consumer: str) -> ConsumerState:
-    """Return the consumer's state. Raises SourceError if it or its stream is missing, UnavailableError otherwise."""
+    """Return the consumer's state. Raises SourceError."""
     try:
         return consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
-    except ApiError as error:
-        if error.err_code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
-            raise UnavailableError(str(error)) from error
-        raise _translated(error, stream, consumer) from error
+    except MissingError as error:
+        raise _named(error, stream, consumer) from error
 
 
 def filters_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -265,15 +263,13 @@ def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) ->
 async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) -> datetime | None:
     """Return when the first matching message from sequence `seq` on was stored; None without one.
 
-    Raises UnavailableError without an answer or permission.
+    Raises SourceError.
     """
     matches = []
     for subject in filters or (">",):
         try:
             answer = await api.request(f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject})
-        except ApiError as error:
-            if error.err_code != MESSAGE_NOT_FOUND:
-                raise UnavailableError(str(error)) from error
+        except MissingMessageError:
             continue
         matches.append((answer["message"]["seq"], datetime.fromisoformat(answer["message"]["time"])))
     return min(matches)[1] if matches else None
@@ -324,7 +320,7 @@ async def _create(api: Api, source: SourceConfig) -> ConsumerState:
     except ApiError as error:
         if error.err_code in _CONSUMER_EXISTS:  # another replica was faster, with other settings
             return await get_consumer(api, stream, consumer)
-        raise _translated(error, stream, consumer) from error
+        raise
 
 
 def consumer_config(source: SourceConfig) -> dict[str, Any]:
@@ -371,13 +367,12 @@ def differences(source: SourceConfig, actual: Mapping[str, Any]) -> list[Differe
     return differing(configured, actual)
 
 
-def _translated(error: ApiError, stream: str, consumer: str) -> SourceError:
-    if error.err_code == STREAM_NOT_FOUND:
+def _named(error: MissingError, stream: str, consumer: str = "") -> MissingError:
+    """Return the error with the names of stream and consumer."""
+    if isinstance(error, MissingStreamError):
         setting, _ = bucket_of(stream) or ("stream", "")
         return MissingStreamError(f"stream {stream} does not exist; create it, or correct source.{setting}")
-    if error.err_code == CONSUMER_NOT_FOUND:
-        return SourceError(f"consumer {consumer} does not exist on stream {stream}")
-    return SourceError(f"the server refused the request for consumer {consumer} on stream {stream}: {error}")
+    return MissingConsumerError(f"consumer {consumer} does not exist on stream {stream}")
 
 
 log = logging.getLogger("jetcapture.source")
@@ -398,10 +393,7 @@ class Consumer:
 
     async def attach(self) -> None:
         """Find or create the consumer. Raises SourceError."""
-        try:
-            await self._ensure()
-        except UnavailableError as error:
-            raise SourceError(str(error)) from error
+        await self._ensure()
         self._watch = ConsumerWatch(self.state.progress, asyncio.get_running_loop().time())
         for difference in differences(self._config, self.state.config):
             event(
@@ -423,10 +415,10 @@ class Consumer:
         stream, consumer = source.stream, source.consumer
         state: ConsumerState | None = None
         try:
-            state = consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
-        except ApiError as error:
-            if error.err_code != CONSUMER_NOT_FOUND or not source.create:
-                raise _translated(error, stream, consumer) from error
+            state = await get_consumer(api, stream, consumer)
+        except MissingConsumerError:
+            if not source.create:
+                raise
         if (info := await self._stream_answer()) is not None:  # before anything is created on it
             if problem := await unreadable_with_origins(api, info):
                 raise SourceError(problem)
@@ -437,19 +429,19 @@ class Consumer:
             raise SourceError(problem)
 
     async def _stream_answer(self) -> dict[str, Any] | None:
-        """Return the answer to STREAM.INFO, None without permission to ask. Raises SourceError, UnavailableError."""
+        """Return the answer to STREAM.INFO, None without permission to ask. Raises SourceError."""
         try:
             return await self._api.request(f"STREAM.INFO.{self._config.stream}")
-        except ApiError as error:
-            if error.err_code == STREAM_NOT_FOUND:
-                raise _translated(error, self._config.stream, "") from error
+        except MissingStreamError as error:
+            raise _named(error, self._config.stream) from error
+        except ApiError:
             return None
 
     async def stream_info(self) -> dict[str, Any] | None:
         """Return the answer to STREAM.INFO; None without permission or answer. Fail if the stream cannot be read."""
         try:
             answer = await self._stream_answer()
-        except (SourceError, UnavailableError):
+        except SourceError:
             return None
         if answer is not None:
             if problem := unreadable(self._api, answer):
@@ -475,7 +467,7 @@ class Consumer:
         return True
 
     async def _is_same(self, continues: bool | None) -> bool:
-        """Whether a consumer with another creation time is still the same. Raises SourceError, UnavailableError."""
+        """Whether a consumer with another creation time is still the same. Raises SourceError."""
         if continues is False:
             return False
         if (answer := await self._stream_answer()) is None:
@@ -487,17 +479,16 @@ class Consumer:
         stream, name = self._config.stream, self._config.consumer
         try:
             state = await get_consumer(self._api, stream, name)
-        except UnavailableError as error:
-            event(log, logging.DEBUG, "consumer.unavailable", error=error)
-            return False
         except SourceError as error:
-            if self._watch.is_gone(asyncio.get_running_loop().time()):
+            if not isinstance(error, MissingError):
+                event(log, logging.DEBUG, "consumer.unavailable", error=error)
+            elif self._watch.is_gone(asyncio.get_running_loop().time()):
                 self._fail(error)
             return False
         continues = self._watch.continues(state.progress, asyncio.get_running_loop().time())
         try:
             same = state.created == self.state.created or await self._is_same(continues)
-        except (SourceError, UnavailableError) as error:
+        except SourceError as error:
             event(log, logging.DEBUG, "consumer.unavailable", error=error)
             return False
         if not same:
@@ -518,8 +509,8 @@ class Consumer:
         filters = filters_of(self.state.config)
         try:
             return await first_time(self._api, self._config.stream, self.state.delivered + 1, filters) is None
-        except UnavailableError as error:
-            self._may_get = getattr(error.__cause__, "code", None) != FORBIDDEN
+        except SourceError as error:
+            self._may_get = not isinstance(error, DeniedError)
             return False
 
     async def is_other(self, seq: int, timestamp: int) -> bool:
@@ -530,7 +521,7 @@ class Consumer:
         """Return the timestamp of a message in microseconds; None without it, without permission, or answer."""
         try:
             answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
-        except (ApiError, UnavailableError):
+        except SourceError:
             return None
         return microseconds_of(datetime.fromisoformat(answer["message"]["time"]))
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import ORDERED_SHARE
-from jetcapture_py.errors import SourceError
+from jetcapture_py.errors import ApiError, DeniedError, MissingStreamError, SourceError, UnavailableError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import (
     COUNT,
@@ -32,12 +32,10 @@ from jetcapture_py.jetstream.acks import (
     subjects_like,
     unpacked,
 )
-from jetcapture_py.jetstream.connection import FORBIDDEN, STREAM_NOT_FOUND, ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import GROUP, TAKEOVER
 from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
 from jetcapture_py.jetstream.pulls import PAUSE
 from jetcapture_py.jetstream.source import PullSource
-from jetcapture_py.jetstream.wire.client import refusal
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.log import event
 
@@ -80,9 +78,9 @@ class OrderedSource(PullSource):
         subject = f"STREAM.INFO.{self.stream}"
         try:
             return unsuitable((await self._api.request(subject))["config"])
-        except (ApiError, UnavailableError) as error:
-            if isinstance(error, ApiError) and error.err_code == STREAM_NOT_FOUND:
-                return None
+        except MissingStreamError:
+            return None
+        except SourceError:
             needed = f"{self._api.prefix}.{subject}"
             return f"source.mode ordered needs an answer from {needed}, and permission to publish it"
 
@@ -195,8 +193,8 @@ class OrderedSource(PullSource):
             event(log, logging.DEBUG, "consumer.unavailable", error=error)
             return
         except ApiError as error:
-            if error.code == FORBIDDEN:
-                self.fail(SourceError(f"NATS refused: {refusal(f'{self._api.prefix}.{subject}')}"))
+            if isinstance(error, DeniedError):
+                self.fail(error)
             event(log, logging.WARNING, "consumer.unavailable", error=error)
             await asyncio.sleep(PAUSE)
             return
@@ -303,7 +301,7 @@ class OrderedSource(PullSource):
     async def _unpin(self) -> None:
         """Let another replica take over at once."""
         if self.active and self.connected:
-            with contextlib.suppress(ApiError, UnavailableError):  # it does so after `takeover`
+            with contextlib.suppress(SourceError):  # it does so after `takeover`
                 await self._api.request(f"CONSUMER.UNPIN.{self.stream}.{self.consumer}", {"group": GROUP})
 
     async def close(self) -> None:

@@ -24,9 +24,8 @@ import nats.errors
 import pyarrow as pa
 
 from jetcapture_py.archive.incarnations import Origin
-from jetcapture_py.errors import MissingStreamError, SourceError
+from jetcapture_py.errors import MissingStreamError, SourceError, UnavailableError
 from jetcapture_py.jetstream.acks import first_delivery, position
-from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.pulls import Reaction, parse_status
 from jetcapture_py.jetstream.read_session import PAUSE, ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
@@ -341,7 +340,7 @@ class RangeReader:
         if not drained:
             try:
                 info = await self._api.request(f"CONSUMER.INFO.{self._range.stream}.{self._consumer}")
-            except (ApiError, UnavailableError) as error:
+            except SourceError as error:
                 self._disturb(str(error))
                 return
             if info["num_pending"] and not await self._nothing_left():

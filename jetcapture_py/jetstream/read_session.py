@@ -16,16 +16,8 @@ import nats.errors
 from jetcapture_py.archive.incarnations import Ends, Origin, is_same_stream
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_time, microseconds_of
-from jetcapture_py.errors import MissingStreamError, SourceError
-from jetcapture_py.jetstream.connection import (
-    MESSAGE_NOT_FOUND,
-    NOT_FOUND,
-    STREAM_NOT_FOUND,
-    Api,
-    ApiError,
-    UnavailableError,
-    connect,
-)
+from jetcapture_py.errors import ApiError, MissingError, MissingMessageError, SourceError, UnavailableError
+from jetcapture_py.jetstream.connection import Api, connect
 from jetcapture_py.jetstream.unreadable import unreadable, unreadable_with_origins
 from jetcapture_py.jetstream.wire.client import Connection, denial_in
 
@@ -161,7 +153,7 @@ class ReadSession:
             self.on_trouble()
 
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Call the JetStream API and return its answer. Raises SourceError, or ApiError if there is no such message."""
+        """Call the JetStream API and return its answer. Raises SourceError."""
         return await self.retry(lambda: self.api.request(subject, body))
 
     async def retry(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -176,24 +168,28 @@ class ReadSession:
                     raise UnavailableError("the connection is lost")
                 return await request()
             except ApiError as error:
-                missing += error.code == NOT_FOUND
-                if error.err_code == MESSAGE_NOT_FOUND:
+                missing += isinstance(error, MissingError)
+                if isinstance(error, MissingMessageError) or missing >= _CERTAIN:
                     raise
-                if missing >= _CERTAIN or (400 <= error.code < 500 and error.code != NOT_FOUND):
-                    kind = MissingStreamError if error.err_code == STREAM_NOT_FOUND else SourceError
-                    raise kind(f"NATS refused: {error}") from error
-                reason: Exception = error
+                if 400 <= error.code < 500 and not isinstance(error, MissingError):
+                    raise
+                reason: SourceError = error
             except UnavailableError as error:
                 reason = error
             if self.connection.is_closed:
                 raise SourceError(f"the NATS connection was closed permanently: {self.connection.last_error or reason}")
             if clock() > deadline:
+                if isinstance(reason, ApiError):
+                    raise reason
                 raise SourceError(f"NATS did not respond for {self.timeout:g} s: {reason}")
             await asyncio.sleep(PAUSE)
 
     async def state(self, stream: str) -> StreamState:
         """Return the current state of the stream. Raises SourceError, also for a stream that cannot be read."""
-        answer = await self.request(f"STREAM.INFO.{stream}")
+        return await self.retry(partial(self._state, stream))
+
+    async def _state(self, stream: str) -> StreamState:
+        answer = await self.api.request(f"STREAM.INFO.{stream}")
         problem = unreadable(self.api, answer)
         if problem is None and stream not in self._retentions:
             problem = await unreadable_with_origins(self.api, answer)
@@ -240,7 +236,7 @@ class ReadSession:
         """
         try:
             message: dict[str, Any] = (await self.request(f"STREAM.MSG.GET.{stream}", which))["message"]
-        except ApiError:  # no such message; everything else is a SourceError
+        except MissingMessageError:
             return None
         return message
 
@@ -265,7 +261,7 @@ class ReadSession:
         With retention `interest`, the server deletes what no other consumer needs, when one has read it or ends.
         """
         if stream not in self._retentions:
-            await self.state(stream)
+            await self._state(stream)
         if self._retentions[stream] == "interest":
             raise SourceError(f"stream {stream} cannot be read: with retention interest, reading deletes messages")
         name = name or _consumer_name()
@@ -274,7 +270,7 @@ class ReadSession:
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         """Delete a consumer if connected; otherwise the server removes it once it is inactive."""
-        with contextlib.suppress(UnavailableError, ApiError):
+        with contextlib.suppress(SourceError):
             if self.connection.is_connected:
                 await self.api.request(f"CONSUMER.DELETE.{stream}.{name}")
 

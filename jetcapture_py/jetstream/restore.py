@@ -16,8 +16,7 @@ from typing import Any
 
 import nats.errors
 
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import FORBIDDEN, STREAM_NOT_FOUND, ApiError, UnavailableError
+from jetcapture_py.errors import ApiError, DeniedError, MissingStreamError, SourceError, UnavailableError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.client import Denial, refusal
 from jetcapture_py.text import one_line
@@ -90,9 +89,7 @@ class StreamRestore:
         except ApiError as error:
             if error.err_code in _EXISTS:
                 raise self._exists() from error
-            raise SourceError(f"NATS refused to restore stream {self.stream}: {error}") from error
-        except UnavailableError as error:
-            raise SourceError(f"NATS did not start to restore stream {self.stream}: {error}") from error
+            raise
         self._to = str(answer["deliver_subject"])
 
     async def create(self, head: bytes) -> None:
@@ -126,21 +123,15 @@ class StreamRestore:
         """Return what `_info` does, and whether the user may ask for it. Raises SourceError."""
         try:
             return await self._info(), True
-        except ApiError as error:
-            if error.code == FORBIDDEN:
-                return None, False
-            raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
-        except UnavailableError as error:
-            raise SourceError(str(error)) from error
+        except DeniedError:
+            return None, False
 
     async def _info(self) -> dict[str, Any] | None:
-        """Return the stream's state and configuration, None if there is none. Raises ApiError and UnavailableError."""
+        """Return the stream's state and configuration, None if there is none. Raises SourceError."""
         try:
             return await self._session.api.request(f"STREAM.INFO.{self.stream}")
-        except ApiError as error:
-            if error.err_code == STREAM_NOT_FOUND:
-                return None
-            raise
+        except MissingStreamError:
+            return None
 
     async def send(self, data: bytes) -> None:
         """Send a piece of the backup; wait while too much is not acknowledged. Raises SourceError."""
@@ -214,8 +205,10 @@ class StreamRestore:
             if info["created"] != self._created:
                 return "somebody else has created it, or another server of the cluster leads it now"
             await self._session.api.request(f"STREAM.DELETE.{self.stream}")
+        except MissingStreamError:
+            return None
         except ApiError as error:
-            return None if error.err_code == STREAM_NOT_FOUND else str(error)
+            return str(error)
         return None
 
     async def _leave(self) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from jetcapture_py.config.stream import origins
 from jetcapture_py.config.subjects import covers, matches, overlaps
-from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.connection import Api
 
 LAST_SEQ = (1 << 62) - 1
 """Servers deliver no later message to any client."""
@@ -41,7 +42,7 @@ async def unreadable_with_origins(api: Api, info: Mapping[str, Any]) -> str | No
             if origin.get("external") or name in seen:
                 continue
             seen.add(name)
-            with suppress(ApiError, UnavailableError):
+            with suppress(SourceError):
                 configs.append((await api.request(f"STREAM.INFO.{name}"))["config"])
                 if problem := _stores_deliveries(
                     api, configs[-1], f"stream {name}, from which stream {info['config']['name']} copies,"

@@ -15,7 +15,6 @@ from rich.text import Text
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import Difference, differences, differing
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.manage.export import LIMITS, SIZES, shown
@@ -137,7 +136,7 @@ async def _made(session: ReadSession, config: Config, plan: Plan) -> Applied:
         if plan.action == "update" and any(change.setting == "pause_until" for change in plan.changes):
             until = {"pause_until": plan.request["pause_until"]}  # for which an update is not enough
             await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", until)
-    except (ApiError, UnavailableError) as error:
+    except SourceError as error:
         raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error
     if plan.kind == "consumer":  # the answer to the first update after a restart of the server is the state before it
         answer = (await session.request(f"CONSUMER.INFO.{stream}.{plan.name}"))["config"]

@@ -24,7 +24,6 @@ from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SH
 from jetcapture_py.config.template import parse_template, part_name
 from jetcapture_py.config.units import format_duration, format_time
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError, StoreError
-from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state, unusable
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.unreadable import unreadable_with_origins
@@ -292,7 +291,7 @@ async def _new_consumer(session: ReadSession, config: Config, findings: Findings
 async def _stream(session: ReadSession, stream: str, findings: Findings) -> tuple[dict[str, Any] | None, bool]:
     """Return the stream, None if it does not exist or is unknown, and whether the user may look it up."""
     try:
-        return await info_or_none(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND), True
+        return await info_or_none(session, f"STREAM.INFO.{stream}"), True
     except SourceError as error:
         findings.skipped("stream", _reason(error))
         return None, False
@@ -302,7 +301,7 @@ async def _consumer(session: ReadSession, source: SourceConfig, findings: Findin
     """Return the consumer, None if it does not exist. A capture needs the permission to look it up."""
     try:
         subject = f"CONSUMER.INFO.{source.stream}.{source.consumer}"
-        answer = await info_or_none(session, subject, CONSUMER_NOT_FOUND)
+        answer = await info_or_none(session, subject)
         return None if answer is None else consumer_state(answer)
     except SourceError as error:
         findings.problem("permission", f"{_reason(error)}; allow it")

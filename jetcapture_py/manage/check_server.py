@@ -15,8 +15,7 @@ from rich.text import Text
 from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.config.units import format_duration, format_size
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
+from jetcapture_py.errors import ApiError, DeniedError, SourceError
 from jetcapture_py.jetstream.consumer import (
     WRONG_CLOCK,
     ConsumerState,
@@ -27,7 +26,7 @@ from jetcapture_py.jetstream.consumer import (
 from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
-from jetcapture_py.jetstream.wire.client import Denial, DeniedError, refusal
+from jetcapture_py.jetstream.wire.client import Denial, refusal
 from jetcapture_py.manage.plan import plans
 from jetcapture_py.text import duration, plural, size
 
@@ -111,13 +110,13 @@ async def check_account(session: ReadSession, findings: Findings) -> Mapping[str
     before = datetime.now(UTC)
     try:
         account = await session.api.request("INFO")
+    except DeniedError as error:
+        findings.skipped("account", f"its limits cannot be read: {error}")
+        return {}
     except ApiError as error:
-        if error.code == FORBIDDEN:
-            findings.skipped("account", f"its limits cannot be read: {error}")
-            return {}
-        findings.problem("JetStream", f"the server refuses: {error}; enable JetStream for this account")
+        findings.problem("JetStream", f"{error}; enable JetStream for this account")
         return None
-    except UnavailableError as error:
+    except SourceError as error:
         findings.problem("JetStream", f"{error}; enable it on the server, or correct nats.domain or nats.api_prefix")
         return None
     version = session.connection.server_version
@@ -307,7 +306,7 @@ async def check_filters(session: ReadSession, config: Config, findings: Findings
             continue
         try:
             answer = await session.api.request(f"STREAM.INFO.{config.source.stream}", {"subjects_filter": pattern})
-        except (ApiError, UnavailableError):
+        except SourceError:
             continue
         if (
             stream["state"]["messages"]
@@ -325,7 +324,7 @@ async def check_notifications(
     for capture in (config, *(other for other in others if other != config)) if config.stored_subject else ():
         source, subject = capture.source, capture.stored_subject
         if subject and capture.nats == config.nats:
-            with contextlib.suppress(ApiError, UnavailableError):
+            with contextlib.suppress(SourceError):
                 stream = (await session.api.request(f"STREAM.INFO.{source.stream}"))["config"]
                 taken, filters = stream.get("subjects") or (), source.filter_subjects
                 notifiers.append(Notifier(stream=source.stream, subject=subject, taken=taken, filters=filters))
@@ -347,7 +346,7 @@ async def check_permissions(session: ReadSession, config: Config, findings: Find
         body = b'{"batch":1,"expires":1000000000,"idle_heartbeat":1000000000}'
     missing = [asked] if await _denied(session, asked, body) else []
     ack = f"$JS.ACK.{name}.1.0.0.0.0"
-    with contextlib.suppress(nats.errors.Error, OSError, ApiError, UnavailableError):
+    with contextlib.suppress(nats.errors.Error, OSError, SourceError):
         await session.connection.publish(ack, b"+WPI")
         await api.request("INFO")  # the answer comes after a refusal; that of a PING may come before
     if any(denial.about(ack) for denial in denied):
@@ -358,7 +357,7 @@ async def check_permissions(session: ReadSession, config: Config, findings: Find
             await session.connection.ask(f"$JS.ACK.{name}.1.{_NO_MESSAGE}.0.0.0", b"+WPI", _ANSWER)
         except nats.errors.NoRespondersError:
             findings.problem("permission", f"nobody receives acknowledgements to $JS.ACK.{name}.>; import $JS.ACK.>")
-        except (nats.errors.Error, TimeoutError):
+        except (nats.errors.Error, TimeoutError, DeniedError):
             pass  # denied, for example
     for subject in missing:
         findings.problem("permission", f"{refusal(subject)}; allow it")

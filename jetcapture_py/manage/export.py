@@ -17,7 +17,6 @@ from jetcapture_py.config.model import TOO_MANY_UNACKED, NatsConfig, parse_for_a
 from jetcapture_py.config.stream import UNLIMITED, ConsumerSection, StreamSection
 from jetcapture_py.config.units import format_nanoseconds, format_size
 from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.consumer import filters_of, is_ordered, normal, unusable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.manage.plan import info_or_none
@@ -55,13 +54,13 @@ def run(nats: NatsConfig, stream: str, consumer: str | None) -> int:
 async def export(nats: NatsConfig, stream: str, consumer: str | None) -> dict[str, Any]:
     """Return the sections of the configuration. Raises SourceError."""
     async with ReadSession(nats, f"jetcapture export {stream}", timeout=TIMEOUT) as session:
-        answer = await info_or_none(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND)
+        answer = await info_or_none(session, f"STREAM.INFO.{stream}")
         if answer is None:
             raise SourceError(f"stream {stream} does not exist")
         servers = {"servers": list(nats.servers)} if nats.context is None else {"context": nats.context}
         sections: dict[str, Any] = {"nats": servers, "stream": stream_section(answer["config"])}
         if consumer is not None:
-            described = await info_or_none(session, f"CONSUMER.INFO.{stream}.{consumer}", CONSUMER_NOT_FOUND)
+            described = await info_or_none(session, f"CONSUMER.INFO.{stream}.{consumer}")
             if described is None:
                 raise SourceError(f"consumer {consumer} does not exist on stream {stream}")
             sections["source"] = source_section(stream, consumer, described["config"])

@@ -15,8 +15,7 @@ from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.stream import StreamSection, api_values
 from jetcapture_py.config.subjects import covers
 from jetcapture_py.config.units import format_nanoseconds
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
+from jetcapture_py.errors import MissingError, SourceError
 from jetcapture_py.jetstream.consumer import (
     YEAR,
     ConsumerState,
@@ -161,7 +160,7 @@ class Plan:
 async def plans(session: ReadSession, config: Config, *, may_delete: bool = False) -> list[Plan]:
     """Return the plans, the stream's first; with `may_delete`, nothing is left out. Raises SourceError."""
     name = config.source.stream
-    answer = await info_or_none(session, f"STREAM.INFO.{name}", STREAM_NOT_FOUND)
+    answer = await info_or_none(session, f"STREAM.INFO.{name}")
     actual = answer["config"] if answer is not None else None
     planned = []
     if config.stream is not None:
@@ -170,20 +169,18 @@ async def plans(session: ReadSession, config: Config, *, may_delete: bool = Fals
         raise SourceError(f"stream {name} does not exist, and there is no section stream to create it from")
     if config.source.consumer:
         subject = f"CONSUMER.INFO.{name}.{config.source.consumer}"
-        info = None if actual is None else await info_or_none(session, subject, CONSUMER_NOT_FOUND)
+        info = None if actual is None else await info_or_none(session, subject)
         settings = planned[0].request if planned else actual or {}
         planned.append(_consumer_plan(config.source, info, settings, may_delete=may_delete))
     return planned
 
 
-async def info_or_none(session: ReadSession, subject: str, missing: int) -> dict[str, Any] | None:
-    """Return the answer of the JetStream API, None for the error `missing`. Raises SourceError."""
+async def info_or_none(session: ReadSession, subject: str) -> dict[str, Any] | None:
+    """Return the answer of the JetStream API, None if it is about something missing. Raises SourceError."""
     try:
         return await session.request(subject)
-    except SourceError as error:
-        if isinstance(error.__cause__, ApiError) and error.__cause__.err_code == missing:
-            return None
-        raise
+    except MissingError:
+        return None
 
 
 def _stream_plan(

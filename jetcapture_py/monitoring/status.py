@@ -18,7 +18,6 @@ from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer import (
     ConsumerState,
     filters_of,
@@ -158,13 +157,10 @@ async def _examined(configs: Mapping[str, Config]) -> dict[str, CaptureStatus]:
 async def examine(config: Config, session: ReadSession) -> CaptureStatus:
     """Return the status of a capture. Raises SourceError if its consumer cannot be read."""
     source, problems = config.source, []
-    try:
-        state = await get_consumer(session.api, source.stream, source.consumer)
-    except UnavailableError as error:
-        raise SourceError(str(error)) from error
+    state = await get_consumer(session.api, source.stream, source.consumer)
     try:
         lag = await _lag(config, session, state)
-    except UnavailableError as error:
+    except SourceError as error:
         lag = None
         problems.append(f"lag: {error}")
     mark = None
@@ -229,7 +225,7 @@ async def _stream_problems(session: ReadSession, mark: ConsumerWatermark, consum
     """Compare the stream with the watermark; nothing without permission to ask for it."""
     try:
         info = await session.api.request(f"STREAM.INFO.{mark.stream}")
-    except (ApiError, UnavailableError):
+    except SourceError:
         return []
     state, progressed = StreamState.of(info), is_consumer_of(consumer, mark)
     if not await session.is_same(mark.stream, mark.origin, state, progressed=progressed):

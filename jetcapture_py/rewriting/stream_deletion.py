@@ -17,8 +17,7 @@ from jetcapture_py.archive.messages import runs
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.stream import origins
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import ApiError
+from jetcapture_py.errors import ApiError, SourceError
 from jetcapture_py.jetstream.range_reader import FEW_AT_ONCE, nanoseconds, next_at_once, requested
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.streams import stream_lists

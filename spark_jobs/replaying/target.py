@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.stream import origins
 from jetcapture_py.config.subjects import overlaps
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import NOT_FOUND, Api, ApiError, UnavailableError
+from jetcapture_py.errors import MissingError
+from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import filters_of
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
@@ -95,10 +95,7 @@ class Target:
         async def run() -> T:
             name = "jetcapture replay"
             async with ReadSession(self.login, name, timeout=_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as session:
-                try:
-                    return await work(session)
-                except (UnavailableError, ApiError) as error:
-                    raise SourceError(f"JetStream request to {self.where} failed: {error}") from error
+                return await work(session)
 
         return asyncio.run(run())
 
@@ -174,10 +171,8 @@ async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | No
     """Return the consumer's filters; None if it does not exist."""
     try:
         config = (await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
-    except ApiError as error:
-        if error.code == NOT_FOUND:
-            return None
-        raise
+    except MissingError:
+        return None
     return filters_of(config) or (">",)
 
 

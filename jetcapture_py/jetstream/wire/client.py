@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error
 
+from jetcapture_py.errors import DeniedError
 from jetcapture_py.jetstream.wire import transport
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.jetstream.wire.parser import FrameParser, receive_failed
@@ -69,10 +70,6 @@ def denial_in(error: Exception | str) -> Denial | None:
     """Parse an error of the server; return None if it is not a refusal."""
     match = _VIOLATION.search(str(error))
     return Denial(subject=match[2].lower(), subscription=match[1].lower() == "subscription") if match else None
-
-
-class DeniedError(Error):
-    """The server refuses a request, or the subscription to its reply. The text names the missing permission."""
 
 
 class Connection(Client):
@@ -152,9 +149,9 @@ class Connection(Client):
             if refused.done():
                 continue
             if checked := denial.about(subject):
-                refused.set_exception(DeniedError(refusal(checked)))
+                refused.set_exception(DeniedError(f"NATS refused: {refusal(checked)}"))
             elif denial.subscription and denial.subject.startswith(f"{inboxes}.".lower()):
-                refused.set_exception(DeniedError(refusal(f"{inboxes}.>", subscription=True)))
+                refused.set_exception(DeniedError(f"NATS refused: {refusal(f'{inboxes}.>', subscription=True)}"))
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():  # a flush gave up on it; nats-py would stop reading

@@ -338,7 +338,7 @@ async def play_taken_work_queue(stage: Stage) -> None:
     await stage.check_refused(TAKEN)
 
 
-_REFUSED = "the server refused the request for consumer {consumer} on stream {stream}: "
+_REFUSED = "NATS refused: "
 MISSING = "stream {stream} does not exist; create it, or correct source.stream"
 TOO_MANY = _REFUSED + "maximum consumers limit reached"
 TAKEN = _REFUSED + "multiple non-filtered consumers not allowed on workqueue stream"
