@@ -16,12 +16,13 @@ import contextlib
 import json
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Self, TextIO
+from typing import Any, NoReturn, Self, TextIO
 
 from jetcapture_py.text import MAX_LOGGED, escaped, one_line
 
@@ -110,6 +111,15 @@ class JsonFormatter(logging.Formatter):
 
 class _Handler(logging.StreamHandler[TextIO]):
     """A type of our own, so that `setup` can find it again."""
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without waiting for threads, which may hang, and without Python's cleanup."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, as is that of a terminal that has gone
+            stream.flush()
+    os._exit(code)
 
 
 def _time(record: logging.LogRecord) -> str:

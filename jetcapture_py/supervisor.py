@@ -15,13 +15,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TypeVar
 
 from jetcapture_py.capture.announcing import Notifiers
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.pressure import CaptureMemory
 from jetcapture_py.config.model import Config, NatsConfig
@@ -29,13 +29,13 @@ from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures, refu
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.unreadable import Notifier
-from jetcapture_py.log import about, event, setup
-from jetcapture_py.monitoring.http_server import HttpServer, Starting
+from jetcapture_py.log import about, event, leave, setup
+from jetcapture_py.monitoring.http import Site
+from jetcapture_py.monitoring.http_server import HttpServer, server_at
 from jetcapture_py.plugins import is_reference
 from jetcapture_py.text import MAX_LOGGED, one_line
 
-if TYPE_CHECKING:
-    from jetcapture_py.monitoring.http import Site
+T = TypeVar("T")
 
 log = logging.getLogger("jetcapture")
 
@@ -110,12 +110,6 @@ def _handle_signals(supervisor: Supervisor, *, on_terminal: bool) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
-def leave(code: int) -> NoReturn:
-    """Exit without waiting for threads."""
-    logging.shutdown()
-    os._exit(code)
-
-
 class _Member:
     """A capture, its configuration, and its task once it has started."""
 
@@ -133,6 +127,7 @@ class _Member:
         self.capture = Capture(config, budget=budget, notifiers=notifiers)
         self.stop = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self.ending: asyncio.Task[None] | None = None
         self.failure = ""
         self.error: BaseException | None = None
         """Why the capture of one of many streams failed, until it is known whether the stream was deleted."""
@@ -167,15 +162,11 @@ class Supervisor:
         """Set to have the files read again."""
         self._files, self._server = files, server
         self._until_caught_up, self._keep_going = until_caught_up, keep_going
+        self._selected = Captures(listen="")
+        """What the files selected last."""
         self._members: dict[CaptureId, _Member] = {}
-        self._problems: dict[CaptureId, str] = {}
         self._refused: tuple[str, ...] = ()
-        self._left_out: Mapping[CaptureId, str] = {}
-        self._budgets: dict[tuple[Path, int], CaptureMemory] = {}
-        self._site: Site | None = None
-        self._listen: str | None = ""
-        self._error: ConfigError | None = None
-        self._ends: set[asyncio.Task[None]] = set()
+        """Why the files could not be taken over, when they were last looked at."""
         self._encode_threads = None if files.single else ThreadPoolExecutor(ENCODERS, "encode")
 
     @property
@@ -208,14 +199,12 @@ class Supervisor:
                 due = time.monotonic() + LOOK if reload or late else due
                 await self._update(reload=reload, restart=reload or late)
         finally:
-            if self._server is not None:
-                self._server.stop()
-            if self._site is not None:
-                self._site.stop()
+            self._serve(None)
+        for member in self._members.values():
+            if self._files.single and member.task is not None:
+                await member.task  # raises its ConfigError
         self._report_failures()
-        if self._error is not None:
-            raise self._error
-        incomplete = self._until_caught_up and (self._problems or self._left_out)
+        incomplete = self._until_caught_up and (self._selected.problems or self._selected.left_out)
         if incomplete or any(member.failure for member in self._members.values()):
             self.code = self.code or FAILED
 
@@ -230,9 +219,15 @@ class Supervisor:
     async def _update(self, *, reload: bool, restart: bool) -> None:
         """Run the captures that the files select; `reload` reads the files again. Any problem changes nothing."""
         before = dict(self._members)
+
+        def select() -> tuple[CaptureFiles, Captures]:
+            files = self._files.again() if reload else self._files
+            return files, files.select([*self._running()])
+
         try:
-            files = await asyncio.to_thread(self._files.again) if reload else self._files
-            selected = await asyncio.to_thread(files.select, [*self._running()])
+            if (read := await self._in_thread(select)) is None:
+                return
+            files, selected = read
             await self.reconcile(selected, restart=restart)
         except Exception as error:  # what runs goes on
             self._report_failures()
@@ -261,43 +256,41 @@ class Supervisor:
         With `restart`, also start those again that have failed. Raises JetcaptureError if anything is wrong; then
         nothing has changed.
         """
-        running = self._running()
-        changed = {
-            capture: config
-            for capture, config in selected.configs.items()
-            if config != running.get(capture) and (restart or capture not in self._members)
-        }
-        made = await asyncio.to_thread(self._make, changed, selected.problems)
-        if self.stopping:
+        present, desired = self._running(or_failed=not restart), selected.configs
+        changed = {capture: config for capture, config in desired.items() if config != present.get(capture)}
+        made = await self._in_thread(partial(self._make, changed, selected))
+        if made is None or self.stopping:
             return
-        refuse_wrong(selected, running)
-        server = self._listen_at(selected)
-        gone = [capture for capture in self._members if capture not in selected.configs]
+        refuse_wrong(selected, self._running())
+        server = self._server
+        if selected.listen != self._selected.listen:
+            server = server_at(selected.listen, server, required=selected.listen_required)
         self._report(selected)
-        self._report_failures(gone)
+        self._report_failures(selected)
+        self._selected = selected
         self._members = made | self._members
-        self._show()
-        self._serve(server, selected.listen)
-        await asyncio.gather(*(self._replace(capture, made.get(capture)) for capture in (*made, *gone)))
+        self._serve(server)
+        self._show(self._site)
+        replaced = [capture for capture in self._members if capture in made or capture not in desired]
+        await asyncio.gather(*(self._replace(capture, made.get(capture)) for capture in replaced))
 
     def _report(self, selected: Captures) -> None:
         """Log which streams are not captured, and why."""
-        problems = {capture: one_line("; ".join(lines), MAX_LOGGED) for capture, lines in selected.problems.items()}
-        for capture, reason in problems.items():
-            if self._problems.get(capture) != reason:
-                event(log, logging.ERROR, "config.refused", error=reason)
+        for capture, lines in selected.problems.items():
+            if self._selected.problems.get(capture) != lines:
+                event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), MAX_LOGGED))
         for capture, reason in selected.left_out.items():
-            if self._left_out.get(capture) != reason:
+            if self._selected.left_out.get(capture) != reason:
                 event(log, logging.INFO, "stream.left_out", stream=capture.stream, reason=reason)
-        self._problems, self._left_out = problems, selected.left_out
 
-    def _report_failures(self, gone: Collection[CaptureId] = ()) -> None:
-        """Log captures of many streams that failed, or ended with their streams."""
+    def _report_failures(self, selected: Captures | None = None) -> None:
+        """Log captures of many streams that failed, or whose streams were deleted: they are not `selected` any more."""
         for capture, member in self._members.items():
             if member.error is not None:
                 error, member.error = member.error, None
+                gone = selected is not None and capture not in selected.configs and capture not in selected.problems
                 with about(member.label):
-                    if capture in gone:
+                    if gone:
                         event(log, logging.INFO, "stream.gone", stream=member.config.source.stream)
                     else:
                         log_failure(error)
@@ -307,69 +300,73 @@ class Supervisor:
         self.stopping = True
         self.changed.set()
         for member in self._members.values():
-            self._ends.add(asyncio.create_task(self._end(member)))
+            member.ending = asyncio.create_task(self._end(member))
 
-    def _running(self) -> dict[CaptureId, Config]:
-        return {capture: member.config for capture, member in self._members.items() if not member.failure}
+    def _running(self, *, or_failed: bool = False) -> dict[CaptureId, Config]:
+        return {capture: member.config for capture, member in self._members.items() if or_failed or not member.failure}
+
+    async def _in_thread(self, work: Callable[[], T]) -> T | None:
+        """Return the result of `work`, done in a thread, as user code may hang; None once the process is to end."""
+        working = asyncio.create_task(in_thread(work))
+        while not working.done():
+            if self.stopping:
+                return None
+            await asyncio.wait((working,), timeout=CANCEL_AGAIN)
+        return working.result()
 
     # ------------------------------------------------------------------ HTTP
 
-    def _listen_at(self, selected: Captures) -> HttpServer | None:
-        """Return a server where the files say: the present one if it is there. Raises JetcaptureError.
+    @property
+    def _site(self) -> Site | None:
+        """The status page; None without a server, and while it only answers probes."""
+        application = None if self._server is None else self._server.application
+        return application if isinstance(application, Site) else None
 
-        Unless `http` is configured explicitly, a port in use is not an error: replicas may share a machine.
-        """
-        if selected.listen == self._listen or (self._server is not None and self._server.listen == selected.listen):
-            return self._server
-        if self._site is None and self._server is not None:
-            self._server.stop()  # it has only answered probes, maybe on the same port
-        try:
-            return None if selected.listen is None else HttpServer(selected.listen, Starting())
-        except JetcaptureError as error:
-            if selected.listen_required:
-                raise
-            event(log, logging.WARNING, "http.off", reason=str(error))
-            return None
+    def _serve(self, server: HttpServer | None) -> None:
+        """Serve the status page with this server in place of the present one."""
+        before, site = self._server, self._site
+        if before is not None and before is not server:
+            before.stop()
+        if site is not None and server is None:
+            site.stop()
+        self._server = server
+        if server is not None and not isinstance(server.application, Site):
+            site = site or Site(single=self._files.single)
+            self._show(site)
+            server.serve(site)
 
-    def _serve(self, server: HttpServer | None, listen: str | None) -> None:
-        """Move the HTTP server to an address."""
-        if listen == self._listen:
-            return
-        if self._server is not None and self._server is not server:
-            self._server.stop()
-        self._server, self._listen = server, listen
-        if server is not None:
-            from jetcapture_py.monitoring.http import Site
-
-            if self._site is None:
-                self._site = Site(single=self._files.single)
-                self._show()
-            server.serve(self._site)
-
-    def _show(self) -> None:
+    def _show(self, site: Site | None) -> None:
         """Update the captures that the status page shows."""
-        if self._site is None:
+        if site is None:
             return
-        failures = {one_line(capture.name): reason for capture, reason in self._problems.items()}
+        failures = {
+            one_line(capture.name): one_line("; ".join(lines), MAX_LOGGED)
+            for capture, lines in self._selected.problems.items()
+        }
         failures |= {member.name: member.failure for member in self._members.values() if member.failure}
-        self._site.show({member.name: member.capture.state for member in self._members.values()}, failures)
+        site.show({member.name: member.capture.state for member in self._members.values()}, failures)
 
     # ------------------------------------------------------------------ one capture
 
-    def _make(
-        self, configs: Mapping[CaptureId, Config], problems: dict[CaptureId, tuple[str, ...]]
-    ) -> dict[CaptureId, _Member]:
-        """Make captures in a thread, as user code may hang; add to `problems` what is wrong with the others."""
+    def _make(self, configs: Mapping[CaptureId, Config], selected: Captures) -> dict[CaptureId, _Member]:
+        """Make captures, in a thread; what cannot run is no longer `selected`. The streams of a file share memory."""
         made: dict[CaptureId, _Member] = {}
+        budgets = {
+            (member.id.path, member.config.limits.memory): member.capture.state.budget
+            for member in self._members.values()
+            if member.id.stream
+        }
         for capture, config in configs.items():
             try:
                 with about(None if self._files.single else capture.name):
                     for warning in config.warnings():
                         event(log, logging.WARNING, "config.warning", warning=warning)
+                    limit = config.limits.memory
+                    budget = budgets.setdefault((capture.path, limit), CaptureMemory(limit)) if capture.stream else None
                     member = made[capture] = _Member(
                         capture,
                         config,
-                        self._budget(capture, config),
+                        budget,
                         partial(self._notifiers, config.nats),
                         single=self._files.single,
                     )
@@ -377,15 +374,9 @@ class Supervisor:
                     member.capture.state.encode_threads = self._encode_threads
             except ConfigError as error:
                 prefix = "" if self._files.single else f"{capture}: "
-                problems[capture] = tuple(f"{prefix}{line}" for line in error.problems)
+                selected.problems[capture] = tuple(f"{prefix}{line}" for line in error.problems)
+                del selected.configs[capture]
         return made
-
-    def _budget(self, capture: CaptureId, config: Config) -> CaptureMemory | None:
-        """Return the memory that the captures of a file for many share."""
-        if not capture.stream:
-            return None
-        limit = config.limits.memory
-        return self._budgets.setdefault((capture.path, limit), CaptureMemory(limit))
 
     def _notifiers(self, nats: NatsConfig) -> list[Notifier]:
         """Return the running captures of an account that publish notifications."""
@@ -406,7 +397,7 @@ class Supervisor:
         else:
             self._members[capture] = new
             self._start(new)
-        self._show()
+        self._show(self._site)
 
     def _start(self, member: _Member) -> None:
         config, source = member.config, member.config.source
@@ -442,12 +433,11 @@ class Supervisor:
         """Report the failure of a capture; stop the others."""
         if isinstance(error, ConfigError) and self._files.single:
             member.failure = str(error)
-            self._error = error
-            return
+            raise error
         if member.id.stream and not (self._until_caught_up or self.stopping or member.stop.is_set()):
             member.error = next(_leaves(error))  # `run` looks whether its stream is gone
             member.capture.state.ended = member.failure = _reason(member.error)
-            self._show()
+            self._show(self._site)
             return
         reasons = [log_failure(leaf) for leaf in _leaves(error)]
         member.capture.state.ended = reasons[-1]
@@ -455,7 +445,7 @@ class Supervisor:
             self.abandoned = True
             return
         member.failure = reasons[-1]
-        self._show()
+        self._show(self._site)
         self.code = self.code or (REFUSED if isinstance(error, ConfigError) else FAILED)
         if not self._keep_going and not self.stopping and not member.id.stream:
             self.stop()

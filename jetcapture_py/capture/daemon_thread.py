@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -56,3 +58,11 @@ class DaemonThread:
                     future.set_result(result)
                     del result
             del item, future, work  # they may hold a file
+
+
+async def in_thread(work: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Do `work` in a thread that does not keep the process alive, as those of `asyncio.to_thread` do."""
+    thread = DaemonThread("work")
+    future = thread.submit(partial(work, *args, **options))
+    thread.close()
+    return await asyncio.wrap_future(future)

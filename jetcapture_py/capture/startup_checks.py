@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.side_tasks import IDLE_MARK, write_watermark
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import probe
@@ -50,7 +51,7 @@ async def advised(state: CaptureState, error: SourceError) -> SourceError:
     stream, notes = state.config.source.stream, state.notes
     if isinstance(error, MissingStreamError) and notes is not None:
         with suppress(JetcaptureError):
-            if await asyncio.to_thread(read_watermark, notes, stream) is not None:
+            if await in_thread(read_watermark, notes, stream) is not None:
                 url = without_credentials(state.config.store.url)
                 return MissingStreamError(f"{error}; or restore it: jetcapture restore {url} {stream}")
     return error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.section import validated
 from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.log import leave
 from jetcapture_py.maintain.compact import CompactionSettings
 from jetcapture_py.maintain.passes import Pass, PassRequest, Progress, run_pass
 from jetcapture_py.manage.many import NOTHING, CommandResult, show_line, show_one
@@ -144,4 +144,4 @@ def handling(handler: Callable[[int, FrameType | None], object], *numbers: signa
 
 def _interrupted(*_: object) -> None:
     sys.stderr.write("jetcapture: interrupted; another pass goes on from here\n")
-    os._exit(INTERRUPTED)
+    leave(INTERRUPTED)

@@ -104,7 +104,6 @@ class Compaction:
     ) -> None:
         self._archive = archive
         self._settings = settings
-        self._tell = tell
         keys = settings.selection.keys
         directories = [f"{layout.QUARANTINE}/{stream}" if settings.quarantine else stream]
         if keys is not None:

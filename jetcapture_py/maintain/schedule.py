@@ -6,7 +6,6 @@ The configuration files are read again before each round of passes.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -14,15 +13,15 @@ from dataclasses import dataclass, replace
 
 from jetcapture_py.compaction.summary import failure
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures
+from jetcapture_py.config.several import CaptureFiles, CaptureId
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.log import about, event, setup
+from jetcapture_py.log import about, event, leave, setup
 from jetcapture_py.maintain.command import DONE, FAILED, handling, reason_of, required
 from jetcapture_py.maintain.passes import Pass, PassRequest, run_pass
 from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import MaintenanceSite
-from jetcapture_py.monitoring.http_server import HttpServer
+from jetcapture_py.monitoring.http_server import HttpServer, server_at
 from jetcapture_py.store.archive import open_archive
 from jetcapture_py.text import MAX_LOGGED, one_line
 
@@ -63,7 +62,7 @@ class _Service:
     def end(self, number: int, _frame: object) -> None:
         """Stop; when called again, exit immediately."""
         if self._stop.is_set():
-            os._exit(FAILED)
+            leave(FAILED)
         event(log, logging.INFO, "maintain.stopping", signal=signal.Signals(number).name)
         self._stop.set()
 
@@ -71,7 +70,9 @@ class _Service:
         """Make passes until it is stopped."""
         selected = self._files.select()
         setup(selected.log.format, selected.log.level)
-        server = self._listening(selected, server)
+        server = server_at(selected.listen, server, required=selected.listen_required)
+        if server is not None:
+            server.serve(self._site)
         event(log, logging.INFO, "maintain.started", captures=len(selected.configs), every=format_duration(self._every))
         while not self._stop.is_set():
             started = time.monotonic()
@@ -83,22 +84,6 @@ class _Service:
         if server is not None:
             server.stop()
         return DONE
-
-    def _listening(self, selected: Captures, server: HttpServer | None) -> HttpServer | None:
-        """Serve metrics and probes. Raises JetcaptureError if nothing can listen on a configured address."""
-        if server is not None and server.listen != selected.listen:
-            server.stop()
-            server = None
-        if server is None and selected.listen is not None:
-            try:
-                server = HttpServer(selected.listen, self._site)
-            except JetcaptureError as error:
-                if selected.listen_required:
-                    raise
-                event(log, logging.WARNING, "http.off", reason=str(error))
-        if server is not None:
-            server.serve(self._site)
-        return server
 
     def _read_again(self) -> None:
         """Read the files again, for the archives of the next passes; if a file is wrong, keep the present ones."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.model import Config, SourceConfig
@@ -193,7 +194,7 @@ async def check(config: Config, others: Iterable[Config] = (), *, outage: float 
             await check_server.check_notifications(session, config, others, findings)
     except SourceError as error:
         findings.problem("connection", str(error))
-    await asyncio.to_thread(_store, config, findings, consumer)
+    await in_thread(_store, config, findings, consumer)
     return findings
 
 
@@ -278,7 +279,7 @@ async def _new_consumer(session: ReadSession, config: Config, findings: Findings
     source, mark = config.source, None
     with suppress(JetcaptureError):  # `_store` says what is wrong with the store
         storage = ArchiveFiles(config.store.url, config.store.options)
-        archived = await asyncio.to_thread(storage.watermark, source.stream)
+        archived = await in_thread(storage.watermark, source.stream)
         mark = None if archived is None else archived.of(source.consumer)
     if mark is None or not mark.seq:
         return
@@ -321,7 +322,7 @@ async def _traffic(
     outage: float | None,
 ) -> None:
     """Sample the newest messages, measure the rate, and say how large objects will be."""
-    decoded = await asyncio.to_thread(sample, config, await newest(session, config, SAMPLE))
+    decoded = await in_thread(sample, config, await newest(session, config, SAMPLE))
     source = config.source
     rate, total = await rates(session, source.stream, source.filter_subjects, stream, decoded)
     findings.figures |= {"messages_per_second": rate, "stream_messages_per_second": total}

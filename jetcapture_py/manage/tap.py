@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jetcapture_py.archive import layout
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
@@ -125,7 +126,7 @@ async def tap(config: Config, count: int) -> list[MessageOutcome]:
         parts = await newest(session, config, count)
     by_seq: dict[int, MessageOutcome] = {}
     for name, received in parts:
-        made = await asyncio.to_thread(outcomes, replace(prepare, consumer=name), received)
+        made = await in_thread(outcomes, replace(prepare, consumer=name), received)
         by_seq |= {outcome.seq: outcome for outcome in made}
     return [by_seq[seq] for seq in sorted(by_seq)[-count:]]
 

@@ -149,6 +149,24 @@ class _Request(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+def server_at(listen: str | None, present: HttpServer | None, *, required: bool) -> HttpServer | None:
+    """Return a server at an address: the present one if it is there. Raises JetcaptureError.
+
+    Unless the address is `required`, a port in use is not an error: replicas may share a machine.
+    """
+    if present is not None and present.listen == listen:
+        return present
+    if present is not None and isinstance(present.application, Starting):
+        present.stop()  # it has only answered probes, maybe on the same port
+    try:
+        return None if listen is None else HttpServer(listen, Starting())
+    except JetcaptureError as error:
+        if required:
+            raise
+        event(log, logging.WARNING, "http.off", reason=str(error))
+        return None
+
+
 def _listening(listen: str) -> socket.socket:
     parts = urlsplit(f"//{listen}")
     host, port = parts.hostname or "", parts.port or 0

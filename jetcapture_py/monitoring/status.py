@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Watermark
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.watermark import abandoned
 from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles
@@ -167,8 +168,8 @@ async def examine(config: Config, session: ReadSession) -> CaptureStatus:
     try:
         notes = notes_of(configured_store(config.store), config.store.url)
         if notes is not None:
-            mark = await asyncio.to_thread(read_own_watermark, notes, source.stream, source.consumer)
-            if (archived := await asyncio.to_thread(read_watermark, notes, source.stream)) is not None:
+            mark = await in_thread(read_own_watermark, notes, source.stream, source.consumer)
+            if (archived := await in_thread(read_watermark, notes, source.stream)) is not None:
                 problems += await _held_back(config, session, archived, state)
     except JetcaptureError as error:
         problems.append(f"watermark: {error}")

@@ -8,7 +8,6 @@ detect accidents, not attacks.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.incarnations import Incarnation
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.acks import positions
 from jetcapture_py.jetstream.publish.frames import header_blocks
@@ -111,11 +111,11 @@ async def compare(
         window = _Window(first, last)
         async with aclosing(RangeReader(session, replace(stream, first=first, end=last + 1)).messages()) as messages:
             async for consumer, received in messages:
-                await asyncio.to_thread(_take, window, stream.stream, consumer, received)
+                await in_thread(_take, window, stream.stream, consumer, received)
         result.readable.add(np.flatnonzero(window.times) + first)
         for item in objects:
             if item.name.first_seq <= last and item.name.last_seq >= first:
-                await asyncio.to_thread(_compare_object, storage, item.file, incarnation, window, result)
+                await in_thread(_compare_object, storage, item.file, incarnation, window, result)
         other = np.flatnonzero(window.archived & ~window.matched) + first
         if result.not_compared:  # the other message may be in an object that is gone, or in another format
             other = other[~scan.forked.contains(other)]

@@ -16,6 +16,7 @@ from threading import Event
 
 from jetcapture_py.archive.block_writer import UserWriter, make_writer
 from jetcapture_py.archive.watermark import MARGIN, ConsumerWatermark, Stretch, Watermark, union
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.watermark import abandoned
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import moment_of
@@ -79,7 +80,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
     stream, consumer = config.source.stream, config.source.consumer
     suffix = own_suffix(config)
     storage = ArchiveFiles(config.store.url, config.store.options)
-    archived, findings = await asyncio.to_thread(_read_watermark, storage, stream)
+    archived, findings = await in_thread(_read_watermark, storage, stream)
     mark = None if archived is None else archived.of(consumer)
     session = comparison = differences = start = None
     async with AsyncExitStack() as stack:
@@ -98,10 +99,10 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         except SourceError as error:
             findings.append(not_checked(f"the stream: {error}; only the archive itself was checked", Severity.FAILURE))
         scope = Scope.of(server, mark)
-        erased = await asyncio.to_thread(storage.erased, stream)
+        erased = await in_thread(storage.erased, stream)
         reader = ObjectExaminer(storage, scope.incarnation, erased)
         scan = await _survey(reader, stream, scope.top, progress, own_suffix=suffix, deep=deep)
-        removed = await asyncio.to_thread(Removed.read, storage, stream, scope.incarnation)
+        removed = await in_thread(Removed.read, storage, stream, scope.incarnation)
         kept = Sequences.union(scan.sequences, removed.expired)
         accounted = Sequences.union(kept, removed.erased)
         holes = HoleFinder(kept, removed.tombstones, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
@@ -179,7 +180,7 @@ async def _survey(
         progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(survey, reader, stream, bound, own_suffix=own_suffix, deep=deep, progress=step)
+        return await in_thread(survey, reader, stream, bound, own_suffix=own_suffix, deep=deep, progress=step)
     except asyncio.CancelledError:
         cancelled.set()
         raise

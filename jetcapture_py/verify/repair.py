@@ -8,7 +8,6 @@ what it says. Names follow from messages: after a repair that was killed, anothe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.recapture import Recapture, Rows
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import SourceError, StoreError
@@ -147,7 +147,7 @@ async def verify_and_repair(
             done = await repairer.run()
         after = await proof()
     if after.report.of(Kind.DAMAGED):
-        moved, errors = await asyncio.to_thread(_move_aside, config, after, deep=deep)
+        moved, errors = await in_thread(_move_aside, config, after, deep=deep)
         done = replace(done, moved=moved, errors=(*done.errors, *errors))
         after = await proof() if moved else after
     done = replace(done, unrepairable=_unrepairable(after.report, after.accounted))

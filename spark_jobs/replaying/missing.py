@@ -28,6 +28,7 @@ from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.messages import MessageSet, bounds_of
 from jetcapture_py.archive.removed import Erased
+from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
@@ -98,7 +99,7 @@ async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, firs
     async with ReadSession(login, "jetcapture replay", timeout=_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as session:
         try:
             with suppress(JetcaptureError):  # one that is damaged says nothing
-                if (mark := await asyncio.to_thread(storage.watermark, stream)) is not None:
+                if (mark := await in_thread(storage.watermark, stream)) is not None:
                     session.know(stream, mark.origin)
             state, now = await session.state(stream), await contents(session, stream)
         except MissingStreamError as error:
@@ -115,7 +116,7 @@ async def _first(
     session: ReadSession, stream: str, storage: ArchiveFiles, incarnation: Incarnation, now: StreamContents
 ) -> int:
     """Return the first sequence that may be lost."""
-    scan = await asyncio.to_thread(survey, ObjectExaminer(storage, incarnation), stream, _MAX_SEQ)
+    scan = await in_thread(survey, ObjectExaminer(storage, incarnation), stream, _MAX_SEQ)
     if scan.sequences.last is None:
         raise JetcaptureError(
             f"the archive has no message of the stream {stream} that was created {incarnation.created}: jetcapture "

@@ -24,8 +24,8 @@ from jetcapture_py.jetstream import pulls
 from jetcapture_py.monitoring import http as endpoint
 from jetcapture_py.monitoring.facts import CaptureFacts, ProcessFacts, gather
 from jetcapture_py.monitoring.history import History
+from jetcapture_py.monitoring.http_server import server_at
 from jetcapture_py.store import LocalStore
-from jetcapture_py.supervisor import Supervisor
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -335,8 +335,8 @@ def test_an_address_that_is_taken_ends_the_process_only_where_it_was_asked_for(
             files = CaptureFiles([command.path])
         selected = files.select()
         assert selected.listen_required
-        selected.listen_required = False  # as for the default, which other processes on this machine may use
-        assert Supervisor(files)._listen_at(selected) is None
+        # as for the default, which other processes on this machine may use
+        assert server_at(selected.listen, None, required=False) is None
         (off,) = [record.getMessage() for record in caplog.records]
         assert off.startswith(f'http.off reason="http.listen: cannot listen on {listen}: ')
 

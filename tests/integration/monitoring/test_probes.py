@@ -23,7 +23,6 @@ from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.monitoring import health, http_server
 from jetcapture_py.monitoring import http as endpoint
 from jetcapture_py.monitoring.http_server import Answer, HttpServer, Starting
-from jetcapture_py.supervisor import Supervisor
 from jetcapture_py.transform.batch import Decoded, MessageBatch
 from tests.integration.monitoring.test_http import asked, get, ready, samples
 from tests.support.nats_server import NatsServer
@@ -366,7 +365,8 @@ def test_an_address_that_turns_out_to_be_another_one_is_listened_on_instead(tmp_
     wanted = settings("nats://127.0.0.1:1", tmp_path / "archive", http={"listen": "localhost:0"})
     with Command(tmp_path, wanted) as command:
         files = CaptureFiles([command.path])
-    server = Supervisor(files, early)._listen_at(files.select())
+    selected = files.select()
+    server = http_server.server_at(selected.listen, early, required=selected.listen_required)
     assert server is not None
     try:
         assert get(server.port, "/readyz") == (503, "starting\n")
