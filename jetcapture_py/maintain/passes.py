@@ -23,6 +23,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
 from jetcapture_py.maintain.expire import Expiry, ExpirySummary
+from jetcapture_py.reading.plan import no_archive
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import table_names
 from jetcapture_py.table.commit import Committed, TableResult, commit, named_paths
@@ -163,7 +164,7 @@ def _refuse_nothing(archive: ArchiveFiles, stream: str) -> None:
         return
     notes = [*archive.notes(stream_config.directory(stream)), *archive.notes(watermark.directory(stream))]
     if not notes and not archive.read_note(expired_path(stream)):
-        raise JetcaptureError(f"no archive of stream {stream} under {archive.shown}{archive.known_streams()}")
+        raise no_archive(archive, stream)
 
 
 def _compact(

@@ -251,14 +251,18 @@ class ReadRequest:
                 f"the archive of stream {self.stream} under {url} has only a quarantine, of messages that could "
                 "not be decoded: select FROM quarantine, or read it with quarantine=True"
             )
-        if self.stream in entries:
-            raise JetcaptureError(f"the archive of stream {self.stream} under {url} has no objects")
         raise no_archive(self.files, self.stream)
 
 
 def no_archive(files: ArchiveFiles, stream: str) -> JetcaptureError:
-    """Return the error for a stream that is not archived."""
-    return JetcaptureError(f"no archive of stream {stream} under {files.shown}{files.known_streams()}")
+    """Return the error for a stream of which nothing can be read: none is archived, or every object is damaged."""
+    if any(file.name is not None for file in files.files(stream)):
+        text = f"no object of stream {stream} under {files.shown} can be read; jetcapture verify says why"
+    elif stream in files.names():
+        text = f"the archive of stream {stream} under {files.shown} has no objects"
+    else:
+        text = f"no archive of stream {stream} under {files.shown}{files.known_streams()}"
+    return JetcaptureError(text)
 
 
 def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EVERYTHING) -> Objects:

@@ -25,7 +25,7 @@ from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.reading.arrow import read_planned
-from jetcapture_py.reading.plan import ReadRequest
+from jetcapture_py.reading.plan import ReadRequest, no_archive
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary
 from jetcapture_py.reading.selection import Selection, no_watermark
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -242,7 +242,7 @@ def collect(
         if guess is not None:
             whole.add(file, contents, 0)
     if not objects:
-        raise JetcaptureError(f"no archive of stream {stream} under {archive.shown}{archive.known_streams()}")
+        raise no_archive(archive, stream)
     if scope.selection.keys is not None and any(stored.name.bundle for stored in objects):
         raise JetcaptureError(
             f"{archive.shown} has bundles, whose objects hold many keys: a report cannot select keys; omit --key"

@@ -29,7 +29,7 @@ from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.weights import cut
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.plan import read_identities
+from jetcapture_py.reading.plan import no_archive, read_identities
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.restoring.part import RestoreObject, RestoreRange
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -174,8 +174,9 @@ def _infos(files: ArchiveFiles, stream: str, selection: Selection) -> Iterator[t
     """Yield all objects of the stream, by path. Raises JetcaptureError if one of the selection is not Parquet."""
     objects = {file.name: file for file in files.files(stream) if file.name is not None}
     if not objects:
-        reason = _gone(files, stream) or files.known_streams()
-        raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{reason}")
+        if expired := _gone(files, stream):
+            raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{expired}")
+        raise no_archive(files, stream)
     if others := [name for name in objects if not name.parquet and selection.may_hold_name(name)]:
         kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
         raise JetcaptureError(

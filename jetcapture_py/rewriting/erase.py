@@ -33,6 +33,7 @@ from jetcapture_py.errors import (
     SourceError,
     VanishedError,
 )
+from jetcapture_py.reading.plan import no_archive
 from jetcapture_py.retry import retried
 from jetcapture_py.rewriting.old_versions import delete_old_versions
 from jetcapture_py.rewriting.select import THREADS, Condition, Search, source_of
@@ -191,9 +192,7 @@ class _Eraser:
         with Search(self._archive, self._config, condition, self._progress) as search:
             selected = retried(lambda: search.run(self._files()))
         if not known and not done.searched:
-            raise JetcaptureError(
-                f"no archive of stream {stream} under {self._archive.shown}{self._archive.known_streams()}"
-            )
+            raise no_archive(self._archive, stream)
         erased = self._bury(selected.messages, known)
         if erased:
             self._remove(erased, selected.messages)

@@ -376,6 +376,13 @@ class TestPage:
 
 
 class TestCommand:
+    def test_an_archive_whose_objects_are_all_damaged_is_not_called_missing(self, store: Store) -> None:
+        store.put([1], "a").write_bytes(b"half an object")
+        with pytest.raises(
+            JetcaptureError, match=r"no object of stream ORDERS under .* can be read; jetcapture verify"
+        ):
+            store.facts()
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
