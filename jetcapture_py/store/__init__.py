@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -24,7 +24,10 @@ from jetcapture_py.archive.removed import Erased
 from jetcapture_py.errors import ConfigError, FullStoreError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.store.fast import UnsupportedError, open_fast
 from jetcapture_py.store.local_files import NO_RENAME, link, make_directory, rename, sync_directory, write_durably
-from jetcapture_py.store.remote import EXTRAS, NoteChange, RemoteStore, open_remote, root_of
+from jetcapture_py.store.ports import NoteChange as NoteChange
+from jetcapture_py.store.ports import NoteStore as NoteStore
+from jetcapture_py.store.ports import Store as Store
+from jetcapture_py.store.remote import EXTRAS, RemoteStore, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
 from jetcapture_py.text import one_line, without_credentials
 
@@ -48,69 +51,10 @@ ABANDONED = 3600.0
 """Age in seconds after which a temporary file counts as abandoned."""
 
 
-class Store(Protocol):
-    """Stores objects.
-
-    Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises, no
-    part of it is visible. Putting an object again is not an error. It is called from several threads. Whatever it
-    raises, the object is held and put again, until `store.retry_for` has passed; `PermanentStoreError` is logged as an
-    error at once. It must eventually return or raise: a call that hangs blocks one of `store.concurrency` threads.
-
-    `store.type` names a class or function that is called with `store.url` and `store.options`, and returns a store. One
-    that also has the methods of `NoteStore` keeps the watermark.
-    """
-
-    def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        """Store `data` as `name` and return its location. Raises `StoreError`, `PermanentStoreError`."""
-        ...
-
-    def probe(self) -> None:
-        """Check that objects can be stored by storing and removing a small one. Raises the errors of `put`."""
-        ...
-
-
-@runtime_checkable
-class NoteStore(Protocol):
-    """A store that also keeps small files that are rewritten, such as the watermark. Methods raise `StoreError`."""
-
-    def read_note(self, path: str) -> bytes | None:
-        """Read the file at `path`, relative to the archive's root; return None if it does not exist."""
-        ...
-
-    def write_note(self, path: str, data: bytes) -> None:
-        """Replace the file at `path` atomically."""
-        ...
-
-
-@runtime_checkable
-class SharedNoteStore(NoteStore, Protocol):
-    """Obligation: a concurrent write by another process is not lost; the change is reapplied to it."""
-
-    def change_note(self, path: str, change: NoteChange) -> None:
-        """Replace the file at `path` with the result of `change` for its content (None without a file), unless that is
-        None. `change` may be called several times; the last result is used. Raises `StoreError`."""
-        ...
-
-
-@runtime_checkable
-class NoteDirectoryStore(NoteStore, Protocol):
-    """A store that also lists the small files that it keeps. Raises `StoreError`."""
-
-    def list_notes(self, directory: str) -> list[str]:
-        """List the files directly in `directory`, relative to the archive's root, by their paths relative to it."""
-        ...
-
-
 def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
-    """Change a note as in `SharedNoteStore`; in other stores, concurrent changes may be lost.
-
-    Raises JetcaptureError, whatever a store of the user raises.
-    """
+    """Change a note as `NoteStore` does. Raises JetcaptureError, whatever a store of the user raises."""
     with users_errors():
-        if isinstance(store, SharedNoteStore):
-            store.change_note(path, change)
-        elif (data := change(store.read_note(path))) is not None:
-            store.write_note(path, data)
+        store.change_note(path, change)
 
 
 def notes_of(store: Store, url: str) -> NoteStore | None:
@@ -119,11 +63,11 @@ def notes_of(store: Store, url: str) -> NoteStore | None:
 
 
 def read_erased(store: NoteStore | None, stream: str, known: Erased) -> Erased:
-    """Return which messages of a stream were erased, as `Erased.read`; `known` if the store cannot list its notes.
+    """Return which messages of a stream were erased, as `Erased.read`; `known` without a store of notes.
 
     Raises JetcaptureError, whatever a store of the user raises.
     """
-    if not isinstance(store, NoteDirectoryStore):
+    if store is None:
         return known
     with users_errors():
         return Erased.read(stream, store.list_notes, lambda paths: map(store.read_note, paths), known)
@@ -149,12 +93,7 @@ def read_own_watermark(store: NoteStore, stream: str, consumer: str) -> watermar
 
 
 def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
-    """Read the archive's watermark of a stream; None without one, or if the store cannot list its small files.
-
-    Raises JetcaptureError, whatever a store raises.
-    """
-    if not isinstance(store, NoteDirectoryStore):
-        return None
+    """Read the archive's watermark of a stream; None without one. Raises JetcaptureError, whatever a store raises."""
     with users_errors():
         names = store.list_notes(watermark.directory(stream))
         return watermark.read(stream, names, lambda paths: map(store.read_note, paths))

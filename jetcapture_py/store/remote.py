@@ -21,10 +21,9 @@ import pyarrow as pa
 from jetcapture_py.archive.layout import PROBE, ObjectName, escape_key
 from jetcapture_py.errors import ConfigError, ConflictError, PermanentStoreError, StoreError
 from jetcapture_py.retry import retried_on_conflict
+from jetcapture_py.store.ports import NoteChange
 from jetcapture_py.text import one_line
 
-NoteChange = Callable[[bytes | None], bytes | None]
-"""Maps a note's content (None without one) to its new content; None leaves it unchanged."""
 EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of an fsspec listing entry that may have the modification time, in order of preference."""

@@ -308,7 +308,7 @@ class _Repairer:
 
         def overwrite(store: NoteStore) -> None:
             with users_errors():
-                store.write_note(path, bytes(encoded.data))
+                store.change_note(path, lambda _: bytes(encoded.data))
 
         try:
             if replaced and isinstance(store, NoteStore):

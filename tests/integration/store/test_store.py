@@ -25,7 +25,6 @@ from jetcapture_py.config.model import StoreConfig
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.store import (
     LocalStore,
-    NoteDirectoryStore,
     NoteStore,
     Store,
     change_note,
@@ -187,7 +186,7 @@ def test_a_note_is_read_as_it_was_written_last(place: Place) -> None:
 
 def test_the_notes_of_a_directory_are_listed_also_those_that_another_replica_writes(place: Place) -> None:
     store, other = place.open(), place.open()
-    assert isinstance(store, NoteDirectoryStore)
+    assert isinstance(store, NoteStore)
     assert isinstance(other, NoteStore)
     assert store.list_notes("_erased/S") == []
     for path in ("_erased/S/b.json", "_erased/S/a.json", "_erased/S2/c.json"):
