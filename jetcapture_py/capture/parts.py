@@ -82,7 +82,7 @@ def describe_key(template: str, decode: DecodeConfig, key: KeyFunction | None, d
     fields = dict.fromkeys(str(part.value) for part in parts if part.kind == "field" and part != STREAM)
     if not fields:
         return template
-    if decoder is not None or decode.format not in ("json", "msgpack"):
+    if decoder is not None or decode.known is None or not decode.known.infers:
         return f"{template} (fields of {decode.format if decoder is None else _name(decoder)})"
     if not decode.columns:
         return f"{template} (fields as sent)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -27,37 +29,48 @@ def _column(value: object) -> object:
     return value
 
 
-_TEXT_FORMATS = ("csv", "tsv")
-_ONLY_FOR: dict[str, tuple[str, ...]] = {
-    "columns": ("json", "msgpack", *_TEXT_FORMATS, "avro", "protobuf"),
-    "schema": ("avro", "protobuf"),
-    "message": ("protobuf",),
-    "registry": ("avro",),
-    "header": _TEXT_FORMATS,
-    "null_text": _TEXT_FORMATS,
-    "delimiter": ("csv",),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A format that payloads are decoded from."""
+
+    module: str
+    """The module of `transform.decode` with its decoder; `decode/__init__.py` says what it has."""
+    needs: tuple[str, ...] = ()
+    """Settings of `decode` that must be set."""
+    takes: tuple[str, ...] = ()
+    """Settings of `decode` that may be set, besides those of every format."""
+    rows: tuple[str, ...] = ()
+    """Values of `decode.rows` with several rows of a payload."""
+    infers: bool = False
+    """Whether the types of columns that are not declared depend on other messages."""
+    empty: bool = False
+    """Whether a payload of no bytes is a message."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """All settings of `decode` that not every format has."""
+        return self.needs + self.takes
+
+
+FORMATS = {
+    "json": Format(module="json_declared", takes=("columns",), rows=("lines", "array"), infers=True),
+    "msgpack": Format(module="msgpack", takes=("columns",), rows=("array",), infers=True),
+    "csv": Format(module="delimited", needs=("columns",), takes=("header", "null_text", "delimiter"), rows=("lines",)),
+    "tsv": Format(module="delimited", needs=("columns",), takes=("header", "null_text"), rows=("lines",)),
+    "avro": Format(module="avro", needs=("schema",), takes=("columns", "registry"), rows=("container",)),
+    "protobuf": Format(
+        module="protobuf", needs=("schema", "message"), takes=("columns",), rows=("delimited",), empty=True
+    ),
 }
-"""Formats that each setting applies to."""
-_ROWS: dict[str, tuple[str, ...]] = {
-    "one": (),
-    "lines": ("json", *_TEXT_FORMATS),
-    "array": ("json", "msgpack"),
-    "container": ("avro",),
-    "delimited": ("protobuf",),
-}
+"""The built-in formats, besides raw, which keeps payloads as they are."""
 _FIELDS = {"schema": "schema_file"}
 """Attributes whose names differ from their settings."""
-_REQUIRED: dict[str, tuple[str, ...]] = {
-    "columns": _TEXT_FORMATS,
-    "schema": ("avro", "protobuf"),
-    "message": ("protobuf",),
-}
 
 
 class DecodeConfig(Section):
     """How messages become columns."""
 
-    format: types.DecodeFormat = setting(
+    format: Annotated[str, types.one_of("raw", *FORMATS)] = setting(
         "`raw` (envelope and payload only), `json`, `msgpack`, `csv`, `tsv`, `avro`, `protobuf`, or a "
         "decoder: `package.module:object`.",
         default="raw",
@@ -97,21 +110,28 @@ class DecodeConfig(Section):
     null_text: str = setting("Unquoted text of a csv or tsv field that means null.", default="")
     delimiter: types.Delimiter = setting("Character between the fields of csv.", default=",")
 
+    @property
+    def known(self) -> Format | None:
+        """The built-in format; None for raw and for a user's decoder."""
+        return FORMATS.get(self.format)
+
     @model_validator(mode="after")
     def _fits_the_format(self) -> Self:
-        kind = self.format
-        for name, formats in _ONLY_FOR.items():
-            field = _FIELDS.get(name, name)
+        name, known = self.format, self.known
+        for setting_ in dict.fromkeys(chain.from_iterable(other.settings for other in FORMATS.values())):
+            field = _FIELDS.get(setting_, setting_)
             default = type(self).model_fields[field].get_default(call_default_factory=True)
-            if kind not in formats and getattr(self, field) != default:
-                raise wrong(name, f"only with decode.format {either(formats)}, not with {kind}")
-        if (formats := _ROWS[self.rows]) and kind not in formats:
-            raise wrong("rows", f"{self.rows} is only for decode.format {either(formats)}, not for {kind}")
-        for name, formats in _REQUIRED.items():
-            if kind in formats and not getattr(self, _FIELDS.get(name, name)):
-                raise wrong(name, f"required with decode.format {kind}, but not set")
-        if kind == "raw" and self.compression != "none":
+            if getattr(self, field) != default and (known is None or setting_ not in known.settings):
+                formats = [other for other, its in FORMATS.items() if setting_ in its.settings]
+                raise wrong(setting_, f"only with decode.format {either(formats)}, not with {name}")
+        if self.rows != "one" and (known is None or self.rows not in known.rows):
+            formats = [other for other, its in FORMATS.items() if self.rows in its.rows]
+            raise wrong("rows", f"{self.rows} is only for decode.format {either(formats)}, not for {name}")
+        for setting_ in known.needs if known else ():
+            if not getattr(self, _FIELDS.get(setting_, setting_)):
+                raise wrong(setting_, f"required with decode.format {name}, but not set")
+        if name == "raw" and self.compression != "none":
             raise wrong("compression", "only with a format that decodes the payload, not with raw")
-        if kind == "raw" and not self.keep_payload:
+        if name == "raw" and not self.keep_payload:
             raise wrong("keep_payload", "false with format raw would keep nothing of a message")
         return self

@@ -46,8 +46,6 @@ DAY = 86_400
 _WORD = r"[^\s.*>]+"
 _SUBJECT = rf"{_WORD}(?:\.{_WORD})*"
 _SCHEMES = ("nats", "tls", "ws", "wss")
-FORMATS = ("raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf")
-"""Built-in formats of payloads."""
 TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
 """Text formats of objects, and their compressions."""
 _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
@@ -77,7 +75,7 @@ def _printable(pattern: str) -> Callable[[str], bool]:
     return lambda value: re.fullmatch(pattern, value) is not None and value.isprintable()
 
 
-def _one_of(*choices: str) -> AfterValidator:
+def one_of(*choices: str) -> AfterValidator:
     """Accept one of the `choices`, or an object of the user's."""
 
     def check(value: str) -> str:
@@ -368,13 +366,11 @@ TypeText = Annotated[str, AfterValidator(_type)]
 """An Arrow type as `column_types.parse_type` reads it."""
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
 """A key template as in `template`, or a user's function."""
-DecodeFormat = Annotated[str, _one_of(*FORMATS)]
-"""One of `FORMATS`, or a user's decoder."""
 Registry = Annotated[str, AfterValidator(_registry)]
 """A directory, or the address of a schema registry."""
 Delimiter = Annotated[str, _text(_is_delimiter, "a character such as ; or |")]
 """One ASCII character."""
-BlockFormat = Annotated[str, _one_of("parquet", *TEXT_FORMATS)]
+BlockFormat = Annotated[str, one_of("parquet", *TEXT_FORMATS)]
 """parquet, ndjson, csv, or a user's writer."""
 BlockTime = Annotated[str, _text(_is_block_time, "timestamp, a decoded field such as created_at, or header.NAME")]
 """timestamp, a decoded field, or header.NAME."""

@@ -59,14 +59,17 @@ def payload_texts(decode: DecodeConfig | None, names: Sequence[str], *, times: b
 
     With `times`, timestamps of MessagePack give RFC 3339 text; else they are null, as in keys.
     """
-    if not names or decode is None or decode.columns or decode.format not in ("json", "msgpack"):
+    if not names or decode is None or decode.columns or decode.known is None or not decode.known.infers:
         return None
-    from jetcapture_py.transform.decode import json_text, make_unpacker  # imported only where payloads are read
+    from jetcapture_py.transform.decode import (
+        json_text,
+        make_unpacker,
+        module_of,
+    )  # imported only where payloads are read
 
     unpack = make_unpacker(decode)
-    msgpack = json_text.MSGPACK_TIMES if times else json_text.MSGPACK
-    notation = json_text.JSON if decode.format == "json" else msgpack
-    return json_text.PayloadTexts(names, notation, None if unpack is None else unpack.first)
+    reading = module_of(decode.known).OBJECT_FORMAT
+    return json_text.PayloadTexts(names, reading, None if unpack is None else unpack.first, times=times)
 
 
 class TemplateKey:

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.config.column_types import parse_type, rebuilt
+from jetcapture_py.config.decoding import FORMATS
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import BatchTooWideError, Decoder, Failure, MessageBatch, decode_checked
@@ -41,8 +42,10 @@ _SIGNED = {
     pa.uint64(): pa.decimal128(20, 0),
 }
 """What is read in place of unsigned integers, which Spark does not have."""
-_OF_SCHEMA = ("avro", "protobuf")
+_OF_SCHEMA = [name for name, format_ in FORMATS.items() if "schema" in format_.needs]
 """Formats whose schema says which columns there are."""
+_BY_POSITION = [name for name, format_ in FORMATS.items() if "header" in format_.takes]
+"""Formats whose columns may be fields in their order, without names."""
 
 
 def schema_text(options: ReadOptions) -> str:
@@ -210,7 +213,7 @@ def _choose_decoder(
             return whole, {name: to_arrow_type(kind, timezone="UTC") for name, kind in fields.items()}
     types = {name: _type(name, kind) for name, kind in fields.items()}
     texts = {name: text for name, (text, _) in types.items()}
-    decoder = _decoder(options, _declared(texts, paths=options.format not in ("csv", "tsv")))
+    decoder = _decoder(options, _declared(texts, paths=options.format not in _BY_POSITION))
     return decoder, {name: type_ for name, (_, type_) in types.items()}
 
 

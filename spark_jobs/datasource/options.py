@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from jetcapture_py.config import values as types
-from jetcapture_py.config.decoding import DecodeConfig
+from jetcapture_py.config.decoding import FORMATS, DecodeConfig
 from jetcapture_py.config.model import NatsConfig, Section
 from jetcapture_py.config.section import did_you_mean, validated, wrong
 from jetcapture_py.config.units import quoted
@@ -95,7 +95,7 @@ class ReadOptions(RangeOptions):
     ending_offsets: Annotated[int | str, _position("latest")] = "latest"
     ending_timestamp: types.StartTime | None = None
     include_headers: bool = False
-    format: Literal["raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf"] = "raw"
+    format: Literal["raw", *FORMATS] = "raw"  # type: ignore[valid-type]
     columns: str = ""
     rows: str | None = None
     compression: str | None = None
@@ -148,10 +148,7 @@ _NO_TABLES = (
     "Spark does not store table options for a Python data source; use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
 )
 
-_DECODING = (
-    *("rows", "compression", "max_inflated", "schema_file", "message", "registry"),
-    *("header", "null_text", "delimiter"),
-)
+_DECODING = DecodeConfig.model_fields.keys() - {"format", "columns", "keep_payload"}
 """Options that are settings of a capture's section `decode`."""
 Kind = TypeVar("Kind", bound=Section)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.config.decoding import FORMATS
 from jetcapture_py.config.model import DecodeConfig
 from jetcapture_py.transform.batch import Decoded, MessageBatch
 
@@ -38,7 +39,8 @@ def batch_of(payloads: Sequence[bytes | None]) -> MessageBatch:
 def decode_settings(**given: Any) -> Any:
     """The settings of `decode` with their defaults, unchecked."""
     defaults = {name: field.get_default(call_default_factory=True) for name, field in DecodeConfig.model_fields.items()}
-    return SimpleNamespace(**{**defaults, "max_inflated": 64 << 20, **given})
+    settings = {**defaults, "max_inflated": 64 << 20, **given}
+    return SimpleNamespace(**settings, known=FORMATS.get(settings["format"]))
 
 
 def outcomes(decoded: Decoded, messages: int) -> list[dict[str, Any] | None]:

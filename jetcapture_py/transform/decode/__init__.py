@@ -1,9 +1,16 @@
-"""Decoders: payloads to columns, one file per format."""
+"""Decoders: payloads to columns, one file per format.
+
+A new format has an entry in `config.decoding.FORMATS`, and a module with
+
+- `make(config)`, which returns the decoder, or raises ValueError with one line;
+- `SPLITS`, if its decoder does not split payloads of several rows: functions by values of `decode.rows`;
+- `OBJECT_FORMAT`, if it infers types, from which keys and times are read.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,25 +21,8 @@ from jetcapture_py.config.buckets import MARKER
 from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch, decode_some, header_values
 
 if TYPE_CHECKING:
-    from jetcapture_py.config.decoding import DecodeConfig
+    from jetcapture_py.config.decoding import DecodeConfig, Format
     from jetcapture_py.transform.decode.unpack import Unpacker
-
-_MODULES = {
-    "json": "json_declared",
-    "msgpack": "msgpack",
-    "csv": "delimited",
-    "tsv": "delimited",
-    "avro": "avro",
-    "protobuf": "protobuf",
-}
-"""Modules with a function `make`, by format. They are imported where they are needed."""
-_SPLITS = {
-    ("json", "lines"): "split_lines",
-    ("json", "array"): "split_json_array",
-    ("msgpack", "array"): "split_msgpack_array",
-    ("protobuf", "delimited"): "split_delimited",
-}
-"""Functions of `unpack` by format and rows; other formats split their payloads themselves."""
 
 
 class RawDecoder:
@@ -69,8 +59,8 @@ def make_decoder(config: DecodeConfig) -> Decoder:
     """Return the configured decoder. Raises ValueError with one line."""
     if config.format == "raw":
         decoder: Decoder = RawDecoder()
-    elif config.format in _MODULES:
-        decoder = import_module(f"{__name__}.{_MODULES[config.format]}").make(config)
+    elif config.known is not None:
+        decoder = module_of(config.known).make(config)
     else:
         decoder = cast("Decoder", plugins.make(config.format, "decoder", "decode"))
     if (unpack := make_unpacker(config)) is not None:
@@ -79,18 +69,23 @@ def make_decoder(config: DecodeConfig) -> Decoder:
         decoder = UnpackingDecoder(decoder, unpack)
     if config.format == "raw":
         return decoder
-    return NullRows(decoder, markers=config.format == "protobuf" or config.format not in _MODULES)
+    return NullRows(decoder, markers=config.known is None or config.known.empty)
 
 
 def make_unpacker(config: DecodeConfig) -> Unpacker | None:
     """Return what inflates and splits payloads before they are decoded; None where they are decoded as they are."""
-    if config.compression == "none" and (config.format, config.rows) not in _SPLITS:
+    split = None
+    if config.known is not None and config.rows != "one":
+        split = getattr(module_of(config.known), "SPLITS", {}).get(config.rows)
+    if config.compression == "none" and split is None:
         return None
-    from jetcapture_py.transform.decode import unpack
     from jetcapture_py.transform.decode.compression import inflater
+    from jetcapture_py.transform.decode.unpack import Unpacker
 
-    split = _SPLITS.get((config.format, config.rows))
-    return unpack.Unpacker(
-        inflate=None if config.compression == "none" else inflater(config.compression, config.max_inflated),
-        split=None if split is None else getattr(unpack, split),
-    )
+    inflate = None if config.compression == "none" else inflater(config.compression, config.max_inflated)
+    return Unpacker(inflate=inflate, split=split)
+
+
+def module_of(known: Format) -> Any:
+    """Return the module with a format's decoder; modules are imported where they are needed."""
+    return import_module(f"{__name__}.{known.module}")

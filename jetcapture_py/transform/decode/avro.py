@@ -33,10 +33,10 @@ from jetcapture_py.transform.decode.avro_schema import (
     with_strict_enum,
     without_logical,
 )
-from jetcapture_py.transform.decode.bounds import check_values, width
+from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_values, rows_error, width
 from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, json_texts, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
-from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS, of_messages, rows_error
+from jetcapture_py.transform.decode.unpack import of_messages
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import Column, DecodeConfig

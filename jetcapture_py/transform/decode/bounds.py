@@ -8,8 +8,9 @@ above the bound are decoded in smaller batches; a single one is quarantined.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -24,6 +25,10 @@ from jetcapture_py.transform.decode.common import owners_of, payloads_of, texts_
 MAX_VALUES = 1 << 23
 """Values that a batch may have; payloads of more than half as many bytes may have two for each byte."""
 RECORD = 16
+MAX_ROWS = 250_000
+"""Maximum rows of one message, and of a batch of several messages."""
+BYTES_AT_ONCE = 64 << 20
+"""Maximum decompressed bytes of a batch of several messages."""
 TOO_MANY = f"the payload expands to more than {MAX_VALUES:,} values"
 
 
@@ -38,6 +43,19 @@ def check_values(count: int, size: int) -> None:
         raise BatchTooWideError(TOO_MANY)
 
 
+def check_rows(counts: Sequence[int]) -> None:
+    """Raise BatchTooWideError when several messages have more rows than may be decoded at once."""
+    if len(counts) > 1 and sum(counts) > MAX_ROWS:
+        raise BatchTooWideError
+
+
+def rows_error(count: int) -> str | None:
+    """Return why a message cannot have `count` rows; None if it can."""
+    if not count:
+        return "the payload has no rows"
+    return f"more than {MAX_ROWS} rows" if count > MAX_ROWS else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFormat:
     """JSON or MessagePack."""
@@ -50,6 +68,8 @@ class ObjectFormat:
     """Counts the objects (or maps), and the lists, that an array of bytes begins at most."""
     skeleton: Callable[[bytes], bytes | bytearray]
     """Returns a payload without what its containers are not counted in."""
+    text: Callable[[bytes, bool], str | None]
+    """Returns the text of a value, also of a timestamp if asked for times; None for one that has none."""
 
     def check(self, batch: MessageBatch, limit: int, *, objects: int, lists: int, reason: str = TOO_MANY) -> None:
         """Raise BatchTooWideError if payloads may have more than `limit` values, with so many in a container.
@@ -143,19 +163,42 @@ _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA:
 """Bytes of the length that follows the first byte of other texts, bytes and extensions."""
 
 
+_string = msgspec.json.Decoder(str).decode
+
+
+def _json_text(value: bytes, _times: bool) -> str | None:
+    if value.startswith(b'"'):
+        return _string(value)
+    return None if value.startswith((b"{", b"[", b"null")) else value.decode()
+
+
+def _msgpack_text(data: bytes, times: bool) -> str | None:
+    value = msgspec.msgpack.decode(whole_microseconds(data) if times else data)
+    if times and isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, str | int | float) else None
+
+
 def _json_payloads(batch: MessageBatch) -> tuple[list[Any], dict[int, Failure]]:
     texts, failures = texts_of(batch)
     return views_of(texts), failures
 
 
 JSON_FORMAT = ObjectFormat(
-    decoder=msgspec.json.Decoder, payloads=_json_payloads, containers=json_containers, skeleton=json_skeleton
+    decoder=msgspec.json.Decoder,
+    payloads=_json_payloads,
+    containers=json_containers,
+    skeleton=json_skeleton,
+    text=_json_text,
 )
 MSGPACK_FORMAT = ObjectFormat(
     decoder=msgspec.msgpack.Decoder,
     payloads=lambda batch: ([whole_microseconds(payload) for payload in payloads_of(batch)], {}),
     containers=msgpack_containers,
     skeleton=msgpack_skeleton,
+    text=_msgpack_text,
 )
 
 

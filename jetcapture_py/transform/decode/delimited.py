@@ -18,7 +18,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import JSON, stored
 from jetcapture_py.jetstream.wire.inbox import joined
 from jetcapture_py.transform.batch import Decoded, MessageBatch
-from jetcapture_py.transform.decode.bounds import check_values
+from jetcapture_py.transform.decode.bounds import MAX_ROWS, check_rows, check_values
 from jetcapture_py.transform.decode.common import (
     REFUSALS,
     Build,
@@ -31,7 +31,7 @@ from jetcapture_py.transform.decode.common import (
     unique_names,
 )
 from jetcapture_py.transform.decode.json_declared import codec, declaration, fitting_decimal
-from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows, of_messages
+from jetcapture_py.transform.decode.unpack import of_messages
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import Column, DecodeConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import decimal
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +24,17 @@ from jetcapture_py.config.column_types import JSON, TIMESTAMP, parse_declared, s
 from jetcapture_py.config.units import DAY_PATTERN, RFC3339_PATTERN
 from jetcapture_py.text import is_text
 from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
-from jetcapture_py.transform.decode.bounds import JSON_FORMAT, RECORD, ObjectFormat, heaviest, max_values, width
+from jetcapture_py.transform.decode.bounds import (
+    JSON_FORMAT,
+    MAX_ROWS,
+    RECORD,
+    ObjectFormat,
+    heaviest,
+    max_values,
+    width,
+)
 from jetcapture_py.transform.decode.common import (
+    BYTE_ORDER_MARK,
     Build,
     MisfitError,
     Read,
@@ -327,15 +336,6 @@ class ObjectDecoder:
         return assemble(columns, messages, failures, owners_of(batch))
 
 
-def make(config: DecodeConfig) -> Decoder:
-    """Return the configured decoder. Raises ValueError with one line."""
-    if config.columns:
-        return ObjectDecoder(config.columns)
-    from jetcapture_py.transform.decode.json_inferred import InferringDecoder
-
-    return InferringDecoder()
-
-
 def declaration(name: str, column: Column) -> tuple[pa.DataType, list[str]]:
     """Return the declared type of a column, and the names on the path to its value. Raises ValueError."""
     if not is_text(name):
@@ -367,3 +367,48 @@ def _column(name: str, column: Column, passes: list[_Object], special: Special) 
             reads = tuple(map(reader, attributes))
             return turn, ReadColumn(layout.field_name(name), stored(declared), reads, leaf.build)
         turn += 1
+
+
+# ------------------------------------------------------------------ the format
+
+
+_MAX_COMMAS = 40 * MAX_ROWS
+"""Maximum commas in a JSON array: each may begin an element, which costs memory before they are counted."""
+_FEW_COMMAS = 4 * MAX_ROWS
+"""Commas up to which elements are not counted first."""
+_json_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_Empty = msgspec.defstruct("Object", [], gc=False)
+_json_objects = msgspec.json.Decoder(list[_Empty]).decode  # type: ignore[valid-type]
+"""Decodes an array's elements, which must be objects, to as little memory as possible."""
+
+
+def _lines(payload: bytes) -> Sequence[bytes]:
+    """Split a payload into lines without blank ones. JSON strings contain no line breaks."""
+    if payload.count(b"\n") > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} lines")
+    return [line for line in payload.split(b"\n") if line and not line.isspace()]
+
+
+def _elements(payload: bytes) -> Sequence[bytes]:
+    """Split a JSON array into its elements."""
+    payload = payload.removeprefix(BYTE_ORDER_MARK)
+    commas = payload.count(b",")
+    if commas > _MAX_COMMAS:
+        raise ValueError(f"more than {_MAX_COMMAS} commas")
+    count = len(_json_objects(payload)) if commas > _FEW_COMMAS else 0
+    if count > MAX_ROWS or len(items := _json_items(payload)) > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} elements")
+    return [bytes(item) for item in items]
+
+
+SPLITS = {"lines": _lines, "array": _elements}
+OBJECT_FORMAT = JSON_FORMAT
+
+
+def make(config: DecodeConfig) -> Decoder:
+    """Return the configured decoder. Raises ValueError with one line."""
+    if config.columns:
+        return ObjectDecoder(config.columns)
+    from jetcapture_py.transform.decode.json_inferred import InferringDecoder
+
+    return InferringDecoder()

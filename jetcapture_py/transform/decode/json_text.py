@@ -6,8 +6,6 @@ For keys: the columns of a decoder that infers them depend on the messages befor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -15,7 +13,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import MessageBatch
-from jetcapture_py.transform.decode.bounds import whole_microseconds
+from jetcapture_py.transform.decode.bounds import ObjectFormat
 from jetcapture_py.transform.decode.common import REFUSALS, Read, without_mark
 from jetcapture_py.transform.decode.json_declared import reader, struct_type
 
@@ -23,33 +21,27 @@ Sent = Sequence[msgspec.Raw | bytes | None]
 """Values as they were sent; None where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notation:
-    """How values are written in JSON or MessagePack."""
-
-    decoder: Callable[[Any], Any]
-    """Returns msgspec's decoder for a type."""
-    objects: frozenset[int]
-    """The first bytes of objects."""
-    text: Callable[[bytes], str | None]
-    """Returns the text of a value; None for one that has none."""
-
-
 class PayloadTexts:
     """Reads the fields `names` of messages that are objects.
 
     A string gives its value; a number, true and false the text that was sent (in MessagePack, a number's shortest one);
     all else, and a field that is missing, null. A name is the field's own, in its case. One with dots is a path through
-    objects, unless the message has a field that is called so. Of a repeated field the last one counts.
+    objects, unless the message has a field that is called so. Of a repeated field the last one counts. With `times`,
+    timestamps of MessagePack give RFC 3339 text.
     """
 
     def __init__(
-        self, names: Sequence[str], notation: Notation, unpack: Callable[[MessageBatch], MessageBatch] | None = None
+        self,
+        names: Sequence[str],
+        reading: ObjectFormat,
+        unpack: Callable[[MessageBatch], MessageBatch] | None = None,
+        *,
+        times: bool = False,
     ) -> None:
-        self._names, self._notation, self._unpack = names, notation, unpack
+        self._names, self._format, self._unpack, self._times = names, reading, unpack, times
         paths = [name.split(".") for name in names]
-        self._message = _Object([*names, *(path[0] for path in paths)], notation)
-        self._inner = {step: _Object([step], notation) for path in paths for step in path[1:]}
+        self._message = _Object([*names, *(path[0] for path in paths)], reading)
+        self._inner = {step: _Object([step], reading) for path in paths for step in path[1:]}
 
     def __call__(self, batch: MessageBatch) -> Mapping[str, pa.StringArray]:
         """The texts of each field, one a message; of a message with several rows, those of the first."""
@@ -63,21 +55,19 @@ class PayloadTexts:
             return fields[name]
         values = fields[head]
         for step in steps:
-            firsts = self._notation.objects
-            objects = [None if value is None or memoryview(value)[0] not in firsts else value for value in values]
-            values = self._inner[step].read(objects)[step]
+            values = self._inner[step].read(values)[step]
         return [inner if own is None else own for own, inner in zip(fields[name], values, strict=True)]
 
     def _texts(self, values: Sent) -> pa.StringArray:
         sent = pa.array([None if value is None else bytes(value) for value in values], pa.binary()).dictionary_encode()
-        texts = [self._notation.text(value) for value in sent.dictionary.to_pylist()]  # most often, few
+        texts = [self._format.text(value, self._times) for value in sent.dictionary.to_pylist()]  # most often, few
         return pa.array(texts, pa.string()).take(sent.indices)
 
 
 class _Object:
     """Reads fields of objects."""
 
-    def __init__(self, names: Sequence[str], notation: Notation) -> None:
+    def __init__(self, names: Sequence[str], reading: ObjectFormat) -> None:
         fields = list(dict.fromkeys(names))
         readers: list[Read]
         try:
@@ -86,7 +76,7 @@ class _Object:
         except ValueError:  # a name with a quote, a backslash or a control character
             type_ = dict[str, msgspec.Raw]
             readers = [_item(name) for name in fields]
-        self._decode = notation.decoder(type_).decode
+        self._decode = reading.decoder(type_).decode
         self._readers = dict(zip(fields, readers, strict=True))
 
     def read(self, objects: Sent) -> dict[str, Sent]:
@@ -103,31 +93,3 @@ class _Object:
 
 def _item(name: str) -> Read:
     return lambda rows: [None if row is None else row.get(name) for row in rows]
-
-
-_string = msgspec.json.Decoder(str).decode
-
-
-def _json_text(value: bytes) -> str | None:
-    if value.startswith(b'"'):
-        return _string(value)
-    return None if value.startswith((b"{", b"[", b"null")) else value.decode()
-
-
-def _msgpack_text(data: bytes) -> str | None:
-    value = msgspec.msgpack.decode(data)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, str | int | float) else None
-
-
-def _msgpack_time(data: bytes) -> str | None:
-    value = msgspec.msgpack.decode(whole_microseconds(data))
-    return value.isoformat() if isinstance(value, datetime) else _msgpack_text(data)
-
-
-_MAPS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
-JSON = Notation(msgspec.json.Decoder, frozenset(b"{"), _json_text)
-MSGPACK = Notation(msgspec.msgpack.Decoder, _MAPS, _msgpack_text)
-MSGPACK_TIMES = Notation(msgspec.msgpack.Decoder, _MAPS, _msgpack_time)
-"""Timestamps give RFC 3339 text."""

@@ -6,6 +6,7 @@ Strict as JSON is. The bytes of strings in fields that are not declared are not 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.config.column_types import JSON, TIMESTAMP
 from jetcapture_py.transform.batch import Decoder
-from jetcapture_py.transform.decode.bounds import MSGPACK_FORMAT
+from jetcapture_py.transform.decode.bounds import MAX_ROWS, MSGPACK_FORMAT
 from jetcapture_py.transform.decode.common import MisfitError, json_texts, show
 from jetcapture_py.transform.decode.json_declared import (
     MAX_FLOAT32,
@@ -85,6 +86,21 @@ def _micros(value: msgspec.msgpack.Ext) -> int:
     if nanos >= UNITS["s"] * 1_000:
         raise ValueError(f"expected a timestamp with less than a second of nanoseconds, got {show(nanos)}")
     return int(seconds * UNITS["s"] + nanos // 1_000)
+
+
+_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+def _elements(payload: bytes) -> Sequence[bytes]:
+    """Split a MessagePack array, which starts with its length, into its elements."""
+    announced = int.from_bytes(payload[1:5], "big") if payload.startswith(b"\xdd") else 0
+    if announced > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} elements")
+    return [bytes(item) for item in _items(payload)]
+
+
+SPLITS = {"array": _elements}
+OBJECT_FORMAT = MSGPACK_FORMAT
 
 
 def make(config: DecodeConfig) -> Decoder:

@@ -7,17 +7,18 @@ type, a required field that is missing. Fields that the type does not have are s
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode.bounds import check_values, width
+from jetcapture_py.transform.decode.bounds import MAX_ROWS, check_values, width
 from jetcapture_py.transform.decode.common import Read, assemble, decode_each, json_text, owners_of, payloads_of
 from jetcapture_py.transform.decode.json_declared import YEAR_1, YEAR_10000, reader
 from jetcapture_py.transform.decode.shapes import (
@@ -95,6 +96,27 @@ class ProtobufDecoder:
             raise ValueError(f"required fields are missing: {', '.join(message.FindInitializationErrors())}")
         self._check(message)
         return message
+
+
+def _delimited(payload: bytes) -> Sequence[bytes]:
+    """Split length-prefixed protobuf messages; the length is a varint."""
+    messages: list[bytes] = []
+    offset = 0
+    while offset < len(payload):
+        try:
+            length, offset = varint(payload, offset)
+        except ValueError as error:
+            raise ValueError(f"not delimited: {error}") from None
+        if length > len(payload) - offset:
+            raise ValueError(f"not delimited: {length} bytes are announced, {len(payload) - offset} follow")
+        messages.append(payload[offset : offset + length])
+        offset += length
+        if len(messages) > MAX_ROWS:
+            raise ValueError(f"more than {MAX_ROWS} rows")
+    return messages
+
+
+SPLITS = {"delimited": _delimited}
 
 
 def make(config: DecodeConfig) -> ProtobufDecoder:

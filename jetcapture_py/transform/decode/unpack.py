@@ -9,36 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.varint import varint
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
-from jetcapture_py.transform.decode.common import BYTE_ORDER_MARK, REFUSALS, RowBatch, failure
+from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_rows, rows_error
+from jetcapture_py.transform.decode.common import REFUSALS, RowBatch, failure
 from jetcapture_py.transform.decode.compression import Inflate
-
-MAX_ROWS = 250_000
-"""Maximum rows of one message, and of a batch of several messages."""
-BYTES_AT_ONCE = 64 << 20
-"""Maximum decompressed bytes of a batch of several messages."""
 
 Split = Callable[[bytes], Sequence[Any]]
 """Returns the payloads of a message's rows. Raises one of `REFUSALS`."""
-
-
-def check_rows(counts: Sequence[int]) -> None:
-    """Raise BatchTooWideError when several messages have more rows than may be decoded at once."""
-    if len(counts) > 1 and sum(counts) > MAX_ROWS:
-        raise BatchTooWideError
-
-
-def rows_error(count: int) -> str | None:
-    """Return why a message cannot have `count` rows; None if it can."""
-    if not count:
-        return "the payload has no rows"
-    return f"more than {MAX_ROWS} rows" if count > MAX_ROWS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,59 +113,3 @@ def of_messages(decoded: Decoded, owners: Any, failures: dict[int, Failure]) -> 
         messages=pa.array(sources, pa.int32()),
         failures=tuple(failures[index] for index in sorted(failures)),
     )
-
-
-def split_lines(payload: bytes) -> Sequence[bytes]:
-    """Split a payload into lines without blank ones. JSON strings contain no line breaks."""
-    if payload.count(b"\n") > MAX_ROWS:
-        raise ValueError(f"more than {MAX_ROWS} lines")
-    return [line for line in payload.split(b"\n") if line and not line.isspace()]
-
-
-_MAX_COMMAS = 40 * MAX_ROWS
-"""Maximum commas in a JSON array: each may begin an element, which costs memory before they are counted."""
-_FEW_COMMAS = 4 * MAX_ROWS
-"""Commas up to which elements are not counted first."""
-_json_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_Object = msgspec.defstruct("Object", [], gc=False)
-_json_objects = msgspec.json.Decoder(list[_Object]).decode  # type: ignore[valid-type]
-"""Decodes an array's elements, which must be objects, to as little memory as possible."""
-_msgpack_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-
-
-def split_json_array(payload: bytes) -> Sequence[bytes]:
-    """Split a JSON array into its elements."""
-    payload = payload.removeprefix(BYTE_ORDER_MARK)
-    commas = payload.count(b",")
-    if commas > _MAX_COMMAS:
-        raise ValueError(f"more than {_MAX_COMMAS} commas")
-    count = len(_json_objects(payload)) if commas > _FEW_COMMAS else 0
-    if count > MAX_ROWS or len(items := _json_items(payload)) > MAX_ROWS:
-        raise ValueError(f"more than {MAX_ROWS} elements")
-    return [bytes(item) for item in items]
-
-
-def split_msgpack_array(payload: bytes) -> Sequence[bytes]:
-    """Split a MessagePack array, which starts with its length, into its elements."""
-    announced = int.from_bytes(payload[1:5], "big") if payload.startswith(b"\xdd") else 0
-    if announced > MAX_ROWS:
-        raise ValueError(f"more than {MAX_ROWS} elements")
-    return [bytes(item) for item in _msgpack_items(payload)]
-
-
-def split_delimited(payload: bytes) -> Sequence[bytes]:
-    """Split length-prefixed protobuf messages; the length is a varint."""
-    messages: list[bytes] = []
-    offset = 0
-    while offset < len(payload):
-        try:
-            length, offset = varint(payload, offset)
-        except ValueError as error:
-            raise ValueError(f"not delimited: {error}") from None
-        if length > len(payload) - offset:
-            raise ValueError(f"not delimited: {length} bytes are announced, {len(payload) - offset} follow")
-        messages.append(payload[offset : offset + length])
-        offset += length
-        if len(messages) > MAX_ROWS:
-            raise ValueError(f"more than {MAX_ROWS} rows")
-    return messages

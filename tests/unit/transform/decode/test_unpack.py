@@ -16,9 +16,8 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import BatchTooWideError, decode_checked
 from jetcapture_py.transform.decode import make_decoder
-from jetcapture_py.transform.decode.bounds import msgpack_containers, msgpack_skeleton
+from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, msgpack_containers, msgpack_skeleton
 from jetcapture_py.transform.decode.compression import inflater
-from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS
 from jetcapture_py.transform.keys import make_key
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
