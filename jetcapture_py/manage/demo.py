@@ -271,12 +271,15 @@ class _Demo:
         command = [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
         with self.console.status("Storing …"):
             replicas = [self._start(command, f"replica-{each + 1}.log") for each in range(REPLICAS)]
-            codes = [replica.wait() for replica in replicas]
-        for number, code in enumerate(codes, 1):
-            if code:
+            while any(replica.poll() is None for replica in replicas):
+                if self._processes[0].poll() is not None:  # replicas would wait for it
+                    raise JetcaptureError(f"nats-server has ended: see {self.logs / 'nats-server.log'}")
+                time.sleep(0.05)
+        for number, replica in enumerate(replicas, 1):
+            if replica.returncode:
                 log = self.logs / f"replica-{number}.log"
                 last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-                raise JetcaptureError(f"a replica failed with exit code {code}: see {log}\n{last}")
+                raise JetcaptureError(f"a replica failed with exit code {replica.returncode}: see {log}\n{last}")
 
     def _show_archive(self) -> None:
         self.console.print(str(self.archive), markup=False)

@@ -188,6 +188,19 @@ def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
         list(threads.map(lambda moment: interrupted(tmp_path / f"demo-{moment[0]}", *moment), moments))
 
 
+def test_a_server_that_dies_ends_the_demonstration_with_one_line(tmp_path: Path) -> None:
+    words = command(tmp_path / "demo")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        "".join(until(process.stdout, "2."))
+        (server,) = [each for each in psutil.Process(process.pid).children() if "nats-server" in each.cmdline()[0]]
+        server.kill()
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    log = tmp_path / "demo" / "logs" / "nats-server.log"
+    assert errors == f"jetcapture demo: nats-server has ended: see {log}\n"
+
+
 def refused(directory: Path, environment: Mapping[str, str], *more: str, python: str = sys.executable) -> str:
     """What a demonstration that cannot start says: one line, and it leaves nothing."""
     words = [python, *command(directory, *more)[1:]]
