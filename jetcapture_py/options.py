@@ -190,7 +190,9 @@ def _section_of(file: Path, env: Mapping[str, str]) -> "NatsConfig":
     section = data.get("nats") if isinstance(data, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"{file}: expected a section nats")
-    return validated(NatsConfig, section, env=env, rename=lambda problem: f"{file}: nats.{problem}")
+    return validated(
+        NatsConfig, section, env=env, rename=lambda problem: f"{file}: {problem}", text=text, section="nats"
+    )
 
 
 # ---------------------------------------------------------------------- an archive
@@ -291,7 +293,12 @@ def value_of(name: str, parse: Callable[[str], T], text: str | None) -> T | None
 
 def option(name: str, parse: Callable[[str], T], texts: Iterable[str] | None) -> list[T]:
     """Parse each text of the repeatable option `name`. Raises ConfigError."""
-    try:
-        return [parse(text) for text in texts or ()]
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
+    from jetcapture_py.config.units import got
+
+    values: list[T] = []
+    for text in texts or ():
+        try:
+            values.append(parse(text))
+        except ValueError as error:
+            raise ConfigError(f"{name}: {got(str(error), text)}") from error
+    return values

@@ -40,7 +40,7 @@ from jetcapture_py import options as opt
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.subjects import check_pattern, covers, overlaps, regex_of
-from jetcapture_py.config.units import format_time, parse_duration, quoted
+from jetcapture_py.config.units import format_time, parse_duration
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from jetcapture_py.text import duration, plural
@@ -422,7 +422,7 @@ def _positive(text: str) -> float:
     with suppress(ValueError):
         if 0 < (number := float(text)) < float("inf"):
             return number
-    raise ValueError(f"expected a number above 0, got {quoted(text)}")
+    raise ValueError("expected a number above 0")
 
 
 def _report(done: Replayed) -> str:

@@ -19,8 +19,8 @@ from jetcapture_py.config.model import MANY, PLACEHOLDER, Config, SourceConfig, 
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import ConfigError
 
-Parse = Callable[[object, Mapping[str, str]], Config]
-"""Makes a capture's configuration of plain values. Raises ConfigError."""
+Parse = Callable[[object, Mapping[str, str], str | None], Config]
+"""Makes a capture's configuration of plain values and the file's text. Raises ConfigError."""
 
 WORK_QUEUE = "its retention is workqueue, so an archive would take messages from other consumers"
 """Why a stream is left out unless it is named exactly."""
@@ -29,16 +29,14 @@ WORK_QUEUE = "its retention is workqueue, so an archive would take messages from
 class AccountConfig:
     """The configuration of many captures. Raises ConfigError with one line per problem."""
 
-    def __init__(self, data: Mapping[str, Any], env: Mapping[str, str], parse: Parse) -> None:
-        self._data, self._env, self._parse = data, env, parse
+    def __init__(self, data: Mapping[str, Any], env: Mapping[str, str], parse: Parse, text: str | None = None) -> None:
+        self._data, self._env, self._parse, self._text = data, env, parse, text
         source = data["source"]
         if given := [name for name in ("stream", "bucket", "object_store") if source.get(name) is not None]:
             many = next(name for name in MANY if source.get(name) is not None)
             raise ConfigError(f"source.{many}: cannot be combined with {given[0]}")
         patterns = {name: source.get(name) for name in ("streams", "buckets", "max_streams")}
-        checked = validated(
-            SourceConfig, {"stream": "S", "consumer": "C", **patterns}, rename=lambda line: f"source.{line}"
-        )
+        checked = validated(SourceConfig, {"stream": "S", "consumer": "C", **patterns}, text=text, section="source")
         self.streams, self.buckets, self.max_streams = checked.streams, checked.buckets, checked.max_streams
         if all(pattern.startswith("!") for pattern in (*self.streams, *self.buckets)):
             raise ConfigError("source.streams: expected a name or a pattern without !")
@@ -47,9 +45,9 @@ class AccountConfig:
         """The configuration of some capture; `nats`, `http` and `log` are the same for all."""
 
     @classmethod
-    def of(cls, data: object, env: Mapping[str, str], parse: Parse) -> AccountConfig | None:
+    def of(cls, data: object, env: Mapping[str, str], parse: Parse, text: str | None = None) -> AccountConfig | None:
         """Return the configuration in the settings of a file; None if that is for a single capture."""
-        return cls(data, env, parse) if isinstance(data, dict) and is_of_many(data) else None
+        return cls(data, env, parse, text) if isinstance(data, dict) and is_of_many(data) else None
 
     @property
     def divided(self) -> bool:
@@ -84,7 +82,7 @@ class AccountConfig:
         data = {**self._data, "source": {**source, setting: name}}
         if setting == "object_store":
             data.pop("decode", None)  # its messages are parts of files
-        return self._parse(data, self._env)
+        return self._parse(data, self._env, self._text)
 
     def _check_what_captures_share(self) -> None:
         """Raise ConfigError for settings that captures of one process cannot share."""

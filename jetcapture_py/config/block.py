@@ -70,7 +70,7 @@ class BlockConfig(Section):
     @model_validator(mode="after")
     def _compressed(self) -> Self:
         if self.format in types.TEXT_FORMATS and self.compression not in types.TEXT_COMPRESSIONS:
-            raise wrong("compression", f"expected none, gzip or zstd with format {self.format}, got {self.compression}")
+            raise wrong("compression", f"expected none, gzip or zstd with format {self.format}")
         if self.format not in ("parquet", *types.TEXT_FORMATS) and "compression" in self.model_fields_set:
             raise wrong("compression", f"only with a built-in format: {self.format} compresses its objects itself")
         if self.format != "parquet" and "encoding" in self.model_fields_set:

@@ -6,7 +6,7 @@ import re
 from datetime import date, datetime
 from typing import Any
 
-from jetcapture_py.config.units import parse_time
+from jetcapture_py.config.units import got, parse_time
 from jetcapture_py.errors import JetcaptureError
 
 AsOf = datetime | date | str | int
@@ -56,4 +56,4 @@ def moment(as_of: AsOf | None) -> int | datetime | None:
     try:
         return parse_time(as_of)
     except ValueError as error:
-        raise JetcaptureError(f"as_of: {error}; or a revision, as a number") from None
+        raise JetcaptureError(f"as_of: {got(f'{error}; or a revision, as a number', as_of)}") from None

@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from jetcapture_py.config import values as types
 from jetcapture_py.config.section import Section, either, setting, wrong
-from jetcapture_py.config.units import quoted
 
 
 class Column(Section):
@@ -25,7 +24,7 @@ def _column(value: object) -> object:
     if isinstance(value, str):
         return {"type": value}
     if not isinstance(value, dict | Column):
-        raise ValueError(f"expected a type such as int64, or a mapping with type and path, got {quoted(value)}")
+        raise ValueError("expected a type such as int64, or a mapping with type and path")
     return value
 
 

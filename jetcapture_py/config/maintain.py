@@ -40,7 +40,7 @@ class TableConfig(Section):
     @model_validator(mode="after")
     def _two_tables(self) -> Self:
         if self.quarantine == self.name:
-            raise wrong("quarantine", f"expected another table than {self.name}, which has the messages")
+            raise wrong("quarantine", "must differ from name, the table of the messages")
         return self
 
 

@@ -166,8 +166,7 @@ class SourceConfig(Section):
             reason = "the server's time to redeliver grows with the square of the unacked messages"
             raise wrong(
                 "max_ack_pending",
-                f"expected at most {TOO_MANY_UNACKED}, got {self.max_ack_pending}: {reason}; "
-                "source.allow_many_unacked: true allows it",
+                f"expected at most {TOO_MANY_UNACKED}; {reason}; source.allow_many_unacked: true allows it",
             )
         if self.mode == "ordered":
             self._ordered()
@@ -278,7 +277,7 @@ def same_stream(stream: StreamSection | None, source: SourceConfig | None) -> No
     """Raise an error for a validator when the two sections name different streams."""
     if stream is not None and source is not None and stream.name not in (None, source.stream):
         name, _ = source.holds or ("stream", "")
-        raise wrong("stream", f"expected the name {source.stream}, as in source.{name}, got {quoted(stream.name)}")
+        raise wrong("stream.name", f"expected {source.stream}, as in source.{name}")
 
 
 class Config(Section):
@@ -372,7 +371,7 @@ class Config(Section):
     def _no_loop(self) -> Self:
         subject = self.stored_subject
         if subject.startswith(("$JS.", "$SYS.")):
-            raise wrong("on_stored.subject", f"expected a subject that is not the server's own, got {quoted(subject)}")
+            raise wrong("on_stored.subject", "expected a subject that is not the server's own")
         for pattern in self.source.filter_subjects if subject else ():
             if covers(pattern, subject):
                 raise wrong(
@@ -411,15 +410,15 @@ def load(path: str | os.PathLike[str], env: Mapping[str, str] = os.environ) -> C
 
 def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration from YAML text. Raises ConfigError with one line per problem."""
-    return parse(yaml_text.read(text, env), env)
+    return parse(yaml_text.read(text, env), env, text)
 
 
-def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
+def parse(data: object, env: Mapping[str, str] = os.environ, text: str | None = None) -> Config:
     """Read the configuration from plain values, as parsed from YAML. Raises ConfigError.
 
-    `env` says where the contexts of the NATS CLI are.
+    `env` says where the contexts of the NATS CLI are; messages show what the `text` of the file says.
     """
-    return validated(Config, _of_one(data), env=env)
+    return validated(Config, _of_one(data), env=env, text=text)
 
 
 def is_of_many(data: Mapping[str, Any]) -> bool:
@@ -440,22 +439,23 @@ def _of_one(data: object) -> dict[str, Any]:
 
 def load_for_apply(path: Path) -> Config:
     """Read a file as `parse_for_apply` does."""
-    return parse_for_apply(yaml_text.read(read_text(path, str(path)), os.environ))
+    text = read_text(path, str(path))
+    return parse_for_apply(yaml_text.read(text, os.environ), os.environ, text)
 
 
-def parse_for_apply(data: object, env: Mapping[str, str] = os.environ) -> Config:
+def parse_for_apply(data: object, env: Mapping[str, str] = os.environ, text: str | None = None) -> Config:
     """Read what `jetcapture apply` needs: `store` may be missing, and with a named `stream` also `source`.
 
     Without a source, its consumer is "". Raises ConfigError.
     """
     if not isinstance(data, dict):
-        return parse(data, env)
+        return parse(data, env, text)
     data = {"store": {"url": "/"}, **data}
     if data.get("source") is not None:
-        return parse(data, env)
+        return parse(data, env, text)
     if not isinstance(stream := data.get("stream"), dict) or stream.get("name") is None:
         raise ConfigError("source: required, but not set (or set stream.name, to apply only a stream)")
-    config = parse({**data, "source": {"stream": stream["name"], "consumer": "none"}}, env)
+    config = parse({**data, "source": {"stream": stream["name"], "consumer": "none"}}, env, text)
     return config.model_copy(update={"source": config.source.model_copy(update={"consumer": ""})})
 
 

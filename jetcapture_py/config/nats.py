@@ -48,8 +48,7 @@ def read_context(name: str, env: Mapping[str, str]) -> dict[str, Any]:
     chosen = name or env.get(SELECTED, "") or _selected(root)
     path = Path(_expanded(chosen, env)) if chosen.endswith(".json") else root / "context" / f"{chosen}.json"
     if not chosen.endswith(".json") and (".." in chosen or "/" in chosen or "\\" in chosen):
-        expected = "the name of a context, or the path of a file that ends in .json"
-        raise ValueError(f"expected {expected}, got {quoted(chosen)}")
+        raise ValueError(f"{quoted(chosen)} is neither the name of a context nor the path of a file that ends in .json")
     return _Fields(_content(path, chosen, root), env).settings()
 
 

@@ -1,8 +1,8 @@
 """The base class of the configuration's sections, and the description of their problems, one line each.
 
-A line has the setting's path, what was expected, and what was found. A value is shown only for types of errors that are
-known to concern plain settings. Validators of secrets write their own messages, and a section that is text is named by
-its kind, because it may be an address with a password.
+A line has the setting's path, what was expected, and what the file says there, with variables as they are written.
+Validators only say what was expected; those of secrets raise `hidden`. A section that is text is named by its kind,
+because it may be an address with a password.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any, ClassVar, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from jetcapture_py.config.units import Expanded, dotted, kind, quoted
+from jetcapture_py.config import yaml_text
+from jetcapture_py.config.units import dotted, got, kind
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _CLOSE = 0.75
+_NOTHING = object()
 _SAME_MEANING = {
     "bool_parsing": "expected true or false",
     "bool_type": "expected true or false",
@@ -58,19 +60,33 @@ def wrong(setting: str, reason: str) -> PydanticCustomError:
     return PydanticCustomError("setting", "{setting}: {reason}", {"setting": setting, "reason": reason})
 
 
+def hidden(reason: str) -> PydanticCustomError:
+    """An error for the validator of a value that may be a secret: nothing is added to the reason."""
+    return PydanticCustomError("hidden", "{reason}", {"reason": reason})
+
+
 def validated(
-    model: type[Model], data: object, *, env: Mapping[str, str] | None = None, rename: Callable[[str], str] = str
+    model: type[Model],
+    data: object,
+    *,
+    env: Mapping[str, str] | None = None,
+    rename: Callable[[str], str] = str,
+    text: str | None = None,
+    section: str = "",
 ) -> Model:
     """Return plain values as `model`. Raises ConfigError with one line per problem, each passed through `rename`.
 
-    `env` says where the contexts of the NATS CLI are.
+    `env` says where the contexts of the NATS CLI are. `text` is that of the file with the values, in which variables
+    are not replaced: messages show what it says. The values are those of the file's `section`.
     """
     try:
         return model.model_validate(data, context=None if env is None else {"env": env})
     except ValidationError as error:
         details = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]
     # Raised outside of the handler: the validation error holds the secrets, and would be this one's context.
-    raise ConfigError(*(rename(_line(detail, model)) for detail in details))
+    above = (section,) if section else ()
+    written = data if text is None else _written(yaml_text.read(text, None), above)
+    raise ConfigError(*(rename(_line(detail, model, written, above)) for detail in details))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -79,49 +95,57 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
+def _line(detail: ErrorDetails, model: type[BaseModel], written: object, above: tuple[str, ...]) -> str:
     path: tuple[int | str, ...] = detail["loc"]
     context: Mapping[str, Any] = detail.get("ctx", {})
     if detail["type"] == "setting":
-        path, reason = (*path, *str(context["setting"]).split(".")), str(context["reason"])
-    elif detail["type"] == "extra_forbidden":
+        path = (*path, *str(context["setting"]).split("."))
+    if detail["type"] == "extra_forbidden":
         reason = "unknown setting" + _other_name(path, detail["input"], model)
     else:
-        reason = _reason(detail["type"], detail["msg"], detail["input"], context)
-    where = dotted(path)
+        reason = _reason(detail, context, _written(written, path))
+    where = dotted((*above, *path))
     return f"{where}: {reason}" if where else reason
 
 
-def _reason(error: str, message: str, value: object, context: Mapping[str, Any]) -> str:
-    if error == "value_error":
-        return _as_written(" ".join(str(context["error"]).split()), value)
+def _written(data: object, path: Iterable[int | str]) -> object:
+    """What a file says at `path`, or above it, where one value stands for a list or a mapping; else `_NOTHING`."""
+    for part in path:
+        if isinstance(data, dict):
+            data = data.get(part, _NOTHING)
+        elif isinstance(data, list | tuple):
+            data = data[part] if isinstance(part, int) and part < len(data) else _NOTHING
+    return data
+
+
+def _reason(detail: ErrorDetails, context: Mapping[str, Any], written: object) -> str:
+    error, value = detail["type"], detail["input"]
+    if error == "hidden":
+        return str(context["reason"])
     if error == "missing":
         return "required, but not set"
-    if error == "literal_error":
-        choices = re.findall(r"'([^']*)'", str(context["expected"]))
-        guess = did_you_mean(value.lower(), choices) if isinstance(value, str) else ""
-        return f"expected {either(choices)}, got {quoted(value)}{guess}"
-    if error == "string_type":
-        return f"expected text, got {quoted(value)}; put it in quotes{_braces(value)}"
-    if error in _SAME_MEANING:
-        return f"{_SAME_MEANING[error]}, got {quoted(value)}"
-    if error == "greater_than_equal":
-        return f"expected at least {context['ge']}, got {quoted(value)}"
-    if error == "less_than_equal":
-        return f"expected at most {context['le']}, got {quoted(value)}"
     if error in ("model_type", "model_attributes_type", "dict_type"):
         return f"expected a mapping of settings, got {kind(value)}"
     if error in ("tuple_type", "list_type"):
         return f"expected a list, got {kind(value)}"
-    return escaped(message)
-
-
-def _as_written(reason: str, value: object) -> str:
-    """The reason with what the file says in place of a variable's value: pydantic gives a plain text to validators."""
-    if not isinstance(value, Expanded) or quoted(value) in reason:
-        return reason
-    shown = reason.replace(quoted(str(value)), quoted(value))
-    return shown if shown != reason or not re.search("[\"']", reason) else f"cannot be used, got {quoted(value)}"
+    if error == "setting":
+        reason = str(context["reason"])
+    elif error == "value_error":
+        reason = " ".join(str(context["error"]).split())
+        if not reason.startswith("expected ") and isinstance(value, str) and value != written:
+            reason = "expected another value"  # the reason may show that of a variable
+    elif error == "literal_error":
+        choices = re.findall(r"'([^']*)'", str(context["expected"]))
+        reason = f"expected {either(choices)}{did_you_mean(value.lower(), choices) if isinstance(value, str) else ''}"
+    elif error == "string_type":
+        reason = f"expected text; put it in quotes{_braces(value)}"
+    elif error == "greater_than_equal":
+        reason = f"expected at least {context['ge']}"
+    elif error == "less_than_equal":
+        reason = f"expected at most {context['le']}"
+    else:
+        reason = _SAME_MEANING.get(error) or escaped(detail["msg"])
+    return reason if written is _NOTHING else got(reason, written)
 
 
 def _other_name(path: Sequence[int | str], value: object, model: type[BaseModel]) -> str:

@@ -178,7 +178,7 @@ class CaptureFiles:
         text = read_text(path, str(path))
         try:
             data = yaml_text.read(text, self._env)
-            return AccountConfig.of(data, self._env, self._parse) or self._parse(data, self._env)
+            return AccountConfig.of(data, self._env, self._parse, text) or self._parse(data, self._env, text)
         except ConfigError as error:
             raise ConfigError(*(f"{prefix}{line}" for line in error.problems)) from error
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from jetcapture_py.config import values as types
 from jetcapture_py.config.section import Section, setting
-from jetcapture_py.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_nanoseconds, parse_size, quoted
+from jetcapture_py.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_nanoseconds, parse_size
 
 UNLIMITED = "unlimited"
 
@@ -31,7 +31,7 @@ def _limit(value: object) -> object:
     if value in (UNLIMITED, -1, "-1", 0, "0") and not isinstance(value, bool):
         return -1
     if isinstance(value, bool) or (isinstance(value, int) and value < 0):
-        raise ValueError(f"expected a whole number, or {UNLIMITED}, got {quoted(value)}")
+        raise ValueError(f"expected a whole number, or {UNLIMITED}")
     return value
 
 

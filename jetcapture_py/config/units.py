@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
-from typing import Self
 
 from jetcapture_py.text import escaped
 
@@ -59,7 +58,7 @@ RFC3339 = re.compile(RFC3339_PATTERN)
 _DURATION = re.compile(DURATION_PATTERN.removesuffix("$") + r"\Z")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[dhms])")
 _SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")
-_AMBIGUOUS_SIZE = re.compile(rf"({_NUMBER})([kKmMgGtT])i?")
+_AMBIGUOUS_SIZE = re.compile(rf"{_NUMBER}([kKmMgGtT])i?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGO = re.compile(rf"-?(?:{_NUMBER}(?:ms|[dhms]))+")
 _DAYS_AGO = {"today": 0, "yesterday": 1}
@@ -67,62 +66,46 @@ _MAX_SHOWN = 80
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
-class Expanded(str):
-    """Text in which environment variables were replaced; `source` is what the file says.
-
-    Messages show the source: the value may be a secret that ended up in the wrong setting.
-    """
-
-    __slots__ = ("source",)
-    source: str
-
-    def __new__(cls, value: str, source: str) -> Self:
-        """`value` with the text that it was made from."""
-        text = super().__new__(cls, value)
-        text.source = source
-        return text
-
-
 def parse_duration(value: object) -> float:
-    """Seconds from a duration, or ValueError with one line that says what was expected."""
+    """Seconds from a duration, or ValueError that says in one line what was expected; `got` adds the value."""
     return float(_duration(value))
 
 
 def parse_nanoseconds(value: object) -> int:
-    """Whole nanoseconds from a duration, or ValueError with one line that says what was expected."""
+    """Whole nanoseconds from a duration; ValueError as `parse_duration`."""
     nanoseconds = _duration(value) * 10**9
     if nanoseconds.denominator != 1:
-        raise ValueError(f"expected a whole number of nanoseconds, got {quoted(value)}")
+        raise ValueError("expected a whole number of nanoseconds")
     return int(nanoseconds)
 
 
 def _duration(value: object) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"expected a duration such as 15m, got {quoted(value)}")
+        raise ValueError("expected a duration such as 15m")
     if isinstance(value, str):
         seconds = _seconds(value)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"expected a duration such as 15m, got {quoted(value)}")
+        raise ValueError("expected a duration such as 15m")
     else:
         seconds = Fraction(value)
     if seconds < 0:
-        raise ValueError(f"expected a duration of at least 0, got {quoted(value)}")
+        raise ValueError("expected a duration of at least 0")
     if seconds > MAX_SECONDS:
-        raise ValueError(f"expected a duration of at most 36500d, got {quoted(value)}")
+        raise ValueError("expected a duration of at most 36500d")
     return seconds
 
 
 def parse_size(value: object) -> int:
-    """Bytes from a size, or ValueError with one line that says what was expected."""
+    """Bytes from a size; ValueError as `parse_duration`."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"expected a size such as 128MiB, got {quoted(value)}")
+        raise ValueError("expected a size such as 128MiB")
     size = _bytes(value) if isinstance(value, str) else Fraction(value)
     if size < 0:
-        raise ValueError(f"expected a size of at least 0, got {quoted(value)}")
+        raise ValueError("expected a size of at least 0")
     if size > MAX_BYTES:
-        raise ValueError(f"expected a size below 8388608TiB, got {quoted(value)}")
+        raise ValueError("expected a size below 8388608TiB")
     if size.denominator != 1:
-        raise ValueError(f"expected a whole number of bytes, got {quoted(value)}")
+        raise ValueError("expected a whole number of bytes")
     return int(size)
 
 
@@ -148,9 +131,7 @@ def parse_time(value: object) -> datetime:
     except ValueError:
         moment = None
     if moment is None:
-        raise ValueError(
-            f"expected a time such as 2026-05-01T12:00:00Z, a date, today, yesterday or -1h, got {quoted(value)}"
-        )
+        raise ValueError("expected a time such as 2026-05-01T12:00:00Z, a date, today, yesterday or -1h")
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -194,9 +175,7 @@ def format_size(size: int) -> str:
 
 
 def quoted(value: object) -> str:
-    """The value for a message: on one line, not long, without the values of environment variables."""
-    if isinstance(value, Expanded):
-        value = value.source
+    """The value for a message: on one line, and not long."""
     if isinstance(value, str):
         return f'"{escaped(value[:_MAX_SHOWN])}{"…" if len(value) > _MAX_SHOWN else ""}"'
     if isinstance(value, bool):
@@ -206,6 +185,12 @@ def quoted(value: object) -> str:
     if isinstance(value, float):
         return str(value)
     return kind(value)
+
+
+def got(reason: str, value: object) -> str:
+    """Add the value to what was expected: `expected X; hint` becomes `expected X, got "Y"; hint`."""
+    expected, semicolon, hint = reason.partition("; ")
+    return f"{expected}, got {quoted(value)}{semicolon}{hint}" if reason.startswith("expected ") else reason
 
 
 def dotted(path: Iterable[int | str]) -> str:
@@ -239,18 +224,18 @@ def _seconds(text: str) -> Fraction:
             sum((Fraction(number) * _SECONDS[unit] for number, unit in parts), Fraction()) if parts else Fraction(text)
         )
     if text.startswith("-") and _DURATION.match(text[1:]):
-        raise ValueError(f"expected a duration of at least 0, got {quoted(text)}")
+        raise ValueError("expected a duration of at least 0")
     units = " (units d, h, m, s and ms, largest first)" if text[:1].isdigit() else ""
-    raise ValueError(f"expected a duration such as 15m{units}, got {quoted(text)}")
+    raise ValueError(f"expected a duration such as 15m{units}")
 
 
 def _bytes(text: str) -> Fraction:
     if match := _SIZE.fullmatch(text):
         return Fraction(match[1]) * _BYTES[(match[2] or "B").replace("k", "K")]
     if text.startswith("-") and _SIZE.fullmatch(text[1:]):
-        raise ValueError(f"expected a size of at least 0, got {quoted(text)}")
-    if not isinstance(text, Expanded) and (match := _AMBIGUOUS_SIZE.fullmatch(text)):
-        number, unit = match[1], match[2].upper()
-        raise ValueError(f"expected {number}{unit}iB (1024s) or {number}{unit}B (1000s), got {quoted(text)}")
+        raise ValueError("expected a size of at least 0")
+    if match := _AMBIGUOUS_SIZE.fullmatch(text):
+        unit = match[1].upper()
+        raise ValueError(f"expected a size in {unit}iB (1024s) or {unit}B (1000s)")
     units = " (units B, KB, MB, GB, TB, KiB, MiB, GiB and TiB)" if text[:1].isdigit() else ""
-    raise ValueError(f"expected a size such as 128MiB{units}, got {quoted(text)}")
+    raise ValueError(f"expected a size such as 128MiB{units}")

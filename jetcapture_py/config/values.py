@@ -1,7 +1,7 @@
 """Types of settings for the configuration's models: how their text must look.
 
-A type turns a YAML value into a setting, or raises ValueError with one line that says what was expected. Types that may
-hold a secret never show their input.
+A type turns a YAML value into a setting, or raises ValueError that says in one line what was expected; `section` adds
+what the file says. Types that may hold a secret raise `hidden`, to which nothing is added.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pydantic import (
 
 from jetcapture_py import plugins
 from jetcapture_py.config import buckets, yaml_text
-from jetcapture_py.config.section import did_you_mean
+from jetcapture_py.config.section import did_you_mean, hidden
 from jetcapture_py.config.template import parse_template
 from jetcapture_py.config.units import (
     DURATION_PATTERN,
@@ -38,7 +38,6 @@ from jetcapture_py.config.units import (
     format_size,
     parse_duration,
     parse_size,
-    quoted,
 )
 from jetcapture_py.errors import ConfigError
 
@@ -54,7 +53,7 @@ _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
 def _at_least(minimum: float, parse: Callable[[object], float], show: Callable[[Any], str]) -> BeforeValidator:
     def check(value: object) -> float:
         if (number := parse(value)) < minimum:
-            raise ValueError(f"expected at least {show(minimum)}, got {quoted(value)}")
+            raise ValueError(f"expected at least {show(minimum)}")
         return number
 
     return BeforeValidator(check)
@@ -65,7 +64,7 @@ def _text(matches: Callable[[str], object], expected: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if not matches(value):
-            raise ValueError(f"expected {expected}, got {quoted(value)}")
+            raise ValueError(f"expected {expected}")
         return value
 
     return AfterValidator(check)
@@ -80,8 +79,7 @@ def one_of(*choices: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if value not in choices and not plugins.is_reference(value):
-            hint = did_you_mean(value, choices)
-            raise ValueError(f"expected {', '.join(choices)} or package.module:object, got {quoted(value)}{hint}")
+            raise ValueError(f"expected {', '.join(choices)} or package.module:object{did_you_mean(value, choices)}")
         return value
 
     return AfterValidator(check)
@@ -89,8 +87,7 @@ def one_of(*choices: str) -> AfterValidator:
 
 def _interval(seconds: float) -> float:
     if not seconds.is_integer() or DAY % seconds:
-        shown = quoted(format_duration(seconds))
-        raise ValueError(f"expected whole seconds that divide a day evenly, such as 15m or 1h, got {shown}")
+        raise ValueError("expected whole seconds that divide a day evenly, such as 15m or 1h")
     return seconds
 
 
@@ -100,7 +97,7 @@ def _retry_for(value: object) -> float:
 
 def _number(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError(f"expected a whole number, got {quoted(value)}")
+        raise ValueError("expected a whole number")
     return value
 
 
@@ -108,9 +105,9 @@ def _secret(value: object) -> SecretStr:
     if isinstance(value, SecretStr):
         return value
     if not isinstance(value, str):
-        raise ValueError("expected text; put it in quotes")
+        raise hidden("expected text; put it in quotes")
     if not value:
-        raise ValueError("expected non-empty text")
+        raise hidden("expected non-empty text")
     return SecretStr(str(value))
 
 
@@ -118,7 +115,7 @@ def _path(value: object) -> Path:
     if isinstance(value, Path):
         return value
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise ValueError("expected the path of a file")
+        raise hidden("expected the path of a file")
     return Path(value)
 
 
@@ -141,14 +138,13 @@ def is_stream_name(value: str) -> bool:
 
 def _stream_name(value: str) -> str:
     if value in ("_quarantine", "_watermark", "_streams", "_erased", "_expired", "_table", "_probe"):
-        raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
+        raise ValueError("expected another name; the archive has a directory that is called so")
     return value
 
 
 def _table_name(value: str) -> str:
-    name = value.rpartition(".")[2]
-    if name.lower() in _METADATA_TABLES:
-        raise ValueError(f"{quoted(name)} is a metadata table of Iceberg; use another name")
+    if value.rpartition(".")[2].lower() in _METADATA_TABLES:
+        raise ValueError("expected another name than that of a metadata table of Iceberg")
     return value
 
 
@@ -168,7 +164,7 @@ def _one_or_many(value: object) -> object:
 
 def _server(value: str) -> str:
     if "@" in value:
-        raise ValueError("credentials are not part of an address; use nats.user and nats.password, or nats.token")
+        raise hidden("credentials are not part of an address; use nats.user and nats.password, or nats.token")
     try:
         parts = urlsplit(value)
         usable = parts.hostname and (parts.port is None or parts.port > 0) and value.isprintable() and " " not in value
@@ -176,19 +172,17 @@ def _server(value: str) -> str:
         usable = False
     else:
         if parts.scheme not in _SCHEMES or "://" not in value:
-            raise ValueError(
-                f"expected an address that starts with nats://, tls://, ws:// or wss://, got {quoted(value)}"
-            )
+            raise ValueError("expected an address that starts with nats://, tls://, ws:// or wss://")
     if not usable:
-        raise ValueError(f"expected an address such as nats://127.0.0.1:4222, got {quoted(value)}")
+        raise ValueError("expected an address such as nats://127.0.0.1:4222")
     return value
 
 
 def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
-        raise ValueError("expected at least one address")
+        raise hidden("expected at least one address")
     if len({address.startswith("ws") for address in value}) > 1:
-        raise ValueError("expected only ws:// and wss://, or only nats:// and tls://")
+        raise hidden("expected only ws:// and wss://, or only nats:// and tls://")
     return value
 
 
@@ -200,7 +194,7 @@ def _start_time(value: object) -> datetime:
             return datetime.fromisoformat(value.upper()).astimezone(UTC)
     except (ValueError, OverflowError):
         pass  # such as 30 February
-    raise ValueError(f"expected a time with its zone such as 2026-01-31T00:00:00Z, got {quoted(value)}")
+    raise ValueError("expected a time with its zone such as 2026-01-31T00:00:00Z")
 
 
 def _exact_time(value: object) -> str:
@@ -217,7 +211,7 @@ def _type(value: str) -> str:
 
 def _given(value: object) -> object:
     if value is None:
-        raise ValueError('expected a template such as "{subject}", got nothing; write "" for one key')
+        raise ValueError('expected a template such as "{subject}"; write "" for one key')
     return value
 
 
@@ -231,11 +225,11 @@ def _registry(value: str) -> str:
     """Check an address. Errors show only its scheme, because it may contain credentials."""
     scheme, separator, rest = value.partition("://")
     if not value.isprintable() or not (rest if separator else value):
-        raise ValueError("expected a directory, or an address such as http://registry:8081")
+        raise hidden("expected a directory, or an address such as http://registry:8081")
     if separator and scheme not in ("http", "https"):
-        raise ValueError("expected a directory, or an address that starts with http:// or https://")
+        raise hidden("expected a directory, or an address that starts with http:// or https://")
     if separator and "@" in rest.split("/")[0]:
-        raise ValueError("credentials are not part of an address")
+        raise hidden("credentials are not part of an address")
     return value
 
 
@@ -258,30 +252,30 @@ def _is_listen(value: str) -> bool:
 def _subject_template(value: str) -> str:
     plain = value.replace("{stream}", "S")
     if "{" in plain or "}" in plain:
-        raise ValueError(f"expected a subject with no placeholder but {{stream}}, got {quoted(value)}")
+        raise ValueError("expected a subject with no placeholder but {stream}")
     return value
 
 
 def _store_url(value: str, info: ValidationInfo) -> str:
     """Check an address. Errors show only its scheme, because it may contain credentials."""
     if not value.isprintable() or re.search(r"[{}]", value.replace("{key}", "")):
-        raise ValueError("expected an address without control characters and with no placeholder but {key}")
+        raise hidden("expected an address without control characters and with no placeholder but {key}")
     scheme, separator, rest = value.partition("://")
     if not separator:
         if not value.startswith("/"):
-            raise ValueError("expected an absolute path, or an address such as s3://bucket/path")
+            raise hidden("expected an absolute path, or an address such as s3://bucket/path")
         return value
     if info.data.get("type"):
         return value
     if scheme not in _STORES:
         known = ", ".join(f"{name}://" for name in _STORES)
-        raise ValueError(f"expected an absolute path or one of {known}{did_you_mean(scheme, _STORES)}")
+        raise hidden(f"expected an absolute path or one of {known}{did_you_mean(scheme, _STORES)}")
     if scheme == "file" and not rest.startswith("/"):
-        raise ValueError("expected three slashes and an absolute path, as in file:///var/lib/jetcapture")
+        raise hidden("expected three slashes and an absolute path, as in file:///var/lib/jetcapture")
     if scheme != "memory" and not rest.split("/")[0] and scheme != "file":
-        raise ValueError(f"expected a bucket or container, as in {scheme}://bucket/path")
+        raise hidden(f"expected a bucket or container, as in {scheme}://bucket/path")
     if scheme not in ("file", "memory") and (":" in rest.rpartition("@")[0] or "?" in rest):
-        raise ValueError("credentials are not part of an address; use store.options")
+        raise hidden("credentials are not part of an address; use store.options")
     return value
 
 
@@ -368,7 +362,7 @@ Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
 """A key template as in `template`, or a user's function."""
 Registry = Annotated[str, AfterValidator(_registry)]
 """A directory, or the address of a schema registry."""
-Delimiter = Annotated[str, _text(_is_delimiter, "a character such as ; or |")]
+Delimiter = Annotated[str, _text(_is_delimiter, "a character such as | or ;")]
 """One ASCII character."""
 BlockFormat = Annotated[str, one_of("parquet", *TEXT_FORMATS)]
 """parquet, ndjson, csv, or a user's writer."""
@@ -393,7 +387,7 @@ def parse_option(text: str) -> tuple[str, object]:
     """Parse `NAME=VALUE` as one of `store.options`, with environment variables in place. Raises ValueError."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ValueError("expected NAME=VALUE")
+        raise ValueError("NAME=VALUE is expected")
     try:
         return name, _OPTIONS.validate_python({name: yaml_text.read(value, os.environ)})[name]
     except ConfigError as error:

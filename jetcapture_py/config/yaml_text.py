@@ -10,8 +10,8 @@ Variables are replaced after YAML was parsed and in values only, so no value can
     $$                  one dollar sign; a dollar sign before anything but a brace stands for itself
 
 A value that comes from a variable is text, and the setting's type decides what it means: "5000" is a fine number and
-"true" a fine boolean, while a password of digits stays as it is. An unquoted value that is one variable and turns out
-empty counts as not set; in quotes it is the empty text.
+"true" a fine boolean, while a password of digits stays as it is. An unquoted value that turns out empty counts as not
+set; in quotes it is the empty text.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from typing import Any
 
 import yaml
 
-from jetcapture_py.config.units import Expanded, dotted
+from jetcapture_py.config.units import dotted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped, is_text
-
-MAX_VALUES = 100_000
-"""Every use of an alias counts: otherwise a few lines could expand to more values than fit in memory."""
 
 _SUFFIXES = (".yaml", ".yml")
 _TAG = "tag:yaml.org,2002:"
@@ -116,7 +113,7 @@ def read(text: str, env: Mapping[str, str] | None) -> object:
         value = None if node is None else reader.value(node, ())
     except yaml.YAMLError as error:
         problem = _syntax(error, text)
-    except RecursionError:
+    except RecursionError:  # or a list or mapping is inside of itself, by an alias
         problem = "the settings are nested too deeply"
     if problem:
         raise ConfigError(problem)
@@ -129,27 +126,16 @@ def read(text: str, env: Mapping[str, str] | None) -> object:
 class _Reader:
     env: Mapping[str, str] | None
     problems: list[str] = field(default_factory=list)
-    open: set[int] = field(default_factory=set)
-    """Collections whose inside is being read: meeting one again means that it contains itself."""
-    values: int = 0
 
     def value(self, node: yaml.Node, path: tuple[int | str, ...]) -> object:
-        self.values += 1
-        if self.values > MAX_VALUES:
-            raise ConfigError(f"the settings have more than {MAX_VALUES} values, counting every use of an alias")
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
-        if id(node) in self.open or node.tag not in (_TAG + "map", _TAG + "seq"):
-            reason = "the value contains itself" if id(node) in self.open else "YAML tags are not supported"
-            self.problems.append(f"{dotted(path)}: {reason} (line {_line(node)})")
+        if node.tag not in (_TAG + "map", _TAG + "seq"):
+            self.problems.append(f"{dotted(path)}: YAML tags are not supported (line {_line(node)})")
             return None
-        self.open.add(id(node))
-        try:
-            if isinstance(node, yaml.SequenceNode):
-                return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-            return self.mapping(node, path)
-        finally:
-            self.open.remove(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self.mapping(node, path)
 
     def mapping(self, node: yaml.Node, path: tuple[int | str, ...]) -> dict[str, object]:
         settings: dict[str, object] = {}
@@ -175,8 +161,7 @@ class _Reader:
             if not is_text(text):
                 self.problems.append(f"{dotted(path)}: {_NO_TEXT} (line {_line(node)})")
                 return ""
-            whole = node.style is None and not text and isinstance(text, Expanded)
-            return None if whole and _VARIABLE.fullmatch(node.value) else text
+            return text if text or node.style is not None else None
         if node.tag not in _SCALARS:
             self.problems.append(
                 f"{dotted(path)}: YAML tags are not supported (line {_line(node)}); "
@@ -207,8 +192,7 @@ class _Reader:
                 self.problems.append(f"{dotted(path)}: the environment variable {name} is not set; {hint}")
             return env.get(name or "", "")
 
-        expanded = _VARIABLE.sub(one, text)
-        return text if expanded == text else Expanded(expanded, text)
+        return _VARIABLE.sub(one, text)
 
 
 def _line(node: yaml.Node) -> int:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
-from jetcapture_py.config.units import format_time, microseconds_of, parse_time, quoted
+from jetcapture_py.config.units import format_time, got, microseconds_of, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
 
@@ -133,7 +133,7 @@ def _moment(name: str, value: Moment | None) -> datetime | None:
     try:
         return None if value is None else parse_time(value)
     except ValueError as error:
-        raise JetcaptureError(f"{name}: {error}") from None
+        raise JetcaptureError(f"{name}: {got(str(error), value)}") from None
 
 
 def _keys(keys: object) -> list[str | None] | None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jetcapture_py.config.model import NatsConfig, SourceConfig
-from jetcapture_py.config.units import microseconds_of, parse_time, quoted
+from jetcapture_py.config.units import got, microseconds_of, parse_time
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.publish.frames import check_subject
 from jetcapture_py.store.archive import ArchiveFiles
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
+_NAME_RULE = "expected a name without spaces, '.', '*', '>', '/' and '\\'"
 _NANOSECONDS = re.compile(r"[.,]\d{6}(\d{1,3})")
 
 
@@ -52,7 +53,7 @@ class RestoreRequest:
     def __post_init__(self) -> None:
         """Refuse what cannot be combined. Raises ConfigError."""
         if not _NAME.fullmatch(self.target):
-            raise ConfigError(f"--as: {_not_a_name(self.target)}")
+            raise ConfigError(f"--as: {got(_NAME_RULE, self.target)}")
         if self.last is not None and self.last < self.first:
             raise ConfigError("--to-seq is less than --from-seq")
         if len(dict(self.consumers)) < len(self.consumers):
@@ -63,17 +64,13 @@ class RestoreRequest:
             raise ConfigError("--with-schedules cannot be combined with another name or prefix: they would fire twice")
 
 
-def _not_a_name(text: str) -> str:
-    return f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(text)}"
-
-
 def parse_consumer(text: str) -> tuple[str, int]:
     """Return the name and the sequence of --consumer. Raises ValueError."""
     name, equals, seq = text.partition("=")
     if not equals or not seq.isascii() or not seq.isdigit():
-        raise ValueError(f"expected NAME=SEQ, got {quoted(text)}")
+        raise ValueError("expected NAME=SEQ")
     if not _NAME.fullmatch(name):
-        raise ValueError(_not_a_name(name))
+        raise ValueError(_NAME_RULE)
     return name, int(seq)
 
 

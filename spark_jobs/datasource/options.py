@@ -15,7 +15,6 @@ from jetcapture_py.config import values as types
 from jetcapture_py.config.decoding import FORMATS, DecodeConfig
 from jetcapture_py.config.model import NatsConfig, Section
 from jetcapture_py.config.section import did_you_mean, validated, wrong
-from jetcapture_py.config.units import quoted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from spark_jobs.publishing import login
@@ -33,7 +32,7 @@ def _position(*words: str) -> BeforeValidator:
             return text
         if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 63:
             return int(text)
-        raise ValueError(f"expected {', '.join(words)} or a sequence from 1, got {quoted(value)}")
+        raise ValueError(f"expected {', '.join(words)} or a sequence from 1")
 
     return BeforeValidator(check)
 

@@ -753,12 +753,12 @@ def test_a_table_that_cannot_be_kept_is_refused_with_the_configuration(tmp_path:
     with pytest.raises(ConfigError, match=r"^maintain\.table: not with block\.format csv: a table requires Parquet"):
         parse({**data, "store": {"url": str(tmp_path)}, "maintain": {"table": table}})
     table["name"] = "nats.{stream}"
-    with pytest.raises(ConfigError, match='"refs" is a metadata table of Iceberg'):
+    with pytest.raises(ConfigError, match="expected another name than that of a metadata table of Iceberg"):
         parse({"source": {"stream": "refs", "consumer": "c"}, "store": {"url": "/a"}, "maintain": {"table": table}})
     for name, reason in (
         ("orders", "a namespace and a name, such as nats.orders"),
-        ("nats.dead", "another table"),
-        ("nats.Snapshots", "is a metadata table of Iceberg"),
+        ("nats.dead", "must differ from name"),
+        ("nats.Snapshots", "that of a metadata table of Iceberg"),
     ):
         table = {"name": name, "catalog": {}, "quarantine": "nats.dead"}
         with pytest.raises(ConfigError, match=reason):

@@ -407,10 +407,10 @@ def test_a_consumer_that_cannot_be_captured_from_is_not_exported(nats_server: St
     [
         ("stream: {max_agee: 1d, name: S}", "stream.max_agee: unknown setting; did you mean max_age?"),
         ("stream: {name: S, max_age: 1x}", "stream.max_age: expected a duration such as 15m"),
-        ("stream: {name: S, max_bytes: 1k}", "stream.max_bytes: expected 1KiB (1024s) or 1KB (1000s)"),
+        ("stream: {name: S, max_bytes: 1k}", "stream.max_bytes: expected a size in KiB (1024s) or KB (1000s)"),
         ("stream: {name: S, storage: disk}", "stream.storage: expected file or memory"),
         ("stream: {max_age: 1d}", "source: required, but not set (or set stream.name"),
-        ("stream: {name: S}\nsource: {stream: T, consumer: c}", "stream: expected the name T, as in source.stream"),
+        ("stream: {name: S}\nsource: {stream: T, consumer: c}", "stream.name: expected T, as in source.stream"),
         ("stream: {name: S, sources: [{nam: A}]}", "stream.sources[0].nam: unknown setting"),
         ("nats: {servers: ['nats://a']}", "source: required, but not set (or set stream.name"),
     ],

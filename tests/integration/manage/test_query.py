@@ -340,7 +340,7 @@ def test_errors_are_one_line(
         (["SELEC 1"], 'Parser Error: syntax error at or near "SELEC"'),
         (["SELECT * FROM archives"], "Catalog Error: Table with name archives does not exist!"),
         (["-- nothing"], "SQL is missing"),
-        (["SELECT 1", "--option", "x"], "--option: expected NAME=VALUE"),
+        (["SELECT 1", "--option", "x"], "--option: NAME=VALUE is expected"),
         (["SELECT 1", "--from", "noon"], "--from: "),
         (["SELECT 1", "--frmat", "csv"], "unexpected argument --frmat: expected URL STREAM [SQL]"),
         (["SELECT 1", "--fron=x"], "unexpected argument --fron=x: expected URL STREAM [SQL]"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -41,25 +40,6 @@ def test_no_tag_makes_an_object(tmp_path: Path, line: str, value: str) -> None:
         problems = error.problems
     assert problems
     assert not mark.exists()
-
-
-def laughs(levels: int, width: int = 10) -> str:
-    """A list of lists of lists… that takes a few hundred bytes, and has `width` to the power of `levels` values."""
-    lines = ["l0: &l0 [" + ", ".join(["lol"] * width) + "]"]
-    lines += [f"l{n}: &l{n} [" + ", ".join([f"*l{n - 1}"] * width) + "]" for n in range(1, levels)]
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize("levels", [6, 40])
-@pytest.mark.parametrize("below", ["", "store:\n  url: /x\n  options:\n"])
-def test_aliases_of_aliases_are_refused_before_they_take_long(levels: int, below: str) -> None:
-    text = laughs(levels)
-    if below:
-        text = below + "\n".join(f"    {line}" for line in text.splitlines())
-    began = time.process_time()
-    with pytest.raises(ConfigError, match="more than 100000 values, counting every use of an alias"):
-        model.loads(text, {})
-    assert time.process_time() - began < 5
 
 
 def test_names_given_twice_are_refused_at_every_level() -> None:

@@ -43,7 +43,7 @@ def test_a_bucket_names_its_stream_and_the_default_key(source: dict[str, Any], s
         ({"source": {}}, "source.stream: required, but not set"),
         (
             {"source": {"bucket": "s"}, "stream": {"name": "s"}},
-            'stream: expected the name KV_s, as in source.bucket, got "s"',
+            'stream.name: expected KV_s, as in source.bucket, got "s"',
         ),
         (
             {"source": {"object_store": "s"}, "decode": {"format": "json"}},

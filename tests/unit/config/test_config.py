@@ -92,7 +92,7 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "source.stream",
             "_quarantine",
-            'source.stream: "_quarantine" is reserved for a directory of the archive and cannot be a stream\'s name',
+            'source.stream: expected another name, got "_quarantine"; the archive has a directory that is called so',
         ),
         ("source.batch", 0, "source.batch: expected at least 1, got 0"),
         ("source.batch", True, "source.batch: expected a whole number, got true"),
@@ -125,7 +125,7 @@ def test_the_defaults_are_the_contract() -> None:
             "source.max_ack_pending",
             300_001,
             (
-                "source.max_ack_pending: expected at most 300000, got 300001: the server's time to redeliver grows "
+                "source.max_ack_pending: expected at most 300000, got 300001; the server's time to redeliver grows "
                 "with the square of the unacked messages; source.allow_many_unacked: true allows it"
             ),
         ),
@@ -165,7 +165,7 @@ def test_the_defaults_are_the_contract() -> None:
             {"format": "tsv", "columns": {"a": "int64"}, "delimiter": ";"},
             "decode.delimiter: only with decode.format csv, not with tsv",
         ),
-        ("decode.delimiter", "ab", 'decode.delimiter: expected a character such as ; or |, got "ab"'),
+        ("decode.delimiter", "ab", 'decode.delimiter: expected a character such as | or ;, got "ab"'),
         (
             "decode",
             {"format": "avro", "schema": "a.avsc", "rows": "lines"},
@@ -205,7 +205,7 @@ def test_the_defaults_are_the_contract() -> None:
         ),
         ("block.bundles", -1, "block.bundles: expected at least 0, got -1"),
         ("block.bundles", 10_001, "block.bundles: expected at most 10000, got 10001"),
-        ("block.max_bytes", "64k", 'block.max_bytes: expected 64KiB (1024s) or 64KB (1000s), got "64k"'),
+        ("block.max_bytes", "64k", 'block.max_bytes: expected a size in KiB (1024s) or KB (1000s), got "64k"'),
         (
             "block.format",
             "xml",
@@ -250,7 +250,7 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "on_stored.subject",
             "$JS.API.STREAM.DELETE.{stream}",
-            'on_stored.subject: expected a subject that is not the server\'s own, got "$JS.API.STREAM.DELETE.ORDERS"',
+            'on_stored.subject: expected a subject that is not the server\'s own, got "$JS.API.STREAM.DELETE.{stream}"',
         ),
         ("nats.servers", [], "nats.servers: expected at least one address"),
         (
@@ -440,8 +440,15 @@ def test_secrets_are_in_no_repr_dump_or_schema() -> None:
 
 def test_a_value_of_the_environment_is_shown_as_its_variable() -> None:
     text = "source: {stream: ORDERS, consumer: archive, batch: '${X}'}\nstore: {url: /data}\nblock: {interval: '${X}'}"
+    text += (
+        "\nnats: {servers: 'nat://${X}'}\ndecode: {format: json, columns: {a: '${X}', b: 'list<${X}>'}}\nkey: '{${X}'"
+    )
     assert yaml_problems(text, X=SECRET) == (
+        'nats.servers[0]: expected an address that starts with nats://, tls://, ws:// or wss://, got "nat://${X}"',
         'source.batch: expected a whole number, got "${X}"',
+        'decode.columns.a.type: expected another value, got "${X}"',
+        'decode.columns.b.type: expected another value, got "list<${X}>"',
+        'key: expected another value, got "{${X}"',
         'block.interval: expected a duration such as 15m, got "${X}"',
     )
 
@@ -553,7 +560,7 @@ def test_an_empty_tls_section_asks_for_tls() -> None:
                 'text that contains ": " must be quoted'
             ),
         ),
-        ("a: &a [*a]\n", "a[0]: the value contains itself (line 1)"),
+        ("a: &a [*a]\n", "the settings are nested too deeply"),
         (f'a: "{SECRET}\\ud800"\n', "a: not valid text: it contains a surrogate (line 1)"),
         (
             'a:\n  "b\\udfff": 1\n',

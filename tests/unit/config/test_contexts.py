@@ -173,7 +173,7 @@ def test_a_context_that_cannot_be_read_is_named(home: Path) -> None:
     assert refusal(home, "") == (
         "nats.context: no context is selected: set NATS_CONTEXT, or run `nats context select NAME`"
     )
-    assert "expected the name of a context" in refusal(home, "../staging")
+    assert "neither the name of a context" in refusal(home, "../staging")
     path = write(home)
     path.write_text(f"{{ {SECRET}")
     assert refusal(home) == f"nats.context: {path} is not a NATS CLI context: expected a JSON object"

@@ -15,9 +15,9 @@ from jetcapture_py.config.units import (
     MAX_BYTES,
     MAX_SECONDS,
     SIZE_PATTERN,
-    Expanded,
     format_duration,
     format_size,
+    got,
     kind,
     parse_duration,
     parse_size,
@@ -89,8 +89,9 @@ def test_sizes_read_as_bytes(text: object, size: int) -> None:
     ],
 )
 def test_a_wrong_duration_says_what_was_expected(value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=r"^expected ") as caught:
         parse_duration(value)
+    assert got(str(caught.value), value) == message
 
 
 @pytest.mark.parametrize(
@@ -101,9 +102,9 @@ def test_a_wrong_duration_says_what_was_expected(value: object, message: str) ->
         (True, "expected a size such as 128MiB, got true"),
         (1.5, "expected a size such as 128MiB, got 1.5"),
         (math.nan, "expected a size such as 128MiB, got nan"),
-        ("64k", 'expected 64KiB (1024s) or 64KB (1000s), got "64k"'),
-        ("1G", 'expected 1GiB (1024s) or 1GB (1000s), got "1G"'),
-        ("512Mi", 'expected 512MiB (1024s) or 512MB (1000s), got "512Mi"'),
+        ("64k", 'expected a size in KiB (1024s) or KB (1000s), got "64k"'),
+        ("1G", 'expected a size in GiB (1024s) or GB (1000s), got "1G"'),
+        ("512Mi", 'expected a size in MiB (1024s) or MB (1000s), got "512Mi"'),
         (
             "5 MB",
             'expected a size such as 128MiB (units B, KB, MB, GB, TB, KiB, MiB, GiB and TiB), got "5 MB"',
@@ -115,8 +116,9 @@ def test_a_wrong_duration_says_what_was_expected(value: object, message: str) ->
     ],
 )
 def test_a_wrong_size_says_what_was_expected(value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=r"^expected ") as caught:
         parse_size(value)
+    assert got(str(caught.value), value) == message
 
 
 @given(st.integers(0, MAX_SECONDS * 1000))
@@ -152,16 +154,6 @@ def test_escaped_text_is_printable_and_cannot_leave_its_quotes(text: str) -> Non
     assert '"' not in re.sub(r"\\.", "", shown)
 
 
-def test_a_value_from_the_environment_is_shown_as_its_variable() -> None:
-    value = Expanded("hunter2", "${PASSWORD}")
-    assert value == "hunter2"
-    assert quoted(value) == '"${PASSWORD}"'
-    for parse in (parse_duration, parse_size):
-        with pytest.raises(ValueError, match="PASSWORD") as caught:
-            parse(value)
-        assert "hunter2" not in str(caught.value)
-
-
 def test_shown_values_are_short_and_on_one_line() -> None:
     assert quoted("a\nb\x1b[2J\u202e") == r'"a\nb\u001b[2J\u202e"'
     assert quoted("x" * 200) == f'"{"x" * 80}…"'
@@ -189,7 +181,7 @@ def test_a_time_is_a_moment_a_date_or_text() -> None:
         before = datetime.now(UTC)
         assert before <= parse_time(ago) + timedelta(minutes=90) <= datetime.now(UTC)
     for wrong in ("bogus", "", 5, None, "2026-02-30", "2026-05-01T25:00", "90", "-", "+1h", "1x"):
-        with pytest.raises(ValueError, match=r"^expected a time such as .*, got "):
+        with pytest.raises(ValueError, match=r"^expected a time such as "):
             parse_time(wrong)
     with pytest.raises(ValueError, match="2026-05-01T12:00:00 has no time zone"):
         parse_time(datetime(2026, 5, 1, 12))
