@@ -19,6 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.config.model import loads
 from jetcapture_py.jetstream.source import PullSource
+from jetcapture_py.ledger import Ledger, Memory
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import Publisher, connect
 
@@ -66,7 +67,7 @@ async def with_source(url: str, consumer: str, messages: int) -> None:
     config = loads(
         f"nats: {{servers: ['{url}']}}\nsource: {{stream: {STREAM}, consumer: {consumer}}}\nstore: {{url: 'memory://x'}}"
     )
-    source = PullSource(config, held=lambda: 0, unacked=lambda: 0)
+    source = PullSource(config, Ledger(Memory(config.limits.memory)))
     await source.open()
     pulling = asyncio.create_task(source.pull())
     received = 0

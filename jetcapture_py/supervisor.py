@@ -23,12 +23,12 @@ from typing import TypeVar
 from jetcapture_py.capture.announcing import Notifiers
 from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.capture.pressure import CaptureMemory
 from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures, refuse_wrong
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.unreadable import Notifier
+from jetcapture_py.ledger import Memory
 from jetcapture_py.log import about, event, leave, setup
 from jetcapture_py.monitoring.http import Site
 from jetcapture_py.monitoring.http_server import HttpServer, server_at
@@ -117,14 +117,15 @@ class _Member:
         self,
         capture: CaptureId,
         config: Config,
-        budget: CaptureMemory | None,
+        memory: Memory | None,
         notifiers: Notifiers,
         *,
         single: bool,
     ) -> None:
         self.id, self.name, self.config = capture, capture.name, config
         self.label = None if single else capture.name
-        self.capture = Capture(config, budget=budget, notifiers=notifiers)
+        self.memory = memory
+        self.capture = Capture(config, memory=memory, notifiers=notifiers)
         self.stop = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
@@ -351,10 +352,10 @@ class Supervisor:
     def _make(self, configs: Mapping[CaptureId, Config], selected: Captures) -> dict[CaptureId, _Member]:
         """Make captures, in a thread; what cannot run is no longer `selected`. The streams of a file share memory."""
         made: dict[CaptureId, _Member] = {}
-        budgets = {
-            (member.id.path, member.config.limits.memory): member.capture.state.budget
+        memories = {
+            (member.id.path, member.config.limits.memory): member.memory
             for member in self._members.values()
-            if member.id.stream
+            if member.memory is not None
         }
         for capture, config in configs.items():
             try:
@@ -362,11 +363,11 @@ class Supervisor:
                     for warning in config.warnings():
                         event(log, logging.WARNING, "config.warning", warning=warning)
                     limit = config.limits.memory
-                    budget = budgets.setdefault((capture.path, limit), CaptureMemory(limit)) if capture.stream else None
+                    memory = memories.setdefault((capture.path, limit), Memory(limit)) if capture.stream else None
                     member = made[capture] = _Member(
                         capture,
                         config,
-                        budget,
+                        memory,
                         partial(self._notifiers, config.nats),
                         single=self._files.single,
                     )
@@ -423,8 +424,6 @@ class Supervisor:
         except (Exception, BaseExceptionGroup) as error:
             self._failed(member, error)
             return
-        finally:
-            member.capture.state.budget.leave(member.capture.state)  # also of one that could not be opened
         member.capture.state.ended = ""
         self.abandoned |= member.capture.state.store_hangs
         event(log, logging.INFO, "capture.stopped", **member.capture.state.stats.fields())

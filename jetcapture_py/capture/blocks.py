@@ -26,6 +26,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify
 from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.ledger import Ledger
 from jetcapture_py.transform.keys import Run
 
 CHUNK_OVERHEAD = 2048
@@ -196,16 +197,10 @@ class Blocks:
 
     together = TOGETHER
 
-    def __init__(self, rules: SealRules) -> None:
-        self.rules = rules
+    def __init__(self, rules: SealRules, ledger: Ledger) -> None:
+        self.rules, self._ledger = rules, ledger
         self.messages = self.rows = self.bytes = 0
         """Of open blocks."""
-        self.unacked = 0
-        """Messages of all blocks."""
-        self.memory = 0
-        """Bytes that all chunks take."""
-        self.resident = 0
-        """The open blocks' share of it."""
         self.large: dict[Chunk, None] = {}
         """Chunks in memory that are not small, oldest first."""
         self.spooled: dict[Chunk, None] = {}
@@ -217,6 +212,16 @@ class Blocks:
     def __iter__(self) -> Iterator[Block]:
         yield from self._open.values()
         yield from self._sealed
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all chunks take."""
+        return self._ledger["open"] + self._ledger["sealed"]
+
+    @property
+    def resident(self) -> int:
+        """The open blocks' share of it."""
+        return self._ledger["open"]
 
     @property
     def open(self) -> int:
@@ -307,7 +312,7 @@ class Blocks:
         self.messages += messages
         self.rows += rows
         self.bytes += size
-        self.unacked += messages
+        self._ledger.unacked += messages
 
     # ------------------------------------------------------------------ memory
 
@@ -329,8 +334,9 @@ class Blocks:
     def _count(self, chunk: Chunk, memory: int) -> None:
         """Count the memory of a chunk, and the open blocks' share of it."""
         resident = memory * chunk.open_size // max(chunk.size, 1)
-        self.memory += memory - chunk.memory
-        self.resident += resident - chunk.resident
+        grown, opened = memory - chunk.memory, resident - chunk.resident
+        self._ledger["open"] += opened
+        self._ledger["sealed"] += grown - opened
         chunk.memory, chunk.resident = memory, resident
 
     def move(
@@ -468,7 +474,7 @@ class Blocks:
     def forget(self, block: Block) -> None:
         """Forget a sealed block that was stored and acknowledged."""
         del self._sealed[block]
-        self.unacked -= block.messages
+        self._ledger.unacked -= block.messages
 
 
 def _replies(batch: pa.RecordBatch) -> pa.BinaryArray:

@@ -1,4 +1,4 @@
-"""A thread for calls that may hang: a disk's, or a user's."""
+"""Calls in threads: of a pool, and in one for calls that may hang, a disk's or a user's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def in_pool(threads: Executor, work: Callable[..., T], *args: Any) -> T:
+    """Run `work` in one of `threads`; what it logs names the capture of the caller."""
+    return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work, *args)
 
 
 class DaemonThread:

@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 
-from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.config.shares import DECODE_SHARE, FIRST_BATCH, MAX_DECODED
+from jetcapture_py.capture.daemon_thread import in_pool
+from jetcapture_py.config.shares import DECODE_SHARE, FIRST_BATCH, MAX_DECODED, PREPARING_COPIES
 from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.ledger import Ledger
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
 
 class Decoding:
-    """Takes its messages from `state.preparing`. After `next`, `rest` is what is left of them."""
+    """The decoder, with its thread. `batch` are the messages that were taken and are in no block."""
 
-    def __init__(self, state: CaptureState, preparer: Preparer) -> None:
-        self.rest = Received()
-        self._state, self._preparer = state, preparer
+    def __init__(self, preparer: Preparer, ledger: Ledger) -> None:
+        self.preparer = preparer
+        self.batch = Received()
+        self._ledger = ledger
         self._messages = FIRST_BATCH  # at once, so that their columns take about so many bytes
+        self._since: float | None = None
+        self._threads = ThreadPoolExecutor(1, "decode")
 
-    async def next(self) -> Prepared | None:
-        """Prepare the next messages; None when they were too many at once: fewer are tried next."""
-        state = self._state
-        part, self.rest = state.preparing.split(self._messages)
-        state.decoding_since = time.monotonic()
-        try:
-            prepared = await state.in_thread(state.decode_threads, self._preparer, part)
-        except BatchTooWideError:
-            self._messages = max(1, len(part) // 2)
-            return None
-        finally:
-            state.decoding_since = None
-        size = min(state.budget.part // DECODE_SHARE, MAX_DECODED)
-        self._messages = max(1, len(part) * size // max(prepared.rows.nbytes, 1))
-        for seq, timestamp in prepared.span:
-            state.observer.saw(seq, timestamp)
-        return prepared
+    @property
+    def seconds(self) -> float:
+        """How long the present piece has been in the decoder and the key function; 0 without one."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    async def pieces(self, received: Received) -> AsyncGenerator[Prepared]:
+        """Yield messages in pieces; each has to be put into blocks at once."""
+        self._take(received)
+        while self.batch:
+            piece, rest = self.batch.split(self._messages)
+            self._since = time.monotonic()
+            try:
+                prepared = await in_pool(self._threads, self.preparer, piece)
+            except BatchTooWideError:
+                self._messages = max(1, len(piece) // 2)
+                continue
+            finally:
+                self._since = None
+            size = min(self._ledger.memory.part // DECODE_SHARE, MAX_DECODED)
+            self._messages = max(1, len(piece) * size // max(prepared.rows.nbytes, 1))
+            self._take(rest)
+            yield prepared
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, batch: Received) -> None:
+        self._ledger.unacked += len(batch) - len(self.batch)
+        self._ledger["decoding"] = batch.memory * PREPARING_COPIES
+        self.batch = batch

@@ -44,7 +44,7 @@ class Encoding:
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock | None]:
         """Encode blocks without erased messages, and free their rows; None for a block of which nothing is left."""
         state = self._state
-        async with state.encoding(sum(map(self._memory, blocks))):
+        async with state.ledger.encoding(sum(map(self._memory, blocks))):
             work = [
                 (block.spooled, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
                 for block in blocks
@@ -52,7 +52,7 @@ class Encoding:
             objects, erased = await state.in_thread(state.encode_threads, self._encode, work, state.erased)
         for block, encoded in zip(blocks, objects, strict=True):
             state.blocks.release(block)
-            state.encoded_bytes += 0 if encoded is None else encoded.memory
+            state.ledger["encoded"] += 0 if encoded is None else encoded.memory
         state.stats.erased += erased
         state.progress.set()
         return objects

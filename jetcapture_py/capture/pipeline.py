@@ -13,12 +13,12 @@ from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.capture import parts, side_tasks, startup_checks
 from jetcapture_py.capture.announcing import Announcer, Notifiers, OnStored
 from jetcapture_py.capture.blocks import StoredBlock
-from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
-from jetcapture_py.capture.state import CaptureMemory, CaptureState
+from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import acknowledge, check_drained, put_all
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import DrainError, SourceError
+from jetcapture_py.ledger import Memory
 from jetcapture_py.store import Store, configured_store
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.keys import KeyFunction
@@ -29,7 +29,7 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 class Capture:
     """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
 
-    `state` is for side tasks and metrics. Captures share `budget`; those of `notifiers` notify. Raises ConfigError.
+    `state` is for side tasks and metrics. Captures may share `memory`; those of `notifiers` notify. Raises ConfigError.
     """
 
     def __init__(
@@ -41,18 +41,21 @@ class Capture:
         store: Store | None = None,
         writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
-        budget: CaptureMemory | None = None,
+        memory: Memory | None = None,
         notifiers: Notifiers = tuple,
     ) -> None:
         store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
-        self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks, budget=budget)
         preparer = replace(parts.preparer(config, decoder, key), pinned=config.source.mode == "ordered")
-        self.decoding = Decoding(self.state, preparer)
+        self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks, memory=memory, preparer=preparer)
         self.encoding = Encoding(self.state, encoder)
         self.announcer = Announcer(self.state, on_stored, notifiers)
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
         """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""
+        with self.state.ledger.joined():
+            await self._run(stop, until_caught_up=until_caught_up)
+
+    async def _run(self, stop: asyncio.Event, *, until_caught_up: bool) -> None:
         state = self.state
         try:
             await state.source.open()
@@ -84,20 +87,17 @@ class Capture:
         """Put received messages into blocks; seal blocks that are full, or that exceed a budget together."""
         state, loop = self.state, asyncio.get_running_loop()
         while (received := await state.source.receive()) is not None:
-            state.preparing = received  # counted as held from here on
-            while state.preparing:
-                await state.memory_freed()
-                prepared = await self.decoding.next()  # decoded and routed
-                if prepared is None:
-                    continue  # too many at once: fewer come next time
+            async for prepared in state.decoding.pieces(received):  # decoded and routed
+                for seq, timestamp in prepared.span:
+                    state.observer.saw(seq, timestamp)
                 self.encoding.set_columns(prepared.columns)
                 blocks, now = state.blocks, loop.time()
                 full = blocks.add(prepared.rows, prepared.runs, now)
                 full += blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True)
                 state.send_to_store(full)
-                state.preparing = self.decoding.rest
                 state.stats.count_prepared(prepared)
                 state.seal_under_pressure()
+                await state.memory_freed()
 
     async def _store(self) -> None:
         """Store sealed blocks as objects. A block is held until its object is stored."""
@@ -107,7 +107,7 @@ class Capture:
             objects = await self.encoding.encode(blocks)
             async for index, location in put_all(state, objects):
                 encoded = objects[index]  # None if nothing is left of the block, because all of it was erased
-                state.encoded_bytes -= 0 if encoded is None else encoded.memory
+                state.ledger["encoded"] -= 0 if encoded is None else encoded.memory
                 state.stored.put_nowait(StoredBlock.of(blocks[index], encoded, location))
             del blocks, objects, encoded
             state.source.wake_pulls()

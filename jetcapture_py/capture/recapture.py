@@ -18,7 +18,6 @@ import pyarrow as pa
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import parts, pressure
 from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import probe, put_all
@@ -46,12 +45,10 @@ class Recapture:
         limits = config.limits.model_copy(update={"spool": None})
         store = config.store.model_copy(update={"retry_for": min(config.store.retry_for, RETRY_FOR)})
         self.config = config.model_copy(update={"limits": limits, "store": store})
-        self._preparer = parts.preparer(self.config, None, None)
         encoder = parts.encoder(self.config, None, None)
         self.state = CaptureState(self.config, configured_store(store), whole_blocks=encoder.whole_blocks)
         self._sealed_by, self._choose, self._put = sealed_by, choose, put or self.put
         self._encoding = Encoding(self.state, encoder)
-        self._decoding: tuple[str, Decoding] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +56,7 @@ class Recapture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.state.decode_threads.shutdown(wait=False, cancel_futures=True)
+        self.state.decoding.close()
         self.state.store_threads.shutdown(wait=False, cancel_futures=True)
 
     async def put(self, encoded: EncodedBlock) -> None:
@@ -84,12 +81,9 @@ class Recapture:
     async def add(self, consumer: str, received: Received) -> None:
         """Decode and route messages delivered to `consumer`, and put them into blocks; store those that are full, or
         too much together. Raises StoreError."""
-        state, decoding = self.state, self._decoder(consumer)
-        state.preparing = received
-        while state.preparing:
-            prepared = await decoding.next()
-            if prepared is None:
-                continue  # too many at once: fewer come next time
+        state = self.state
+        state.decoding.preparer = replace(state.decoding.preparer, consumer=consumer)
+        async for prepared in state.decoding.pieces(received):
             self._encoding.set_columns(prepared.columns)
             full: list[Block] = []
             for quarantine, rows, runs in (
@@ -99,18 +93,11 @@ class Recapture:
                 chosen, chosen_runs = self._choose(rows, runs, quarantine)
                 if chosen_runs:
                     full += state.blocks.add(chosen, chosen_runs, 0.0, quarantine=quarantine)
-            state.preparing = decoding.rest
             await self._store([*full, *pressure.seal(state.blocks, self.config.limits)])
 
     async def flush(self) -> None:
         """Store all blocks. Raises StoreError."""
         await self._store(self.state.blocks.seal_all(self._sealed_by))
-
-    def _decoder(self, consumer: str) -> Decoding:
-        """Return what decodes messages delivered to `consumer`."""
-        if self._decoding is None or self._decoding[0] != consumer:
-            self._decoding = consumer, Decoding(self.state, replace(self._preparer, consumer=consumer))
-        return self._decoding[1]
 
     async def _store(self, blocks: Sequence[Block]) -> None:
         """Encode blocks and store their objects, several at a time."""
@@ -122,7 +109,7 @@ class Recapture:
                 for encoded in await self._encoding.encode([block]):
                     if encoded is not None:
                         await self._put(encoded)
-                        self.state.encoded_bytes -= encoded.memory
+                        self.state.ledger["encoded"] -= encoded.memory
                 self.state.blocks.forget(block)
 
         await asyncio.gather(*(work() for _ in range(min(len(blocks), self.config.store.concurrency))))

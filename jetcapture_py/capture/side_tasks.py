@@ -65,8 +65,8 @@ def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) ->
 async def _pause(state: CaptureState, seconds: float, *, quiet: float) -> None:
     """Wait for `seconds`; if nothing arrives and nothing is in progress, longer: `quiet` seconds, or for a message."""
     source, spooling = state.source, state.spooling
-    seconds = max(seconds, TICK_SHARE * state.budget.captures)
-    busy = source.waiting or state.preparing or state.blocks.sealed or source.pulls.starved or state.draining
+    seconds = max(seconds, TICK_SHARE * state.ledger.memory.captures)
+    busy = source.waiting or state.decoding.batch or state.blocks.sealed or source.pulls.starved or state.draining
     if busy or source.idle_for() < QUIET or (spooling is not None and spooling.active):
         await asyncio.sleep(seconds)
         return
@@ -140,7 +140,7 @@ async def _watch_decoder(state: CaptureState) -> None:
     logged = None
     while True:
         await _pause(state, POLL, quiet=DECODER_SLOW)
-        batch, seconds = state.preparing, state.decoding_for()
+        batch, seconds = state.decoding.batch, state.decoding.seconds
         if seconds > DECODER_SLOW and batch is not logged:
             event(log, logging.WARNING, "decoder.slow", messages=len(batch), seconds=round(seconds))
             logged = batch
@@ -227,7 +227,7 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
     state.source.pulls.catching_up = True
     while not stop.is_set():
         await asyncio.sleep(CATCH_UP_POLL)
-        if state.preparing or state.source.idle_for() < CATCH_UP_POLL:
+        if state.decoding.batch or state.source.idle_for() < CATCH_UP_POLL:
             continue
         if state.source.waiting:
             state.source.flush()

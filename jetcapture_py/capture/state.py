@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import ConsumerWatermark
-from jetcapture_py.capture import pressure
+from jetcapture_py.capture import parts, pressure
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules, StoredBlock
-from jetcapture_py.capture.pressure import CaptureMemory as CaptureMemory
+from jetcapture_py.capture.daemon_thread import in_pool
+from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.spool import Spool, Spooling
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.capture.watermark import Observer
@@ -26,8 +25,9 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.values import TEXT_FORMATS
 from jetcapture_py.jetstream.ordered_source import OrderedSource
 from jetcapture_py.jetstream.source import PullSource
-from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.store import Store, notes_of
+from jetcapture_py.transform.prepare import Preparer
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class CaptureState:
     """The state of one capture. Sizes are bytes, times are seconds.
 
-    `whole_blocks` says that an object is made of one table, which no file can hold. Others may share `budget`.
+    `whole_blocks` says that an object is made of one table, which no file can hold. Others may share `memory`.
     """
 
     def __init__(
@@ -44,40 +44,34 @@ class CaptureState:
         store: Store,
         *,
         whole_blocks: bool = False,
-        budget: CaptureMemory | None = None,
+        memory: Memory | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
-        block, source, memory = config.block, config.source, config.limits.memory
+        block, source, limit = config.block, config.source, config.limits.memory
         self.config = config
         self.store, self.notes = store, notes_of(store, config.store.url)
         self.stats = Stats()
-        self.budget = budget or CaptureMemory(memory)
+        self.ledger = Ledger(memory or Memory(limit))
         spool = config.limits.spool
         in_memory = whole_blocks or not spool
-        largest = min(block.max_bytes, memory // shares.BLOCK_SHARE) if in_memory else block.max_bytes
-        self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
+        largest = min(block.max_bytes, limit // shares.BLOCK_SHARE) if in_memory else block.max_bytes
+        rules = SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages)
+        self.blocks = Blocks(rules, self.ledger)
         self.spooling: Spooling | None = None
         if spool:
             growth = shares.TEXT_GROWTH if block.format in TEXT_FORMATS and block.compression == "none" else 1
-            files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE, growth=growth)
-            self.spooling = Spooling(self.blocks, files, memory)
+            files = Spool(spool.path, spool.size, resident=limit // shares.OPEN_SHARE, growth=growth)
+            self.spooling = Spooling(self.blocks, files, limit)
+        self.decoding = Decoding(preparer or parts.preparer(config, None, None), self.ledger)
         ordered = config.source.mode == "ordered"
-        self.source: PullSource = (OrderedSource if ordered else PullSource)(
-            config,
-            held=lambda: self.memory,
-            unacked=lambda: self.unacked,
-            part=lambda: self.budget.part,
-            left=lambda: self.budget.limit - self.elsewhere,
-        )
+        self.source: PullSource = (OrderedSource if ordered else PullSource)(config, self.ledger)
         self.observer = Observer(source.stream, source.consumer)
         self.opened = self.draining = False
         self.ended: str | None = None
         """None until the capture has ended, then the reason for its failure, or "" after a drain."""
-        self.preparing = Received()
-        """The batch in the decoder."""
-        self.decoding_since: float | None = None
         self.store_hangs = False
         """Whether a thread may still be waiting for the store at the end."""
-        self.encoding_bytes = self.encoded_bytes = self.waiting_bytes = 0
+        self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.erased = Erased()
         """Messages that are acknowledged without being stored."""
@@ -94,50 +88,18 @@ class CaptureState:
         """Blocks that wait to be acknowledged."""
         self.progress = asyncio.Event()
         """Set whenever memory was freed or messages were acknowledged."""
-        self.decode_threads = ThreadPoolExecutor(1, "decode")
         self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store")
         self.encode_threads: Executor = self.store_threads
         """Several captures may share them."""
-        self.budget.join(self)
-
-    @property
-    def memory(self) -> int:
-        """Bytes held by everything after reception."""
-        preparing = self.preparing.memory * shares.PREPARING_COPIES
-        return self.blocks.memory + preparing + self.encoding_bytes + self.encoded_bytes
-
-    @property
-    def elsewhere(self) -> int:
-        """Bytes that the other captures hold or ask for."""
-        return self.budget.elsewhere(self)
-
-    def held(self) -> tuple[int, int]:
-        """Return the bytes held or asked for, and those of open blocks."""
-        source = self.source
-        return self.memory + source.waiting_bytes + source.pulls.in_flight, self.blocks.resident
 
     @property
     def unacked(self) -> int:
-        return self.source.waiting + len(self.preparing) + self.blocks.unacked
-
-    def decoding_for(self) -> float:
-        """Return the seconds that the current batch has been in the decoder and the key function; 0 without one."""
-        return 0.0 if self.decoding_since is None else time.monotonic() - self.decoding_since
+        return self.source.unacked
 
     def held_replies(self) -> pa.BinaryArray:
         """The ack subjects of every message that was received and not acknowledged."""
         blocks = [replies for block in self.blocks for replies in block.replies()]
-        return pa.concat_arrays([self.source.waiting_replies(), self.preparing.replies, *blocks])
-
-    @asynccontextmanager
-    async def encoding(self, size: int) -> AsyncIterator[None]:
-        """Wait for `size` bytes of the memory for making objects, and hold them inside the block."""
-        async with self.budget.encoding.acquire(size):
-            self.encoding_bytes += size
-            try:
-                yield
-            finally:
-                self.encoding_bytes -= size
+        return pa.concat_arrays([self.source.waiting_replies(), self.decoding.batch.replies, *blocks])
 
     def send_to_store(self, blocks: list[Block]) -> None:
         """Queue sealed blocks for the store."""
@@ -155,9 +117,9 @@ class CaptureState:
             self.blocks,
             self.config.limits,
             source.unacked_limit,
-            open_bytes=self.budget.open_bytes(self),
+            open_bytes=self.ledger.may_open,
             starved=source.pulls.starved,
-            idle=not (self.blocks.sealed or self.preparing or source.waiting),
+            idle=not (self.blocks.sealed or self.decoding.batch or source.waiting),
             spooling=self.spooling,
             room=pressure.room(workers, self.sealed.qsize(), self.waiting_bytes),
         )
@@ -190,14 +152,15 @@ class CaptureState:
 
     async def memory_freed(self) -> None:
         """Wait while blocks hold more than `limits.memory`, if some are on their way to the store or the spool."""
-        while self.blocks.memory + self.encoded_bytes + self.elsewhere > self.budget.limit and (
+        ledger = self.ledger
+        while self.blocks.memory + ledger["encoded"] + ledger.elsewhere > ledger.memory.limit and (
             self.blocks.sealed or (self.spooling is not None and self.spooling.active)
         ):
             await self.progressed()
 
     async def all_acknowledged(self) -> None:
         """Wait until every block is stored and acknowledged."""
-        while self.blocks.unacked:
+        while self.blocks.sealed:
             await self.progressed()
 
     async def progressed(self) -> None:
@@ -207,17 +170,16 @@ class CaptureState:
 
     async def in_thread(self, threads: Executor, work: Callable[..., T], *args: Any) -> T:
         """Run `work` in one of `threads`; what it logs names this capture."""
-        return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work, *args)
+        return await in_pool(threads, work, *args)
 
     async def close(self) -> None:
         """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""
-        self.budget.leave(self)
         self.stats.quarantine.end()
         self.source.halt()  # after a failure, do not wait for open pulls
         await self.source.stop()  # first, or the messages would be redelivered right here
         await self.source.nak(self.held_replies())
         await self.source.close()
-        self.decode_threads.shutdown(wait=False)
+        self.decoding.close()
         self.store_threads.shutdown(wait=False)
         if self.spooling is not None:
             self.spooling.close()

@@ -37,6 +37,7 @@ from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
 from jetcapture_py.jetstream.pulls import PAUSE
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.ledger import Ledger
 from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture.source")
@@ -55,8 +56,8 @@ _PIN = b"Nats-Pin-Id: "
 class OrderedSource(PullSource):
     """The consumer's messages, while it is pinned to this replica."""
 
-    def __init__(self, config: Config, **callbacks: Any) -> None:
-        super().__init__(config, **callbacks)
+    def __init__(self, config: Config, ledger: Ledger) -> None:
+        super().__init__(config, ledger)
         self.ordered = self.pulls.ordered = OrderedAcks()
         self._last_reply = b""
         self._marks: deque[tuple[int, float]] = deque()

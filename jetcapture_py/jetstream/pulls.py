@@ -22,6 +22,7 @@ from jetcapture_py.jetstream.consumer import GROUP, Consumer
 from jetcapture_py.jetstream.ordered import OrderedAcks, Phase
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
+from jetcapture_py.ledger import Ledger
 from jetcapture_py.log import event
 
 
@@ -255,19 +256,16 @@ class PullSlot:
 class Pulls:
     """The pulls of one consumer into `inbox`.
 
-    `used` returns the bytes held and received, `part` and `left` are as in `PullSource`, `wake` is set when there may
-    be something to do, and `fail` is called when pulls can never succeed. `answered` is when the server last served or
-    confirmed a pull. `ordered` is the state of this replica in `source.mode: ordered`.
+    `wake` is set when there may be something to do, and `fail` is called when pulls can never succeed. `answered` is
+    when the server last served or confirmed a pull. `ordered` is the state of this replica in `source.mode: ordered`.
     """
 
     def __init__(
         self,
         config: Config,
         inbox: Inbox,
+        ledger: Ledger,
         *,
-        used: Callable[[], int],
-        part: Callable[[], int],
-        left: Callable[[], int],
         wake: asyncio.Event,
         fail: Callable[[SourceError], None],
     ) -> None:
@@ -278,8 +276,7 @@ class Pulls:
         self.catching_up = False  # whether the run ends when nothing is left to deliver
         self.answered = self.last_data = self._opened = 0.0
         self._last_total = 0  # messages received here when nothing is left, as far as known
-        self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
-        self._part, self._left = part, left
+        self._config, self._inbox, self._ledger, self._wake, self._fail = config, inbox, ledger, wake, fail
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self.ordered: OrderedAcks | None = None
         self._pinned_at = 0.0  # when the last pull with a pin id was sent
@@ -299,11 +296,6 @@ class Pulls:
         return sum(slot.active for slot in self.slots)
 
     @property
-    def in_flight(self) -> int:
-        """Bytes that open pulls may still deliver."""
-        return sum(max(1, slot.left_bytes) for slot in self.slots if slot.active)
-
-    @property
     def consuming(self) -> bool:
         """Whether the server has recently served or confirmed a pull."""
         return self._clock() - max(self.answered, self.last_data) < SILENCE
@@ -317,6 +309,16 @@ class Pulls:
         self.limits.broken(asyncio.get_running_loop().time())
         for slot in self.slots:
             slot.active, slot.not_before = False, 0.0
+        self._count()
+
+    def end(self) -> None:
+        """Record that no pull can bring anything any more."""
+        for slot in self.slots:
+            slot.active = False
+        self._count()
+
+    def _count(self) -> None:
+        self._ledger["asked"] = sum(max(1, slot.left_bytes) for slot in self.slots if slot.active)
 
     def overdue(self) -> list[PullSlot]:
         """Return open pulls that should have expired."""
@@ -331,6 +333,7 @@ class Pulls:
             if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
                 slot.active = False
+        self._count()
         for slot in self.slots[: self._wanted(now)]:
             if not (slot.active or self.stopped) and self._client.is_connected and now >= slot.not_before:
                 await self._issue(slot, now)
@@ -371,6 +374,7 @@ class Pulls:
         expires = self._expiry(batch, now)
         expires = min(expires, state.max_expires) if state.max_expires else expires
         reply, slot.pin = slot.begin(ask, batch, now, expires), self._pin
+        self._count()
         await self._send(reply, slot.pin, batch=batch, max_bytes=ask.max_bytes if ask.limited else 0, expires=expires)
 
     @property
@@ -413,14 +417,12 @@ class Pulls:
         """Return the size of the next pull, or None without credit."""
         self.limits.received(self._inbox.largest, now)
         self._inbox.largest = 0
-        in_flight = self.in_flight
-        used, ceiling = self._used() + in_flight, self._consumer.state.max_bytes
-        self.limits.memory = self._part()
+        self.limits.memory = self._ledger.memory.part
         return self.limits.next(
-            free=self._left() - used,
-            held=used > 0,
-            in_flight=in_flight,
-            ceiling=ceiling,
+            free=self._ledger.free,
+            held=self._ledger.total > 0,
+            in_flight=self._ledger["asked"],
+            ceiling=self._consumer.state.max_bytes,
             largest=self._client.max_payload,
             now=now,
         )
@@ -439,6 +441,7 @@ class Pulls:
                 slot.active = False
                 self._wake.set()
         self._inbox.empty.clear()
+        self._count()
 
     def on_status(self, subject: bytes, block: bytes) -> None:
         to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
@@ -458,6 +461,7 @@ class Pulls:
             if status.undelivered is None or slot.left <= 0:
                 slot.active = False
             self._react(slot, status)
+            self._count()
             self._wake.set()
 
     def _react(self, slot: PullSlot, status: PullStatus) -> None:

@@ -22,6 +22,7 @@ from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
 from jetcapture_py.jetstream.pulls import PAUSE, Pulls
 from jetcapture_py.jetstream.wire.client import Connection, Denial, denial_in, refusal
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
+from jetcapture_py.ledger import Ledger
 from jetcapture_py.log import event
 from jetcapture_py.text import one_line
 
@@ -39,21 +40,11 @@ CONNECT_TIMEOUT = 20.0
 class PullSource:
     """The consumer's messages.
 
-    `held` returns the bytes held by the rest of the pipeline, and `unacked` the number of unacknowledged messages in
-    this process. `part` returns the bytes of this capture's equal part of the memory, and `left` the bytes that other
-    captures leave; both are `limits.memory` by default.
+    `ledger` says how much memory there is for them.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        held: Callable[[], int],
-        unacked: Callable[[], int],
-        part: Callable[[], int] | None = None,
-        left: Callable[[], int] | None = None,
-    ) -> None:
-        self.config = config
+    def __init__(self, config: Config, ledger: Ledger) -> None:
+        self.config, self._ledger = config, ledger
         self.stream, self.consumer = config.source.stream, config.source.consumer
         self.failure: SourceError | None = None
         self.reconnects = 0
@@ -65,7 +56,6 @@ class PullSource:
         """Messages acknowledged by this replica, with `source.mode: ordered`."""
         self.on_denied: Callable[[Denial], bool] = lambda denial: False  # noqa: ARG005  nobody publishes yet
         """Called with a refusal that does not end the capture; returns whether that is dealt with."""
-        self._unacked = unacked
         self.other_unacked = self.other_pulls = 0
         """Of other replicas when the consumer was last looked up: unacknowledged messages, and open pulls."""
         self._inbox = Inbox(self._on_data)
@@ -74,16 +64,7 @@ class PullSource:
         """Set when messages arrive, and when pulling stops; whoever waits for it clears it first."""
         self._ended = self._closing = False
         self._known = NEVER  # connection (count of reconnects) and time of the last check that the consumer is the same
-        self._part = part or (lambda: config.limits.memory)
-        self.pulls = Pulls(
-            config,
-            self._inbox,
-            used=lambda: held() + self.waiting_bytes,
-            part=self._part,
-            left=left or (lambda: config.limits.memory),
-            wake=self._wake,
-            fail=self.fail,
-        )
+        self.pulls = Pulls(config, self._inbox, ledger, wake=self._wake, fail=self.fail)
         self._inbox.on_status = self.pulls.on_status
 
     # ------------------------------------------------------------------ opening and closing
@@ -136,6 +117,7 @@ class PullSource:
             await self._client.flush(2)
         except (nats.errors.Error, OSError, TimeoutError):
             pass  # not connected: nothing more can arrive
+        self.pulls.end()
         self.halt()
         return ended
 
@@ -240,9 +222,9 @@ class PullSource:
         return len(self._inbox.rows)
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes of memory of the waiting messages."""
-        return self._inbox.rows.memory
+    def unacked(self) -> int:
+        """Messages received by this process and not acknowledged."""
+        return self.waiting + self._ledger.unacked
 
     def waiting_replies(self) -> pa.BinaryArray:
         """Return the ack subjects of the waiting messages."""
@@ -263,11 +245,12 @@ class PullSource:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER):
                     await self._enough.wait()
-        received = self._inbox.take_run(min(self._part() // RECEIVE_SHARE, MAX_RECEIVED))
+        received = self._inbox.take_run(min(self._ledger.memory.part // RECEIVE_SHARE, MAX_RECEIVED))
         if not self._ended and not self.waiting:
             self._ready.clear()
         if received.lacks_payload() and not await self._found(again=True):
             return None
+        self._ledger["waiting"] = self._inbox.rows.memory  # the caller holds the others at once
         return received if received or not self._ended else None
 
     def flush(self) -> None:
@@ -275,6 +258,7 @@ class PullSource:
         self._enough.set()
 
     def _on_data(self) -> None:
+        self._ledger["waiting"] = self._inbox.rows.memory
         self.pulls.on_data()
         self._ready.set()
         self.arrived.set()
@@ -306,7 +290,7 @@ class PullSource:
             return False
         self._known = asked
         self.pulls.record_pending()
-        self.other_unacked = max(0, self.state.unacked - self._unacked())
+        self.other_unacked = max(0, self.state.unacked - self.unacked)
         self.other_pulls = max(0, self.state.waiting_pulls - max(pulls, self.pulls.active))
         if not self.pulls.active:
             self.pulls.answered = self._loop.time()

@@ -200,10 +200,10 @@ class MemoryFacts:
 def _memory(state: CaptureState) -> MemoryFacts:
     spooling, pulls = state.spooling, state.source.pulls
     return MemoryFacts(
-        memory=state.memory + state.source.waiting_bytes,
-        memory_open=state.blocks.resident,
+        memory=state.ledger.held,
+        memory_open=state.ledger["open"],
         memory_limit=state.config.limits.memory,
-        in_flight=pulls.in_flight,
+        in_flight=state.ledger["asked"],
         in_flight_limit=pulls.limits.limit,
         spool=spooling.spool.bytes if spooling else 0,
         spool_limit=spooling.spool.size if spooling else 0,

@@ -46,7 +46,7 @@ class Health:
 def health(state: CaptureState) -> Health:
     """Return the current health."""
     starting, draining, ended = not state.opened, state.draining, state.ended
-    messages, seconds = len(state.preparing), state.decoding_for()
+    messages, seconds = len(state.decoding.batch), state.decoding.seconds
     connected = state.opened and ended is None and state.source.connected
     consuming = connected and state.source.pulls.consuming and not draining
     decoding = (

@@ -122,7 +122,7 @@ class History:
                 lag=state.observer.lag(consumer).total_seconds(),
                 pending=consumer.pending,
                 unacked=consumer.unacked,
-                memory=state.memory + state.source.waiting_bytes,
+                memory=state.ledger.held,
                 other_pulls=state.source.other_pulls,
             )
         )

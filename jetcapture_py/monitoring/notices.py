@@ -129,7 +129,7 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
     if history.lasting(lambda sample: sample.unacked >= consumer.max_ack_pending, LASTING):
         text = f"{consumer.max_ack_pending:,} messages, as many as max_ack_pending allows, are not stored yet."
         yield _warning(f"Delivery waits: {text}", "Raise source.max_ack_pending, or shorten block.max_age.")
-    limit = max(state.budget.part, state.budget.limit - state.elsewhere)
+    limit = max(state.ledger.memory.part, state.ledger.memory.limit - state.ledger.elsewhere)
     if history.lasting(lambda sample: sample.memory >= 0.95 * limit, LASTING):
         text = "limits.memory is used up, so pulling waits until objects are stored."
         yield _warning(text, "Raise limits.memory or store.concurrency, or add replicas.")

@@ -206,7 +206,7 @@ def test_large_messages_stay_within_the_memory_limit(nats_server: Start, tmp_pat
 
         def watch() -> None:
             nonlocal held
-            held = max(held, capture.memory + capture.source.waiting_bytes)
+            held = max(held, capture.ledger.held)
 
         settings = config(server.url, tmp_path / "archive", limits={"memory": "64MiB"})
         async with running(settings, store=ThenStore(settings, watch)) as capture:
@@ -230,7 +230,7 @@ def test_objects_are_not_kept_in_memory_until_they_are_acknowledged(nats_server:
 
             capture.source.ack = acknowledge  # type: ignore[method-assign]
             await until(lambda: len(objects(tmp_path / "archive")) == 5, "all blocks are stored")
-            await until(lambda: capture.encoded_bytes == 0, "none of them counts as held")
+            await until(lambda: capture.ledger["encoded"] == 0, "none of them counts as held")
             gc.collect()
             stored = {name.path for name in objects(tmp_path / "archive")}
             held = [each for each in gc.get_objects() if isinstance(each, EncodedBlock) and each.name.path in stored]
@@ -466,7 +466,7 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
             try:
                 await until(lambda: bool(paused) and time.monotonic() - paused[0] > 2, "it has not answered for long")
                 assert (capture.stats.unconfirmed_acks, capture.stats.acked) == (0, 0)
-                assert capture.blocks.unacked == 100, "they are kept alive"
+                assert capture.ledger.unacked == 100, "they are kept alive"
             finally:
                 server.resume()
             await until(lambda: capture.stats.acked == 100, "it does now")

@@ -87,7 +87,7 @@ def test_a_tombstone_that_is_written_meanwhile_counts_for_open_blocks(
     async def captured() -> int:
         await publish(server.url, orders(30))
         async with running(settings) as state:
-            await until(lambda: state.blocks.unacked == 30, "messages are in blocks")
+            await until(lambda: state.blocks.messages == 30, "messages are in blocks")
             (block,) = state.blocks
             held = [row for batch in block.batches() for row in batch.to_pylist()]
             bury(root, held[:10])

@@ -117,7 +117,7 @@ async def _a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> No
                 assert not standby.source.active
                 assert health(standby).ready
                 assert gather(History(standby), this_process()).role == "standby"
-                assert standby.memory == standby.source.fetched == 0
+                assert standby.ledger.held == standby.source.fetched == 0
                 await first.source.stop()  # as SIGTERM does
                 await send(server.url, [b"3"])
                 await until(lambda: standby.stats.acked == 1, "the standby has taken over")
@@ -169,7 +169,7 @@ async def _a_stopping_replica_acknowledges_what_it_stores_before_another_takes_o
         configuration = config(server.url, archive, source={**ORDERED, "takeover": "10m"})
         stop, first = asyncio.Event(), Capture(configuration, store=Slow(str(archive)))
         draining = asyncio.create_task(first.run(stop))
-        await until(lambda: first.state.blocks.unacked == 1_000, "all are held")
+        await until(lambda: first.state.blocks.messages == 1_000, "all are held")
         async with running(configuration) as standby, connection(server.url) as client:
             flow = asyncio.create_task(_flow(client))
             await until(lambda: first.state.unacked > 3_000, "others arrive")
@@ -204,7 +204,7 @@ async def _a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monk
         await send(server.url, [b"x"] * 10)
         stop, capture = asyncio.Event(), Capture(config(server.url, tmp_path / "archive", source=ORDERED))
         draining = asyncio.create_task(capture.run(stop))
-        await until(lambda: capture.state.blocks.unacked == 10, "all are held")
+        await until(lambda: capture.state.blocks.messages == 10, "all are held")
         monkeypatch.setattr(acks, "acknowledge", unanswered)
         stop.set()
         with pytest.raises(ExceptionGroup) as raised:

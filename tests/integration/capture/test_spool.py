@@ -88,7 +88,7 @@ def test_a_block_larger_than_the_memory_becomes_one_object(nats_server: Start, t
             def all_received() -> bool:
                 nonlocal most_memory, most_spooled, most_allocated
                 assert capture.spooling is not None
-                most_memory = max(most_memory, capture.memory)
+                most_memory = max(most_memory, capture.ledger.held)
                 most_spooled = max(most_spooled, capture.spooling.spool.bytes)
                 most_allocated = max(most_allocated, pa.total_allocated_bytes() - before)
                 return capture.stats.received == COUNT

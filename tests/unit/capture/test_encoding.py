@@ -55,8 +55,8 @@ def test_a_block_that_its_writer_needs_whole_counts_as_memory_although_it_is_spo
         (block,) = state.blocks.seal_all("drain")
         assert block.spooled
         taken: list[int] = []
-        acquire = state.encoding
-        state.encoding = lambda weight: (taken.append(weight), acquire(weight))[1]  # type: ignore[method-assign]
+        acquire = state.ledger.encoding
+        state.ledger.encoding = lambda weight: (taken.append(weight), acquire(weight))[1]  # type: ignore[method-assign]
         (encoded,) = await Encoding(state, encoder).encode([block])
         assert encoded.messages == 1000
         (weight,) = taken

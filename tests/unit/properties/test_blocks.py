@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, CHUNK_OVERHEAD, TOGETHER, Block, Blocks, SealRules
+from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.transform.keys import group
 from tests.support.examples import examples
 
@@ -84,7 +85,8 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self, max_rows: int, max_bytes: int) -> None:
         self.max_rows = max_rows
         limit = max_bytes if self.limited else 1 << 40
-        self.blocks = Blocks(SealRules(max_age=MAX_AGE, max_bytes=limit, max_rows=max_rows))
+        self.ledger = Ledger(Memory(1 << 30))
+        self.blocks = Blocks(SealRules(max_age=MAX_AGE, max_bytes=limit, max_rows=max_rows), self.ledger)
         self.blocks.together = self.together
         self.now, self.next = 0.0, 0
         self.open: dict[Place, Model] = {}
@@ -232,7 +234,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.blocks.sealed == len(self.sealed)
         assert self.blocks.rows == sum(len(model.rows) for model in self.open.values())
         assert self.blocks.messages == sum(len(self.first_rows(model)) for model in self.open.values())
-        assert self.blocks.unacked == sum(len(self.first_rows(model)) for model in models)
+        assert self.ledger.unacked == sum(len(self.first_rows(model)) for model in models)
         assert self.blocks.bytes == sum(block.bytes for block in self.blocks if not block.sealed_by)
         assert {block.rows - len(model.rows) for block, model in self.sealed.items()} <= {0}
         oldest = min((model.opened for model in self.open.values()), default=self.now)
