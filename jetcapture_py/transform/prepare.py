@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _KEY = r"^\$KV\.[^.]+\."
+LARGE = 2048
+"""Bytes a message from which on it is cheaper to copy messages in the order of their subjects than to group them."""
 ENVELOPE_BYTES = 64 << 20
 """Bytes of subjects and headers at once in messages of several rows, which have them in each row."""
 
@@ -80,6 +82,8 @@ class Preparer:
 
     def __call__(self, received: Received) -> Prepared:
         """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
+        if self.keep_payload and received.size >= LARGE * len(received):
+            received = received.by_subject()
         assembled = assemble(self.stream, self.consumer, received, pinned=self.pinned)
         batch = assembled.batch
         failures = {failure.index: failure for failure in assembled.failures}

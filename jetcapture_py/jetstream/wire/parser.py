@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ MANY = 64
 """Minimum number of frames to parse together."""
 LARGE = 2048
 """Frame size in bytes from which on frames are parsed one by one: parsing together scans payloads as well."""
+_END = re.compile(rb"\r\n")
 _MAX_CONTROL_LINE = 1 << 20
 _MAX_DIGITS = 12
 _MAX_DIGITS_TOGETHER = 9
@@ -105,12 +107,12 @@ class FrameParser(Parser):
         rows_by_inbox: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
         taken, frame = 0, b""
         while position < stop and taken < MANY:
-            eol = segment.find(b"\r\n", position, stop)
-            if eol < 0:
+            eol = _END.search(segment, position, stop)
+            if eol is None:
                 break
-            line = bytes(segment[position:eol])
+            line = bytes(segment[position : eol.start()])
             args = line.split(b" ")
-            start = eol + 2
+            start = eol.end()
             headers = args[0] == b"HMSG"
             bare = len(args) == 4 + headers
             sid, headers_size, end = None, 0, start

@@ -6,9 +6,11 @@ With TLS or WebSockets, bytes come from nats-py's own transports and are copied.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import ParseResult
 
+import numpy as np
 from nats.aio.transport import TcpTransport
 
 SEGMENT = 4 << 20
@@ -21,6 +23,7 @@ FLOW = 8 << 10
 """Minimum bytes of a read that suggests that more follow, so the next read is delayed by `GATHER`."""
 CLOSING = 5.0
 """Seconds in which a connection must close, or it is aborted: the server may have stopped reading."""
+_END = re.compile(rb"\n")
 GATHER = 0.005
 """Seconds of delay, because small reads take nearly as long as large ones. It also delays answers to acks."""
 
@@ -35,7 +38,7 @@ class ReceiveBuffer:
     __slots__ = ("needed", "segment", "start", "stop")
 
     def __init__(self) -> None:
-        self.segment = bytearray()
+        self.segment = memoryview(bytearray())
         self.start = self.stop = self.needed = 0
 
     def __len__(self) -> int:
@@ -45,10 +48,11 @@ class ReceiveBuffer:
         """Return free memory for at least `size` bytes; the caller then advances `stop`."""
         if len(self.segment) - self.stop < size:
             rest = self.segment[self.start : self.stop]
-            self.segment = bytearray(max(SEGMENT, self.needed, 2 * len(rest)) + size)
+            room = max(SEGMENT, self.needed, 2 * len(rest)) + size
+            self.segment = np.empty(room, np.uint8).data  # not cleared, unlike a bytearray
             self.segment[: len(rest)] = rest
             self.start, self.stop = 0, len(rest)
-        return memoryview(self.segment)[self.stop :]
+        return self.segment[self.stop :]
 
     def append(self, data: bytes) -> None:
         """Append a copy of `data`."""
@@ -106,9 +110,9 @@ class _Reader(_Base):
     async def readline(self) -> bytes:
         """Read a line and remove it from the memory."""
         memory = self.memory
-        while (end := memory.segment.find(b"\n", memory.start, memory.stop)) < 0 and not self.at_eof():
+        while not (found := _END.search(memory.segment, memory.start, memory.stop)) and not self.at_eof():
             await self.read()
-        end = memory.stop if end < 0 else end + 1
+        end = found.end() if found else memory.stop
         line = bytes(memory.segment[memory.start : end])
         memory.start = end
         self._fresh = len(memory) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from jetcapture_py.jetstream.wire.inbox import Received
@@ -35,3 +36,18 @@ def test_a_message_with_a_payload_or_without_a_size_lacks_nothing(message: tuple
 def test_an_empty_message_whose_header_has_a_size_may_lack_its_payload(before: bytes) -> None:
     block = b"NATS/1.0\r\n" + before + b"Nats-Msg-Size: 7\r\n\r\n"
     assert received((b"", b"x"), (block, b""), (block, b"whole")).lacks_payload()
+
+
+@pytest.mark.parametrize("last", [b"", b"x", b"a subject of over twelve bytes"], ids=["empty", "short", "long"])
+def test_messages_in_the_order_of_their_subjects_keep_their_values_and_their_order(last: bytes) -> None:
+    subjects = [b"second subject", last, b"second subject", b"third", last]
+    contents = [(b"h%d" % n, b"p" * n) for n in range(len(subjects))]
+    messages = Received.of(subjects, [b"r%d" % n for n in range(len(subjects))], *zip(*contents, strict=True))
+    messages.numbers = (np.arange(len(subjects)),)
+    ordered = messages.by_subject()
+    assert ordered.numbers is not None
+    places = ordered.numbers[0].tolist()
+    assert places == [0, 2, 1, 4, 3]
+    assert [column.to_pylist() for column in ordered.columns()] == [
+        [column[place].as_py() for place in places] for column in messages.columns()
+    ]
