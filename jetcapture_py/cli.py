@@ -108,7 +108,7 @@ def run(
 
         allocator.use_system_allocator()
         from jetcapture_py import supervisor
-        from jetcapture_py.config.several import CaptureFiles
+        from jetcapture_py.config.captures import CaptureFiles
         from jetcapture_py.jetstream.streams import on_server
 
         files = CaptureFiles(config, http, find=on_server)
@@ -371,7 +371,7 @@ def tap(
     as_json: opt.AsJson = False,
 ) -> None:
     """Show how a configuration decodes the newest messages. Stores and acknowledges nothing."""
-    from jetcapture_py.config.several import only
+    from jetcapture_py.config.captures import only
     from jetcapture_py.manage import tap as command
 
     raise typer.Exit(command.run(only(config, stream), count=count, as_json=as_json))
@@ -386,7 +386,7 @@ def test(
     stream: opt.OneStream = None,  # noqa: PT028  it is no test
 ) -> None:
     """Run unit tests of a configuration. Message in; key, bucket and columns out. Needs no server."""
-    from jetcapture_py.config.several import only
+    from jetcapture_py.config.captures import only
     from jetcapture_py.manage import cases as command
 
     raise typer.Exit(command.run(only(config, stream), cases))

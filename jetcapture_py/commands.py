@@ -25,7 +25,7 @@ def files(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the files of an archived object store."""
-    from jetcapture_py.config.several import only
+    from jetcapture_py.config.captures import only
     from jetcapture_py.manage.files import moment, run_list
 
     raise typer.Exit(run_list(only(config, stream), as_of=opt.value_of("--as-of", moment, as_of), as_json=as_json))
@@ -43,7 +43,7 @@ def get(
     as_of: _AsOf = None,
 ) -> None:
     """Write a file of an archived object store. Checks its SHA-256."""
-    from jetcapture_py.config.several import only
+    from jetcapture_py.config.captures import only
     from jetcapture_py.manage.files import moment, run_get
 
     raise typer.Exit(run_get(only(config, stream), name, output, as_of=opt.value_of("--as-of", moment, as_of)))
@@ -77,7 +77,7 @@ def show_quarantined(
     as_json: opt.AsJson = False,
 ) -> None:
     """Show a message, its reason, and how it is decoded now."""
-    from jetcapture_py.config.several import only
+    from jetcapture_py.config.captures import only
     from jetcapture_py.manage import many
     from jetcapture_py.manage import quarantine as command
 

@@ -230,7 +230,7 @@ def chosen_archive(
     What is neither a directory nor has a scheme is a configuration; `stream` chooses one of many. `config` is that of
     --config, in its place. `sql` is how the usage names a further argument: `SQL` or `[SQL]`, or nothing.
     """
-    from jetcapture_py.config.several import only
+    from jetcapture_py.config.captures import only
     from jetcapture_py.config.values import parse_option
 
     given = dict(option("--option", parse_option, options))

@@ -23,8 +23,8 @@ from typing import TypeVar
 from jetcapture_py.capture.announcing import Notifiers
 from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.captures import CaptureFiles, CaptureId, Captures, refuse_wrong
 from jetcapture_py.config.model import Config, NatsConfig
-from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures, refuse_wrong
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.unreadable import Notifier

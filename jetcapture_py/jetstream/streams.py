@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from jetcapture_py.config.account import WORK_QUEUE, AccountConfig
-from jetcapture_py.config.several import SelectedStreams
+from jetcapture_py.config.captures import WORK_QUEUE, AccountConfig, SelectedStreams
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.unreadable import unreadable

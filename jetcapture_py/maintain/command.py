@@ -13,10 +13,10 @@ from types import FrameType
 
 from jetcapture_py import text
 from jetcapture_py.compaction.summary import failure
+from jetcapture_py.config.captures import CaptureFiles, CaptureId, Captures
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.section import validated
-from jetcapture_py.config.several import CaptureFiles, CaptureId, Captures
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import leave
 from jetcapture_py.maintain.compact import CompactionSettings

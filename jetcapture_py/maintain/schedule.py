@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, replace
 
 from jetcapture_py.compaction.summary import failure
+from jetcapture_py.config.captures import CaptureFiles, CaptureId
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import CaptureFiles, CaptureId
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import about, event, leave, setup

@@ -19,9 +19,16 @@ from rich.text import Text
 
 from jetcapture_py import text
 from jetcapture_py.archive import layout
-from jetcapture_py.config.account import AccountConfig, Parse
+from jetcapture_py.config.captures import (
+    CAPTURES_AT_ONCE,
+    AccountConfig,
+    CaptureFiles,
+    CaptureId,
+    Find,
+    Parse,
+    SelectedStreams,
+)
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles, CaptureId, Find, SelectedStreams
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server

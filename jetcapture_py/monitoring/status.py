@@ -15,8 +15,8 @@ from typing import Any
 from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Watermark
 from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.watermark import abandoned
+from jetcapture_py.config.captures import CAPTURES_AT_ONCE, CaptureFiles
 from jetcapture_py.config.model import Config, NatsConfig
-from jetcapture_py.config.several import CAPTURES_AT_ONCE, CaptureFiles
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.consumer import (

@@ -16,7 +16,7 @@ import yaml
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.config import model
-from jetcapture_py.config.account import AccountConfig
+from jetcapture_py.config.captures import AccountConfig
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.monitoring.facts import SEALED_BY

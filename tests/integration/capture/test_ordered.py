@@ -18,8 +18,8 @@ from nats.aio.client import Client
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import ConfigError, DrainError, MissingStreamError, SourceError
 from jetcapture_py.jetstream import acks, ordered_source
 from jetcapture_py.jetstream.consumer import GROUP, consumer_config

@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.config.account import WORK_QUEUE
+from jetcapture_py.config.captures import WORK_QUEUE, CaptureFiles
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.streams import MISSING, on_server
 from jetcapture_py.manage.check import check

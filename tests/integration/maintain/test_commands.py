@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jetcapture_py import read_archive
-from jetcapture_py.config.several import CaptureFiles
+from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.maintain.command import maintain
 from tests.support.archives import Archive
 from tests.support.running import objects

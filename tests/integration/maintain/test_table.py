@@ -32,10 +32,10 @@ from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.maintain import TableConfig
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.config.section import validated
-from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.maintain import command, passes, schedule
 from jetcapture_py.maintain.compact import Compaction

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture import stats
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.config.several import CaptureFiles
+from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream import pulls
 from jetcapture_py.monitoring import http as endpoint

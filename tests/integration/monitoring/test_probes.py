@@ -18,8 +18,8 @@ from nats.js.errors import NotFoundError
 
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.model import HttpConfig
-from jetcapture_py.config.several import CaptureFiles
 from jetcapture_py.monitoring import health, http_server
 from jetcapture_py.monitoring import http as endpoint
 from jetcapture_py.monitoring.http_server import Answer, HttpServer, Starting

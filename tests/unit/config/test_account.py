@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from jetcapture_py.capture.parts import describe_key, preparer
-from jetcapture_py.config.account import AccountConfig
+from jetcapture_py.config.captures import AccountConfig, CaptureFiles, SelectedStreams, only
 from jetcapture_py.config.model import parse
-from jetcapture_py.config.several import CaptureFiles, SelectedStreams, only
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream import streams
 from tests.support.batches import batch_of

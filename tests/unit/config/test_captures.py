@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.several import CaptureFiles, Captures
+from jetcapture_py.config.captures import CaptureFiles, Captures
 from jetcapture_py.errors import ConfigError
 from tests.support.running import settings
 
