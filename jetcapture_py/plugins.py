@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 from jetcapture_py.text import one_line
 
+T = TypeVar("T")
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -16,15 +19,25 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
+@contextmanager
+def user_code(failed: Callable[[str], Exception], *passing: type[BaseException]) -> Iterator[None]:
+    """Raise what `failed` makes of one line in place of whatever the code raises, also sys.exit and panics of Rust.
+
+    Errors `passing` stay as they are.
+    """
+    try:
+        yield
+    except passing:
+        raise
+    except BaseException as error:
+        raise failed(one_line(error)) from error
+
+
 def load(reference: str) -> object:
     """Return the object. Raises ValueError with one line when it cannot be imported, whatever its module does."""
     module, _, attribute = reference.partition(":")
-    try:
+    with user_code(lambda reason: ValueError(f"cannot import {reference}: {reason}"), KeyboardInterrupt):
         return getattr(importlib.import_module(module), attribute)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also sys.exit, and panics of Rust
-        raise ValueError(f"cannot import {reference}: {one_line(error)}") from error
 
 
 def make(reference: str, kind: str, method: str) -> object:
@@ -40,11 +53,7 @@ def make(reference: str, kind: str, method: str) -> object:
     return instance
 
 
-def created(reference: str, factory: Callable[[], object]) -> object:
-    """Call the named class or function. Raises ValueError with one line, whatever it does."""
-    try:
+def created(reference: str, factory: Callable[[], T], *passing: type[BaseException]) -> T:
+    """Call the named class or function. Raises ValueError with one line, whatever it does, or errors `passing`."""
+    with user_code(lambda reason: ValueError(f"{reference} cannot be created: {reason}"), KeyboardInterrupt, *passing):
         return factory()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error

@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
-from jetcapture_py.text import one_line
 
 NULL = "\\N"
 """Null in CSV, never quoted. Many databases use it; some readers cannot distinguish empty fields from empty text."""
@@ -299,10 +298,8 @@ class UserWriter:
     def write(self, pieces: Iterable[pa.Table], _schema: pa.Schema, out: Any) -> None:
         """Write the object to `out`. Raises ValueError."""
         table = pa.concat_tables(pieces)
-        try:
+        with plugins.user_code(lambda reason: ValueError(f"the writer failed: {reason}")):
             data = self._writer.write(table)
-        except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
-            raise ValueError(f"the writer failed: {one_line(error)}") from error
         if not isinstance(data, bytes | bytearray | memoryview | pa.Buffer):
             raise ValueError(f"the writer returned {type(data).__name__} instead of bytes")
         if not pa.py_buffer(data).size:

@@ -235,23 +235,18 @@ class _CallThread:
         """Make the call and wait. Raises its exception, or JetcaptureError if an earlier call has not returned."""
         if (waited := self._thread.busy_for) is not None:
             raise JetcaptureError(f"an earlier call has not returned for {age(waited)}")
-        error = await asyncio.wrap_future(self._thread.submit(partial(self._called, stored)))
-        if error is not None:
-            raise error if isinstance(error, Exception) else JetcaptureError(f"it raised {type(error).__name__}")
+        await asyncio.wrap_future(self._thread.submit(partial(self._called, stored)))
 
     def close(self) -> None:
         """End the thread, once its call has returned."""
         self._thread.submit(self._runner.close)
         self._thread.close()
 
-    def _called(self, stored: StoredObject) -> BaseException | None:
-        try:
+    def _called(self, stored: StoredObject) -> None:
+        with plugins.user_code(lambda reason: JetcaptureError(f"it raised {reason}"), Exception):
             result = self._call(stored, stored.location)
             if inspect.isawaitable(result):
                 self._runner.run(self._awaited(result))
-        except BaseException as error:  # also sys.exit, which must not end the thread
-            return error
-        return None
 
     async def _awaited(self, result: Awaitable[Any]) -> None:
         async with asyncio.timeout(self._timeout):

@@ -16,9 +16,9 @@ from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import DrainError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.log import event
+from jetcapture_py.plugins import user_code
 from jetcapture_py.retry import delays
 from jetcapture_py.store import Store
-from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.store")
 
@@ -157,12 +157,13 @@ def _put_each(state: CaptureState, objects: Sequence[EncodedBlock]) -> list[tupl
 
 def _put(store: Store, encoded: EncodedBlock) -> str | Exception:
     try:
-        return store.put(encoded.name, encoded.data)
-    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
+        with user_code(StoreError, Exception):
+            return store.put(encoded.name, encoded.data)
+    except Exception as error:
         if not isinstance(error, JetcaptureError):
             log.debug("traceback", exc_info=error)
         _drop_tracebacks(error)
-        return error if isinstance(error, Exception) else StoreError(one_line(error))
+        return error
 
 
 def _drop_tracebacks(error: BaseException) -> None:

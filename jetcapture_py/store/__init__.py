@@ -12,6 +12,8 @@ import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +31,7 @@ from jetcapture_py.store.ports import NoteStore as NoteStore
 from jetcapture_py.store.ports import Store as Store
 from jetcapture_py.store.remote import EXTRAS, RemoteStore, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
-from jetcapture_py.text import one_line, without_credentials
+from jetcapture_py.text import without_credentials
 
 if TYPE_CHECKING:
     from jetcapture_py.config.model import StoreConfig
@@ -73,15 +75,9 @@ def read_erased(store: NoteStore | None, stream: str, known: Erased) -> Erased:
         return Erased.read(stream, store.list_notes, lambda paths: map(store.read_note, paths), known)
 
 
-@contextlib.contextmanager
-def users_errors() -> Iterator[None]:
+def users_errors() -> AbstractContextManager[None]:
     """Turn whatever a store of the user raises into StoreError; let JetcaptureError pass."""
-    try:
-        yield
-    except JetcaptureError:
-        raise
-    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
-        raise StoreError(one_line(error)) from error
+    return plugins.user_code(StoreError, JetcaptureError, KeyboardInterrupt)
 
 
 def read_own_watermark(store: NoteStore, stream: str, consumer: str) -> watermark.ConsumerWatermark | None:
@@ -136,19 +132,13 @@ def configured_store(config: StoreConfig) -> Store:
 
 
 def _users_store(reference: str, url: str, options: Mapping[str, Any]) -> Store:
-    found = plugins.load(reference)
-    made = found
-    if callable(found):
-        try:
-            made = found(url, options)
-        except (JetcaptureError, ImportError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # also sys.exit, and panics of Rust
-            raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error
+    store = plugins.load(reference)
+    if callable(store):
+        store = plugins.created(reference, partial(store, url, options), JetcaptureError, ImportError)
     for method in ("put", "probe"):
-        if not callable(getattr(made, method, None)):
+        if not callable(getattr(store, method, None)):
             raise ValueError(f"{reference} is not a store: it has no method {method}")
-    return cast("Store", made)
+    return cast("Store", store)
 
 
 def open_store(url: str, options: Mapping[str, Any], driver: str = "fsspec") -> Store:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py import plugins
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY, conform, unify_batches
 from jetcapture_py.text import one_line
@@ -122,14 +123,15 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
     if not len(batch):
         return Decoded(fields=_NOTHING)
     try:
-        return _checked(decoder.decode(batch), len(batch), ours=_is_ours(decoder))
+        with plugins.user_code(ValueError, BatchTooWideError):
+            return _checked(decoder.decode(batch), len(batch), ours=_is_ours(decoder))
     except BatchTooWideError as error:
         if len(batch) > 1:
             raise
         return _failed(str(error) or "the decoder refused its columns as too large")
-    except BaseException as error:
+    except ValueError as error:
         if len(batch) == 1:
-            return _failed(error)
+            return _failed(str(error))
     return _together([decode_checked(decoder, batch.slice(index, 1)) for index in range(len(batch))])
 
 

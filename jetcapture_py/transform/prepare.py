@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py import plugins
 from jetcapture_py.archive import layout
 from jetcapture_py.config.buckets import COLUMNS, MARKER, OPERATIONS, PUT, REASONS
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import (
     BatchTooWideError,
     Decoded,
@@ -209,10 +209,11 @@ def _row_by_row(
 ) -> tuple[pa.Array, dict[int, str]]:
     """Read all rows; if `read` raises, each alone to find the bad ones, whose values are those of `otherwise`."""
     try:
-        return read(rows, fields)
-    except BaseException as error:  # also sys.exit of user code, which must not end the process
+        with plugins.user_code(ValueError):
+            return read(rows, fields)
+    except ValueError as error:
         if len(rows) == 1:
-            return otherwise, {0: one_line(error)}
+            return otherwise, {0: str(error)}
     values, wrong = [], {}
     for index in range(len(rows)):
         row = fields.slice(index, 1) if fields.num_columns else fields
