@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -25,8 +24,8 @@ import pyarrow as pa
 
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.errors import MissingStreamError, SourceError, UnavailableError
-from jetcapture_py.jetstream.acks import first_delivery, position
-from jetcapture_py.jetstream.pulls import Reaction, parse_status
+from jetcapture_py.jetstream.acks import AckPosition, first_delivery, position
+from jetcapture_py.jetstream.pulls import PullStatus, Reaction, parse_status
 from jetcapture_py.jetstream.read_session import PAUSE, ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 
@@ -109,171 +108,77 @@ class RangeReader:
         self, session: ReadSession, range_: StreamRange, *, origin: Origin | None = None, check: Check | None = None
     ) -> None:
         self._session, self._range = session, range_
-        self._connection, self._api = session.connection, session.api
-        self._inbox = Inbox(self._on_data)
-        self._inbox.on_status = self._on_status
-        self._ready, self._wake = asyncio.Event(), asyncio.Event()
+        self._losses = Losses(session, range_, origin, check)
+        self._consumer: RangeConsumer | None = None
+        self._wake = asyncio.Event()
         self._finished = False
-        self._failure: BaseException | None = None
         self._last = range_.first - 1  # of what was received
-        self._left: deque[tuple[str, Received]] = deque()  # from earlier consumers
-        self._origin, self._check = origin, check
-        self._floor = 0  # the stream's first sequence at the start of a `per_subject` read
-        self._gap: int | None = None  # the last message before a gap that has not been checked yet
-        self._checked_at = 0.0
-        self._replicated = False
-        if origin is not None:
-            session.know(range_.stream, origin)
-        self._forget()
+        self._restart()
 
-    def _forget(self) -> None:
-        """Reset the state of the current consumer."""
-        self._consumer, self._subject, self._trouble = "", "", ""
-        self._sid: int | None = None
-        self._max_batch = BATCH
-        self._granted = 0  # messages requested by pulls
-        self._before = self._checked = self._inbox.total
-        self._skipped = 0  # sequences without a message up to the last one
-        self._inbox.empty.clear()
-        self._idle = self._drained = self._too_large = False
+    def _restart(self) -> None:
+        """Begin with another consumer."""
+        self._at = AckPosition(self._last, 0, 0)  # of the consumer's last message
+        self._may_end = False  # the server may have nothing left to send
+        self._trouble = ""
+        self._heard = self._came = 0.0  # when the server, and messages, were heard of
 
     async def messages(self) -> AsyncGenerator[tuple[str, Received]]:
         """Yield the messages in chunks: pairs of consumer name and messages.
 
         Raises SourceError if expected messages do not arrive for the session's timeout.
         """
-        self._session.on_trouble = lambda: self._disturb("the connection was lost")
-        receiving = asyncio.create_task(self._receive())
-        try:
-            while (taken := await self._next()) is not None:
-                yield taken
-        finally:
-            if not self._finished:
-                receiving.cancel()
-            await asyncio.wait([receiving])
-            await self._leave()
-
-    async def _next(self) -> tuple[str, Received] | None:
-        """Wait for enough messages and return those of one consumer; None at the end."""
-        await self._ready.wait()
-        if self._failure is not None:
-            raise self._failure
-        taken = self._left.popleft() if self._left else (self._consumer, self._inbox.take(WAITING))
-        if not self._finished and not self._enough:
-            self._ready.clear()
-        self._wake.set()  # there may be credit again
-        return taken if taken[1] else None
-
-    @property
-    def _enough(self) -> bool:
-        return bool(self._left) or len(self._inbox.rows) >= ENOUGH or self._full
-
-    @property
-    def _full(self) -> bool:
-        """Whether pulling pauses. Messages are returned at the same limit, so the two sides cannot deadlock."""
-        return self._inbox.rows.memory > WAITING
-
-    # ------------------------------------------------------------------ what is gone
-
-    async def _identify(self, origin: Origin, answer: dict[str, Any]) -> None:
-        """Check the stream of a new consumer, of which the server has given this answer."""
-        stream = self._range.stream  # only now that the consumer exists: before, it might be another one
-        state = await self._session.identified(stream, await self._api.request(f"STREAM.INFO.{stream}"))
-        if self._range.per_subject:
-            self._inspect(state, None)
-            self._floor = self._floor or state.first
-        else:
-            self._inspect(state, self._last if self._gap is None else self._gap)
-        self._gap = None
-        self._replicated = state.replicated
-        if state.created != origin.created or (self._range.per_subject and not answer["num_pending"]):
-            self._finish()
-
-    def _inspect(self, state: StreamState, read_to: int | None) -> None:
-        """Raise an error if messages after `read_to` are gone; None for those after the range only."""
-        if self._check is not None:
-            replaced = self._range.per_subject and state.keeps_latest  # by newer messages
-            self._check(state, None if read_to is None or replaced else max(read_to + 1, self._floor))
-
-    async def _check_gap(self) -> None:
-        """Raise an error if messages were lost in the gap."""
-        if self._gap is not None:
-            read_to, self._gap = self._gap, None  # before awaiting: another gap may appear meanwhile
-            self._inspect(await self._session.state(self._range.stream), read_to)
-            self._checked_at = asyncio.get_running_loop().time()
-
-    async def _check_end(self) -> None:
-        """Check the gap after the last message received."""
-        if self._check is not None and self._gap is None:
-            self._gap = self._last
-        await self._check_gap()
-
-    async def _more_elsewhere(self) -> bool:
-        """Whether the stream's leader has further messages of the range that the consumer's server still lacks."""
-        if not self._replicated or self._range.per_subject:
-            return False
-        following = await self._session.next_match(self._range.stream, self._last + 1, self._range.subjects)
-        return following is not None and following < self._range.end
-
-    # ------------------------------------------------------------------ consumers, one after another
-
-    async def _receive(self) -> None:
         clock = asyncio.get_running_loop().time
+        self._session.on_trouble = lambda: self._disturb("the connection was lost")
         troubled: float | None = None
         try:
             while not self._finished:
-                total = self._inbox.total
-                await self._session.retry(self._attach)
-                await self._pull()
+                try:
+                    await self._session.retry(self._attach)
+                    while (consumer := self._consumer) is not None and await self._receive(consumer):
+                        received = consumer.inbox.take(WAITING)
+                        await self._ask_for_more(consumer)  # which arrives meanwhile
+                        yield consumer.name, received
+                except MissingStreamError:
+                    if not self._losses.may_be_missing:
+                        raise
+                    self._finish()
+                if (consumer := self._consumer) is None:
+                    continue
                 await self._leave()
-                troubled = clock() if troubled is None or self._inbox.total > total else troubled
+                if consumer.inbox.rows:
+                    yield consumer.name, consumer.inbox.take(1 << 62)
+                troubled = clock() if troubled is None or consumer.inbox.total else troubled
                 if clock() > troubled + self._session.timeout and not self._finished:
                     raise self._nothing_came(self._trouble)
-        except Exception as error:
-            missing = self._origin is not None and isinstance(error, MissingStreamError)
-            if self._check is not None or not missing:
-                self._failure = error
-            if missing:
-                await self._leave()
-                self._finish()
         finally:
-            self._ready.set()
+            await self._leave()
 
     async def _attach(self) -> None:
         """Create a consumer that starts after the last message, and subscribe."""
-        self._forget()
+        self._restart()
         range_ = self._range
         config: dict[str, Any] = {"headers_only": range_.headers_only, "filter_subjects": range_.subjects}
         if range_.per_subject:
             config |= {"deliver_policy": "last_per_subject", "filter_subjects": range_.subjects or (">",)}
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._last + 1}
-        self._consumer, answer = await self._session.create_consumer(range_.stream, config)
-        if self._origin is not None:
-            await self._identify(self._origin, answer)
-        if self._finished:
-            return
-        self._skipped = self._last
-        self._max_batch = min(BATCH, answer["config"].get("max_batch") or BATCH)
-        self._drained = not answer["num_pending"]
-        self._subject = self._connection.new_inbox()
-        try:
-            self._sid = await self._connection.receive_into(self._inbox, f"{self._subject}.*")
-        except nats.errors.Error as error:
-            raise UnavailableError(str(error)) from error
+        name, answer = await self._session.create_consumer(range_.stream, config)
+        inbox = Inbox(self._on_data)
+        inbox.on_status = self._on_status
+        limit = answer["config"].get("max_batch") or BATCH
+        self._consumer = RangeConsumer(self._session, range_.stream, name, inbox, max_batch=min(BATCH, limit))
+        self._may_end = not answer["num_pending"]
+        self._at = AckPosition(self._last, 0, answer["num_pending"])
+        if not await self._losses.begin(self._last) or (range_.per_subject and self._may_end):
+            self._finish()
+        else:
+            await self._consumer.subscribe()
 
     async def _leave(self) -> None:
-        """Unsubscribe, delete the consumer and keep the messages received from it."""
-        if self._sid is not None:
-            self._connection.forget(self._sid)
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._connection.stop_receiving(self._sid)
-        if self._consumer:
-            await self._session.delete_consumer(self._range.stream, self._consumer)
-        if self._inbox.rows:
-            self._left.append((self._consumer, self._inbox.take(1 << 62)))
-            self._ready.set()
-        self._sid, self._consumer = None, ""
+        """Delete the consumer; messages received from it stay in its inbox."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.close()
 
     def _nothing_came(self, reason: str) -> SourceError:
         seconds = f"{self._session.timeout:g} s"
@@ -281,95 +186,73 @@ class RangeReader:
 
     # ------------------------------------------------------------------ one consumer
 
-    async def _pull(self) -> None:
-        """Pull until the range is finished, or until a failure."""
+    async def _receive(self, consumer: RangeConsumer) -> bool:
+        """Pull until enough messages wait; False once the range is finished, or after a failure."""
         clock = asyncio.get_running_loop().time
-        self._heard = self._came = clock()
-        reads, late = self._connection.parser.reads, False
+        self._heard = self._came = clock()  # before, the caller may have been busy
+        reads, late = self._session.connection.parser.reads, False
         while not self._finished and not self._trouble:
             self._wake.clear()
-            if self._complete or clock() > self._checked_at + _CHECK_INTERVAL:
-                await self._check_gap()
-            if self._drained or self._idle:
-                await self._check_drained()
-            if self._complete and self._gap is None:
+            await self._losses.check(at_once=self._complete)
+            if self._may_end:
+                await self._check_end(consumer)
+            if self._complete and not self._losses.unchecked:
                 self._finish()
-            await self._ask_for_more()
-            if self._connection.parser.reads != reads:  # perhaps part of a large message, which delays heartbeats
-                reads, self._heard = self._connection.parser.reads, clock()
-            if self._full:
-                self._came = clock()
-            if self._credit > 0 and clock() > self._heard + SILENCE:
+            await self._ask_for_more(consumer)
+            if self._enough(consumer):
+                return True
+            if self._session.connection.parser.reads != reads:  # perhaps part of a large message, which delays
+                reads, self._heard = self._session.connection.parser.reads, clock()  # heartbeats
+            if consumer.credit > 0 and clock() > self._heard + SILENCE:
                 self._disturb("the server stopped responding")
             late_before, late = late, clock() > self._came + self._session.timeout
             if late and late_before and not (self._finished or self._trouble):  # twice: we may have been suspended
                 raise self._nothing_came("the server answers, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
+        return False
+
+    @staticmethod
+    def _enough(consumer: RangeConsumer) -> bool:
+        rows = consumer.inbox.rows
+        return len(rows) >= ENOUGH or rows.memory > WAITING
 
     @property
     def _complete(self) -> bool:
         """Whether the end of the range has been reached."""
         return self._last >= self._range.end - 1
 
-    @property
-    def _credit(self) -> int:
-        """Messages that open pulls may still deliver."""
-        return self._granted - (self._inbox.total - self._before)
-
-    async def _ask_for_more(self) -> None:
+    async def _ask_for_more(self, consumer: RangeConsumer) -> None:
         """Pull at most the rest of the range: what follows belongs to other readers."""
-        batch, size = self._max_batch, PULL_BYTES
-        if not self._range.per_subject:  # which starts over with each consumer
-            batch = min(batch, self._range.end - 1 - self._last - self._credit)
-        if batch <= 0 or self._credit > self._max_batch // 2 or self._full or self._trouble or self._finished:
-            return
-        if self._too_large:
-            if self._credit:
-                return  # wait until the open pulls have been refused as well
-            self._too_large, batch, size = False, 1, 0
-        self._granted += batch
-        stream, reply = self._range.stream, f"{self._subject}.1"
-        await self._api.pull(
-            stream, self._consumer, reply, batch=batch, max_bytes=size, expires=EXPIRES, heartbeat=HEARTBEAT
-        )
+        if consumer.inbox.rows.memory <= WAITING and not (self._trouble or self._finished):
+            await consumer.pull(None if self._range.per_subject else self._range.end - 1 - self._last)
 
-    async def _check_drained(self) -> None:
+    async def _check_end(self, consumer: RangeConsumer) -> None:
         """Finish if the server has nothing left to send: a gap at the end of the range, or messages deleted since."""
-        drained, self._drained, self._idle = self._drained, False, False
-        if not drained:
+        self._may_end = False
+        if self._at.pending:
             try:
-                info = await self._api.request(f"CONSUMER.INFO.{self._range.stream}.{self._consumer}")
+                info = await self._session.api.request(f"CONSUMER.INFO.{self._range.stream}.{consumer.name}")
             except SourceError as error:
                 self._disturb(str(error))
                 return
-            if info["num_pending"] and not await self._nothing_left():
+            if info["num_pending"] and not await self._losses.nothing_after(self._last):
                 # the next ones are gone: the server skips only one of them per heartbeat, or still counts them
-                patience = SILENCE if self._range.per_subject else self._session.timeout / 2
-                if self._origin is not None and not self._range.per_subject:
-                    patience = inf  # the session's timeout says how long a read waits
-                if asyncio.get_running_loop().time() > self._came + patience:
-                    await self._check_end()
+                if asyncio.get_running_loop().time() > self._came + self._losses.patience:
+                    await self._losses.check_after(self._last)
                     self._disturb("expected messages were removed from the stream")
                 return
-            if info["delivered"]["consumer_seq"] != self._inbox.total - self._before:
+            if info["delivered"]["consumer_seq"] != consumer.inbox.total:
                 self._disturb("messages sent by the server did not arrive")
                 return
-        if not await self._more_elsewhere():
-            await self._check_end()
+        if await self._losses.more_elsewhere(self._last):
+            self._at = self._at._replace(pending=1)
+        else:
+            await self._losses.check_after(self._last)
             self._finish()
-
-    async def _nothing_left(self) -> bool:
-        """Whether the stream has no further message of the range, whatever `num_pending` says."""
-        try:
-            following = await self._session.next_match(self._range.stream, self._last + 1, self._range.subjects)
-        except SourceError:  # no permission
-            return False
-        return following is None or following >= self._range.end
 
     def _finish(self) -> None:
         self._finished = True
-        self._ready.set()
         self._wake.set()
 
     def _disturb(self, reason: str) -> None:
@@ -377,38 +260,181 @@ class RangeReader:
         self._wake.set()
 
     def _on_data(self) -> None:
+        consumer = self._consumer
+        if consumer is None:
+            return
+        inbox = consumer.inbox
         self._heard = self._came = asyncio.get_running_loop().time()
-        ack = position(self._inbox.rows.last_reply(), self._range.stream, self._consumer)
-        fresh, self._checked = self._inbox.total - self._checked, self._inbox.total
-        if ack is not None and ack.delivery > self._inbox.total - self._before:
-            self._inbox.rows, _ = self._inbox.rows.split(len(self._inbox.rows) - fresh)
-            self._disturb("messages sent by the server did not arrive")
-        elif ack is not None:
-            skips = ack.seq - ack.delivery != self._skipped
-            if skips and self._gap is None and self._check is not None and not self._range.per_subject:
-                self._gap = self._last
+        ack = position(inbox.rows.last_reply(), self._range.stream, consumer.name)
+        if ack is None or ack.delivery > inbox.total:
+            if ack is not None:
+                inbox.rows, _ = inbox.rows.split(len(inbox.rows) - (inbox.total - self._at.delivery))
+                self._disturb("messages sent by the server did not arrive")
+            self._at = self._at._replace(delivery=inbox.total)
+        else:
+            if ack.seq - ack.delivery != self._at.seq - self._at.delivery and self._losses.skipped(self._last):
                 self._wake.set()
-            self._last, self._skipped = max(ack.seq, self._last), ack.seq - ack.delivery
-            self._drained = not ack.pending
-            if self._drained or self._complete:
-                self._wake.set()
-        if self._enough:
-            self._ready.set()
-        if self._credit <= self._max_batch // 2:
+            self._last, self._at, self._may_end = max(ack.seq, self._last), ack, not ack.pending
+        if self._may_end or self._complete or self._enough(consumer) or consumer.is_due:
             self._wake.set()
-        if self._inbox.empty and self._api.imported:
+        if inbox.empty and self._session.api.imported:
             self._disturb("an empty message ended the pull")
 
-    def _on_status(self, subject: bytes, block: bytes) -> None:
-        if not subject.startswith(self._subject.encode()):
-            return  # for an earlier consumer
+    def _on_status(self, _subject: bytes, block: bytes) -> None:
         self._heard = asyncio.get_running_loop().time()
         status = parse_status(block)
         if status.reaction not in (Reaction.ALIVE, Reaction.PULL_AGAIN, Reaction.TOO_LARGE):
             self._disturb(f"{status.code} {status.text}")
-        else:
-            self._granted -= status.undelivered or 0
+        elif self._consumer is not None:
+            self._consumer.ended(status)
+        self._may_end |= status.reaction is Reaction.ALIVE
+        self._wake.set()
+
+
+class RangeConsumer:
+    """A short-lived consumer, the subscription to its `inbox`, and its open pulls."""
+
+    def __init__(self, session: ReadSession, stream: str, name: str, inbox: Inbox, *, max_batch: int) -> None:
+        self._session, self._stream = session, stream
+        self.name, self.inbox = name, inbox
+        self._max_batch = max_batch
+        self._subject = session.connection.new_inbox()
+        self._sid: int | None = None
+        self._granted = 0  # messages requested by pulls
+        self._too_large = False  # the next message exceeds the bytes of a pull
+
+    async def subscribe(self) -> None:
+        """Receive into the inbox. Raises UnavailableError."""
+        try:
+            self._sid = await self._session.connection.receive_into(self.inbox, f"{self._subject}.*")
+        except nats.errors.Error as error:
+            raise UnavailableError(str(error)) from error
+
+    async def close(self) -> None:
+        """Unsubscribe and delete the consumer."""
+        if self._sid is not None:
+            self._session.connection.forget(self._sid)
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._session.connection.stop_receiving(self._sid)
+        await self._session.delete_consumer(self._stream, self.name)
+
+    @property
+    def credit(self) -> int:
+        """Messages that open pulls may still deliver."""
+        return self._granted - self.inbox.total
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another pull."""
+        return self.credit <= self._max_batch // 2
+
+    async def pull(self, rest: int | None) -> None:
+        """Pull if it is time; with the open pulls, at most `rest` messages."""
+        batch, size = self._max_batch, PULL_BYTES
+        if rest is not None:
+            batch = min(batch, rest - self.credit)
+        if batch <= 0 or not self.is_due:
+            return
+        if self._too_large:
+            if self.credit:
+                return  # wait until the open pulls have been refused as well
+            self._too_large, batch, size = False, 1, 0
+        self._granted += batch
+        reply = f"{self._subject}.1"
+        await self._session.api.pull(
+            self._stream, self.name, reply, batch=batch, max_bytes=size, expires=EXPIRES, heartbeat=HEARTBEAT
+        )
+
+    def ended(self, status: PullStatus) -> None:
+        """Record what the pull of this status will not deliver."""
+        self._granted -= status.undelivered or 0
         if status.reaction is Reaction.TOO_LARGE:
             self._too_large |= (status.undelivered_bytes or 0) >= PULL_BYTES  # nothing of the pull was delivered
-        self._idle = status.reaction is Reaction.ALIVE
-        self._wake.set()
+
+
+class Losses:
+    """Notices that messages of a range were removed before they were read. See `RangeReader`."""
+
+    def __init__(self, session: ReadSession, range_: StreamRange, origin: Origin | None, check: Check | None) -> None:
+        self._session, self._range, self._origin, self._check = session, range_, origin, check
+        self._floor = 0  # the stream's first sequence at the start of a `per_subject` read
+        self._gap: int | None = None  # the last message before a gap that has not been checked yet
+        self._checked_at = 0.0
+        self._replicated = False
+        if origin is not None:
+            session.know(range_.stream, origin)
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether a stream that is gone has nothing to read."""
+        return self._origin is not None and self._check is None
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether there is a gap that has not been checked yet."""
+        return self._gap is not None
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for a message that the server counts and does not send."""
+        if self._range.per_subject:
+            return SILENCE
+        # with an origin, the session's timeout says how long a read waits
+        return self._session.timeout / 2 if self._origin is None else inf
+
+    async def begin(self, last: int) -> bool:
+        """Check the stream of a consumer that exists and starts after `last`; whether it is the one to read."""
+        if self._origin is None:
+            return True
+        stream = self._range.stream  # only now that the consumer exists: before, it might be another one
+        state = await self._session.identified(stream, await self._session.api.request(f"STREAM.INFO.{stream}"))
+        if self._range.per_subject:
+            self._inspect(state, None)
+            self._floor = self._floor or state.first
+        else:
+            self._inspect(state, last if self._gap is None else self._gap)
+        self._gap = None
+        self._replicated = state.replicated
+        return state.created == self._origin.created
+
+    def _inspect(self, state: StreamState, read_to: int | None) -> None:
+        """Raise an error if messages after `read_to` are gone; None for those after the range only."""
+        if self._check is not None:
+            replaced = self._range.per_subject and state.keeps_latest  # by newer messages
+            self._check(state, None if read_to is None or replaced else max(read_to + 1, self._floor))
+
+    def skipped(self, last: int) -> bool:
+        """Record a gap after `last`; whether there is one to check that was not known."""
+        if self._gap is not None or self._check is None or self._range.per_subject:
+            return False
+        self._gap = last
+        return True
+
+    async def check(self, *, at_once: bool = True) -> None:
+        """Raise an error if messages were lost in the gap; unless `at_once`, not again so soon."""
+        clock = asyncio.get_running_loop().time
+        if self._gap is not None and (at_once or clock() > self._checked_at + _CHECK_INTERVAL):
+            read_to, self._gap = self._gap, None  # before awaiting: another gap may appear meanwhile
+            self._inspect(await self._session.state(self._range.stream), read_to)
+            self._checked_at = clock()
+
+    async def check_after(self, last: int) -> None:
+        """Check the gap after the last message received."""
+        if self._check is not None and self._gap is None:
+            self._gap = last
+        await self.check()
+
+    async def more_elsewhere(self, last: int) -> bool:
+        """Whether the stream's leader has further messages of the range that the consumer's server still lacks."""
+        return self._replicated and not self._range.per_subject and await self._has_more(last)
+
+    async def nothing_after(self, last: int) -> bool:
+        """Whether the stream has no further message of the range, whatever `num_pending` says."""
+        try:
+            return not await self._has_more(last)
+        except SourceError:  # no permission
+            return False
+
+    async def _has_more(self, last: int) -> bool:
+        following = await self._session.next_match(self._range.stream, last + 1, self._range.subjects)
+        return following is not None and following < self._range.end

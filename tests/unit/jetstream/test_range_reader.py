@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange, next_at_once
+from jetcapture_py.jetstream.range_reader import RangeConsumer, RangeReader, StreamRange, next_at_once
+from jetcapture_py.jetstream.wire.inbox import Inbox
 
 PLAIN = "$JS.ACK.S.C.1.{seq}.{count}.1700000000000000000.{pending}"
 LONG = "$JS.ACK.hub.ACCOUNT.S.C.1.{seq}.{count}.1700000000000000000.{pending}.random"
@@ -18,21 +19,23 @@ class Reader(RangeReader):
     """Reads 1 to 100 from a consumer that exists, message by message as the test says."""
 
     def __init__(self, *, imported: bool = False) -> None:
-        session = cast("Any", SimpleNamespace(connection=None, api=SimpleNamespace(imported=imported)))
+        connection = SimpleNamespace(new_inbox=lambda: "_INBOX.x")
+        session = cast("Any", SimpleNamespace(connection=connection, api=SimpleNamespace(imported=imported)))
         super().__init__(session, StreamRange(stream="S", first=1, end=101))
-        self._consumer = "C"
+        self.inbox = Inbox(self._on_data)
+        self._consumer = RangeConsumer(session, "S", "C", self.inbox, max_batch=100)
 
     def receive(self, *replies: bytes) -> tuple[bool, str]:
         """Whether all has come, and what is wrong."""
         for reply in replies[:-1]:
-            self._inbox.rows.append(self._inbox._memory, b"orders", reply, b"", b"")
-            self._inbox.total += 1
-        self._inbox.accept(1, b"orders", replies[-1], b"", b"")
-        return self._complete or self._drained, self._trouble
+            self.inbox.rows.append(self.inbox._memory, b"orders", reply, b"", b"")
+            self.inbox.total += 1
+        self.inbox.accept(1, b"orders", replies[-1], b"", b"")
+        return self._complete or self._may_end, self._trouble
 
     @property
     def waiting(self) -> int:
-        return len(self._inbox.rows)
+        return len(self.inbox.rows)
 
 
 def reply(form: str, seq: int, count: int, pending: int = 5) -> bytes:

@@ -160,8 +160,10 @@ def test_a_stray_message_in_our_inbox_is_ignored(live: Live, monkeypatch: pytest
     async def attach(self: RangeReader) -> None:
         await real(self)
         stray = "$JS.ACK.ORDERS.another.1.7.7.1700000000000000000.0"
-        await self._connection.publish(f"{self._subject}.1", b"stray", reply=stray)
-        await self._connection.flush()
+        assert self._consumer is not None
+        connection = self._session.connection
+        await connection.publish(f"{self._consumer._subject}.1", b"stray", reply=stray)
+        await connection.flush()
         await asyncio.sleep(0)
 
     monkeypatch.setattr(RangeReader, "_attach", attach)
