@@ -372,9 +372,10 @@ def tap(
 ) -> None:
     """Show how a configuration decodes the newest messages. Stores and acknowledges nothing."""
     from jetcapture_py.config.captures import only
+    from jetcapture_py.manage import many
     from jetcapture_py.manage import tap as command
 
-    raise typer.Exit(command.run(only(config, stream), count=count, as_json=as_json))
+    many.show_one(command.run(only(config, stream), count), as_json=as_json)
 
 
 @app.command()
@@ -388,8 +389,9 @@ def test(
     """Run unit tests of a configuration. Message in; key, bucket and columns out. Needs no server."""
     from jetcapture_py.config.captures import only
     from jetcapture_py.manage import cases as command
+    from jetcapture_py.manage import many
 
-    raise typer.Exit(command.run(only(config, stream), cases))
+    raise typer.Exit(many.show_one(command.run(only(config, stream), cases)))
 
 
 @app.command()

@@ -26,9 +26,10 @@ def files(
 ) -> None:
     """List the files of an archived object store."""
     from jetcapture_py.config.captures import only
+    from jetcapture_py.manage import many
     from jetcapture_py.manage.files import moment, run_list
 
-    raise typer.Exit(run_list(only(config, stream), as_of=opt.value_of("--as-of", moment, as_of), as_json=as_json))
+    many.show_one(run_list(only(config, stream), opt.value_of("--as-of", moment, as_of)), as_json=as_json)
 
 
 @app.command()

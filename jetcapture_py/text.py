@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 MAX_LENGTH = 300
@@ -103,6 +103,14 @@ def size(count: float) -> str:
         unit += 1
     digits = f"{count:.1f}".removesuffix(".0") if unit and count < 99.95 else f"{count:.0f}"
     return f"{digits} {_SIZES[unit]}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
+    """Yield the lines of a table, in columns as wide as their widest cell; the columns in `right` are aligned there."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, range(len(row)), strict=True)
+        yield "  ".join(cell.rjust(width) if n in right else cell.ljust(width) for cell, width, n in cells).rstrip()
 
 
 def sentence(text: str) -> str:

@@ -19,7 +19,6 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
-from rich.console import Console
 from rich.text import Text
 
 from jetcapture_py.archive import layout
@@ -33,6 +32,7 @@ from jetcapture_py.config.units import dotted, format_time, kind, microseconds_o
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.acks import first_delivery
 from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.text import escaped
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.keys import Run
@@ -126,7 +126,6 @@ def plain(value: object) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-PASSED, FAILED = 0, 1
 _DEFAULT_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -227,20 +226,18 @@ def load_cases(path: Path) -> tuple[Case, ...]:
     return validated(_Cases, {"cases": data}, rename=lambda problem: f"{path}: {problem}").cases
 
 
-def run(config: Config, path: Path) -> int:
-    """Run every case, print the results and the differences, and return the exit code. Raises ConfigError."""
+def run(config: Config, path: Path) -> CommandResult:
+    """Run every case, and show the results and the differences. Raises ConfigError."""
     cases = load_cases(path)
-    console = Console(soft_wrap=True, highlight=False)
+    lines: list[str | Text] = []
     failed = 0
     for number, case in enumerate(cases, 1):
-        lines = list(differences(config, case, number))
-        failed += bool(lines)
-        verdict = Text("failed", "red") if lines else Text("ok    ", "green")
-        console.print(verdict, Text(escaped(case.name)))
-        for line in lines:
-            console.print(Text(f"         {line}"))
-    console.print(Text(f"{failed} of {len(cases)} failed" if failed else f"{len(cases)} passed"))
-    return FAILED if failed else PASSED
+        different = list(differences(config, case, number))
+        failed += bool(different)
+        verdict = ("failed", "red") if different else ("ok    ", "green")
+        lines += [Text.assemble(verdict, f" {escaped(case.name)}"), *(f"         {line}" for line in different)]
+    summary = f"{failed} of {len(cases)} failed" if failed else f"{len(cases)} passed"
+    return CommandResult(summary=summary, lines=[*lines, summary], code=1 if failed else 0)
 
 
 def differences(config: Config, case: Case, number: int) -> Iterator[str]:

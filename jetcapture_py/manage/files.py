@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time, parse_time
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.files import ArchivedFile, list_files, save_file
-from jetcapture_py.text import escaped, plural
+from jetcapture_py.manage.many import CommandResult
+from jetcapture_py.text import aligned, escaped, plural
 
 STDOUT = Path("-")
 
@@ -27,11 +28,10 @@ def moment(text: str) -> datetime | int:
         raise ValueError(f"{error}; or a revision") from error
 
 
-def run_list(config: Config, *, as_of: datetime | int | None, as_json: bool) -> int:
-    """Print the files; return the exit code. Raises ConfigError, JetcaptureError."""
+def run_list(config: Config, as_of: datetime | int | None) -> CommandResult:
+    """List the files. Raises ConfigError, JetcaptureError."""
     files = list_files(config.store.url, _store(config), as_of=as_of, options=config.store.options)
-    sys.stdout.writelines(f"{line}\n" for line in (_json_lines(files) if as_json else _lines(files)))
-    return 0
+    return CommandResult(summary=_total(files), lines=_lines(files), records=_records(files))
 
 
 def run_get(config: Config, name: str, output: Path | None, *, as_of: datetime | int | None) -> int:
@@ -70,9 +70,9 @@ def _store(config: Config) -> str:
     return name
 
 
-def _json_lines(files: Sequence[ArchivedFile]) -> Iterator[str]:
+def _records(files: Sequence[ArchivedFile]) -> Iterator[dict[str, Any]]:
     for file in files:
-        fields = {
+        yield {
             "name": file.name,
             "bytes": file.size,
             "chunks": file.chunks,
@@ -85,19 +85,20 @@ def _json_lines(files: Sequence[ArchivedFile]) -> Iterator[str]:
             "link": None if file.link is None else dict(zip(("bucket", "name"), file.link, strict=True)),
             "problem": file.problem,
         }
-        yield json.dumps(fields)
 
 
 def _lines(files: Sequence[ArchivedFile]) -> Iterator[str]:
-    cells = [("bytes", "revision", "modified", "name")]
+    rows = [("bytes", "revision", "modified", "name")]
     for file in files:
         link = "" if file.link is None else f" -> {escaped('/'.join(part for part in file.link if part))}"
         problem = "" if file.problem is None else f" ({escaped(file.problem)})"
         modified = f"{file.modified:%Y-%m-%d %H:%M:%S}"
-        cells.append((f"{file.size:,}", str(file.revision), modified, f"{escaped(file.name)}{link}{problem}"))
+        rows.append((f"{file.size:,}", str(file.revision), modified, f"{escaped(file.name)}{link}{problem}"))
     if files:
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for size, revision, modified, name in cells:
-            yield "  ".join([size.rjust(widths[0]), revision.rjust(widths[1]), modified.ljust(widths[2]), name])
+        yield from aligned(rows, right=(0, 1))
+    yield _total(files)
+
+
+def _total(files: Sequence[ArchivedFile]) -> str:
     total = sum(file.size for file in files)
-    yield f"{plural(len(files), 'file', grouped=True)}, {plural(total, 'byte', grouped=True)}"
+    return f"{plural(len(files), 'file', grouped=True)}, {plural(total, 'byte', grouped=True)}"

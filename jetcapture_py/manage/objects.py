@@ -18,7 +18,7 @@ from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.text import escaped, plural, size
+from jetcapture_py.text import aligned, escaped, plural, size
 
 
 def run(config: Config, selection: Selection) -> CommandResult:
@@ -71,19 +71,15 @@ def _records(objects: Iterable[tuple[ObjectName, File]]) -> Iterator[dict[str, A
 
 
 def _lines(objects: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
-    cells = [("key", "bucket", "first", "last", "rows", "bytes", "path")]
+    rows = [("key", "bucket", "first", "last", "rows", "bytes", "path")]
     for name, file in objects:
         key = "(quarantine)" if name.quarantine else "(no key)" if name.key is None else escaped(name.key)
         key = f"(bundle {name.bundle})" if name.bundle else key
         bucket = f"{datetime.fromtimestamp(name.bucket, UTC):%Y-%m-%d %H:%M:%S}"
-        cells.append(
-            (key, bucket, str(name.first_seq), str(name.last_seq), f"{name.rows:,}", f"{file.size:,}", file.path)
-        )
+        first, last, path = str(name.first_seq), str(name.last_seq), escaped(file.path)
+        rows.append((key, bucket, first, last, f"{name.rows:,}", f"{file.size:,}", path))
     if objects:
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for key, bucket, *numbers, path in cells:
-            aligned = [number.rjust(width) for number, width in zip(numbers, widths[2:6], strict=True)]
-            yield "  ".join([key.ljust(widths[0]), bucket.ljust(widths[1]), *aligned, escaped(path)])
+        yield from aligned(rows, right=range(2, 6))
     yield _total(objects)
 
 

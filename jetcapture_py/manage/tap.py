@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from jetcapture_py.archive import layout
@@ -31,7 +30,8 @@ from jetcapture_py.jetstream.range_reader import (
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage.cases import MessageOutcome, outcomes, plain
-from jetcapture_py.text import escaped, is_text
+from jetcapture_py.manage.many import CommandResult
+from jetcapture_py.text import escaped, is_text, plural
 
 Part = tuple[str, Received]
 """The name of the consumer in the ack subjects of messages, and the messages."""
@@ -108,15 +108,15 @@ _MAX_TEXT = 200
 """Maximum characters of a value or payload that are shown."""
 
 
-def run(config: Config, *, count: int, as_json: bool) -> int:
-    """Print the outcome of the newest `count` messages; return the exit code. Raises ConfigError, SourceError."""
+def run(config: Config, count: int) -> CommandResult:
+    """Show the outcome of the newest `count` messages. Raises ConfigError, SourceError."""
     results = asyncio.run(tap(config, count))
-    console = Console(soft_wrap=True, highlight=False)
-    for outcome in results:
-        console.print(Text(json.dumps(fields(outcome))) if as_json else shown(outcome, config))
-    if not results and not as_json:
-        console.print(Text(f"stream {config.source.stream} has no message that the filters match"))
-    return 0
+    nothing = f"stream {config.source.stream} has no message that the filters match"
+    return CommandResult(
+        summary=plural(len(results), "message"),
+        lines=[shown(outcome, config) for outcome in results] or [nothing],
+        records=map(fields, results),
+    )
 
 
 async def tap(config: Config, count: int) -> list[MessageOutcome]:

@@ -28,7 +28,7 @@ from jetcapture_py.jetstream.consumer import (
 )
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store import configured_store, notes_of, read_own_watermark, read_watermark
-from jetcapture_py.text import MAX_LOGGED, age, duration, escaped, one_line, plural
+from jetcapture_py.text import MAX_LOGGED, age, aligned, duration, escaped, one_line, plural
 
 EVERY_S = 2.0
 TIMEOUT_S = 5.0
@@ -114,12 +114,10 @@ def _records(statuses: Mapping[str, CaptureStatus]) -> Iterator[str]:
 
 
 def _table(statuses: Mapping[str, CaptureStatus]) -> Iterator[str]:
-    rows = [(escaped(name), *status.cells()) for name, status in statuses.items()]
-    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    rows = [_COLUMNS, *((escaped(name), *status.cells()) for name, status in statuses.items())]
     problems = [(), *(status.problems for status in statuses.values())]
-    for (name, *values), lines in zip((_COLUMNS, *rows), problems, strict=True):
-        aligned = (value.rjust(width) for value, width in zip(values, widths[1:], strict=True))
-        yield "  ".join([name.ljust(widths[0]), *aligned]).rstrip()
+    for row, lines in zip(aligned(rows, right=range(1, len(_COLUMNS))), problems, strict=True):
+        yield row
         yield from (f"  problem: {one_line(line, MAX_LOGGED)}" for line in lines)
 
 

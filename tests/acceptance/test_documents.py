@@ -371,7 +371,7 @@ def test_the_cases_of_the_page_pass_for_its_configuration(tmp_path: Path) -> Non
     assert cases.file == "cases.yaml"
     (tmp_path / "cases.yaml").write_text(cases.text)
     assert load_cases(tmp_path / "cases.yaml")
-    assert run_cases(load(tmp_path / "config.yaml"), tmp_path / "cases.yaml") == 0
+    assert run_cases(load(tmp_path / "config.yaml"), tmp_path / "cases.yaml").code == 0
 
 
 def test_the_commands_of_the_table_are_those_there_are() -> None:

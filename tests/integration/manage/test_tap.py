@@ -11,6 +11,7 @@ import pytest
 from nats.js.api import RetentionPolicy
 
 from jetcapture_py.manage.check import check
+from jetcapture_py.manage.many import show_one
 from jetcapture_py.manage.tap import run, tap
 from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer, older_servers
@@ -128,7 +129,7 @@ def test_messages_of_an_interest_stream_that_no_consumer_needs_survive_being_loo
 def test_an_empty_stream_is_no_error(nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, []))
-    assert run(config(server.url, tmp_path), count=20, as_json=False) == 0
+    assert show_one(run(config(server.url, tmp_path), 20)) == 0
     assert capsys.readouterr().out == "stream ORDERS has no message that the filters match\n"
 
 
@@ -138,7 +139,7 @@ def test_text_and_json_show_key_columns_and_reason(
     server = nats_server()
     asyncio.run(fill(server.url, 10))
     configuration = config(server.url, tmp_path, decode=JSON, key="{region}")
-    assert run(configuration, count=2, as_json=False) == 0
+    assert show_one(run(configuration, 2)) == 0
     first, columns, second, payload = capsys.readouterr().out.splitlines()
     assert first.startswith("9  ")
     assert 'orders.a  key "eu"  bucket ' in first
@@ -147,9 +148,9 @@ def test_text_and_json_show_key_columns_and_reason(
     assert payload == "    7 bytes: {broken"
     typo = {"id": "int64", "region": {"type": "string", "path": "regoin"}}
     wrong = config(server.url, tmp_path, decode={"format": "json", "columns": typo})
-    assert run(wrong, count=2, as_json=False) == 0
+    assert show_one(run(wrong, 2)) == 0
     assert capsys.readouterr().out.splitlines()[1] == "    id=8  region=null"
-    assert run(configuration, count=2, as_json=True) == 0
+    assert show_one(run(configuration, 2), as_json=True) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (shown[0]["key"], shown[0]["columns"], shown[0]["sequence"]) == ("eu", {"id": 8, "region": "eu"}, 9)
     assert (shown[1]["quarantine"]["stage"], shown[1]["payload"]) == ("decode", "{broken")

@@ -22,6 +22,7 @@ from jetcapture_py.manage import export, tap
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.check_server import Findings
+from jetcapture_py.manage.many import show_one
 from jetcapture_py.rewriting.erase import erase
 from jetcapture_py.rewriting.select import Condition
 from spark_jobs.datasource.columns import MessageColumns
@@ -204,7 +205,7 @@ def test_what_the_example_allows_is_enough_to_check_everything(start: Start, tmp
 def test_what_the_example_allows_to_check_is_enough_to_tap_and_export(start: Start, tmp_path: Path) -> None:
     server = start()
     settings = config(server.url, tmp_path / "archive", nats=as_user(server, "checker"))
-    assert tap.run(settings, count=5, as_json=True) == 0
+    assert show_one(tap.run(settings, 5), as_json=True) == 0
     assert export.run(settings.nats, "ORDERS", "archive") == 0
     assert "Violation" not in server.log
 

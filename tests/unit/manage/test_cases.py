@@ -12,6 +12,7 @@ import yaml
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.cases import differences, load_cases, run, same
+from jetcapture_py.manage.many import show_one
 from tests.support.running import settings
 
 COLUMNS = {"id": "int64", "region": "string", "amount": "decimal(12,2)", "at": "timestamp"}
@@ -135,10 +136,10 @@ def test_the_summary_counts_and_the_exit_code_says_whether_all_passed(
     good = {"name": "good", "message": MESSAGE, "expect": {"key": "eu"}}
     bad = {"name": "bad", "message": MESSAGE, "expect": {"key": "us"}}
     path.write_text(yaml.safe_dump([good]))
-    assert run(config(), path) == 0
+    assert show_one(run(config(), path)) == 0
     assert capsys.readouterr().out == "ok     good\n1 passed\n"
     path.write_text(yaml.safe_dump([good, bad]))
-    assert run(config(), path) == 1
+    assert show_one(run(config(), path)) == 1
     assert capsys.readouterr().out == (
         'ok     good\nfailed bad\n         key: expected "us", got "eu"\n1 of 2 failed\n'
     )
