@@ -20,16 +20,19 @@ import psutil
 import pyarrow as pa
 
 from jetcapture_py.capture.side_tasks import KEEP_ALIVE_PER_WAIT
+from jetcapture_py.capture.stats import Stats
 from jetcapture_py.config.model import loads
-from jetcapture_py.jetstream import acks
-from jetcapture_py.jetstream.ordered_source import OrderedSource
+from jetcapture_py.jetstream.acks import packed, positions
+from jetcapture_py.jetstream.ordered_acks import Ordered
+from jetcapture_py.jetstream.shared import Acks, Shared
 from jetcapture_py.jetstream.source import PullSource
+from jetcapture_py.ledger import Ledger, Memory
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import Publisher, connect
 from tests.support.running import until
 
 STREAM, CONSUMER, BATCH = "BENCH", "held", 100
-SOURCES = {"shared": PullSource, "ordered": OrderedSource}
+MODES: dict[str, type[Acks]] = {"shared": Shared, "ordered": Ordered}
 
 
 class Usage(NamedTuple):
@@ -51,7 +54,7 @@ class Held:
     def add(self, replies: pa.BinaryArray) -> None:
         """Add received messages, the last ones."""
         if self._ordered:
-            replies = acks.packed(*acks.positions(STREAM, CONSUMER, replies))
+            replies = packed(*positions(STREAM, CONSUMER, replies))
         self._replies.append(replies)
         self.count += len(replies)
 
@@ -97,15 +100,17 @@ async def usage(mode: str, pending: int, rate: int, seconds: float) -> Usage:
             f"source: {{stream: {STREAM}, consumer: {CONSUMER}, mode: {mode}, {limit}}}\nstore: {{url: 'memory://x'}}"
         )
         held, ended = Held(mode), asyncio.Event()
-        source = SOURCES[mode](config, held=lambda: 0, unacked=lambda: held.count, replies=held.all)
-        await source.open()
+        source = PullSource(config, Ledger(Memory(config.limits.memory)))
+        acks = MODES[mode](source, Stats())
+        await acks.open()
+        owning = asyncio.create_task(acks.run())
         tasks = [asyncio.create_task(source.pull()), asyncio.create_task(publish(server.url, pending, rate, ended))]
 
         async def receive() -> None:
             while (batch := await source.receive()) is not None:
-                held.add(batch.replies)
+                held.add(acks.admit(batch).replies)
                 if len(due := held.pop(pending)):
-                    await source.ack(due)
+                    await acks.ack(due)
 
         async def unacknowledged() -> int:
             return (await stream.consumer_info(STREAM, CONSUMER)).num_ack_pending or 0
@@ -113,7 +118,7 @@ async def usage(mode: str, pending: int, rate: int, seconds: float) -> Usage:
         async def keep_alive() -> None:
             while mode == "shared":
                 await asyncio.sleep(source.state.ack_wait / KEEP_ALIVE_PER_WAIT)
-                await source.keep_alive(held.all())
+                await acks.keep_alive(held.all())
 
         tasks.append(asyncio.create_task(receive()))
         renewing = asyncio.create_task(keep_alive())
@@ -131,9 +136,10 @@ async def usage(mode: str, pending: int, rate: int, seconds: float) -> Usage:
         ended.set()
         renewing.cancel()
         await tasks[1]
-        await source.stop()
+        await acks.stop()
+        owning.cancel()
         await asyncio.gather(*tasks)
-        await source.close()
+        await acks.close(pa.array([], pa.binary()))
         await client.close()
         return Usage(cpu, written / took, statistics.median(seen))
 
@@ -149,7 +155,7 @@ async def main() -> None:
     runs: dict[tuple[int, str], list[Usage]] = {}
     for _ in range(chosen.rounds):
         for pending in chosen.pending:
-            for mode in SOURCES:
+            for mode in MODES:
                 runs.setdefault((pending, mode), []).append(await usage(mode, pending, chosen.rate, chosen.seconds))
     for (pending, mode), each in runs.items():
         cpu, written, seen = (statistics.median(values) for values in zip(*each, strict=True))

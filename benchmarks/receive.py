@@ -17,7 +17,9 @@ from pathlib import Path
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from jetcapture_py.capture.stats import Stats
 from jetcapture_py.config.model import loads
+from jetcapture_py.jetstream.shared import Shared
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.ledger import Ledger, Memory
 from tests.support.nats_server import NatsServer
@@ -68,14 +70,15 @@ async def with_source(url: str, consumer: str, messages: int) -> None:
         f"nats: {{servers: ['{url}']}}\nsource: {{stream: {STREAM}, consumer: {consumer}}}\nstore: {{url: 'memory://x'}}"
     )
     source = PullSource(config, Ledger(Memory(config.limits.memory)))
-    await source.open()
+    acks = Shared(source, Stats())
+    await acks.open()
     pulling = asyncio.create_task(source.pull())
     received = 0
     while received < messages:
         batch = await source.receive()
         assert batch is not None
         received += len(batch)
-        await source.ack(batch.replies)
+        await acks.ack(batch.replies)
     client = await nats.connect(url)
     await acknowledged(client, consumer, messages)
     await client.close()

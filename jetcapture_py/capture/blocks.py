@@ -477,6 +477,11 @@ class Blocks:
         self._ledger.unacked -= block.messages
 
 
+def replies_of(stored: Sequence[StoredBlock]) -> pa.BinaryArray:
+    """Return the ack subjects of the messages of stored blocks."""
+    return pa.concat_arrays([replies for block, *_ in stored for replies in block.replies()])
+
+
 def _replies(batch: pa.RecordBatch) -> pa.BinaryArray:
     """Return the ack subjects of a batch: one per message, that of its first row."""
     replies = batch.column(REPLY)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.capture import parts, side_tasks, startup_checks
 from jetcapture_py.capture.announcing import Announcer, Notifiers, OnStored
-from jetcapture_py.capture.blocks import StoredBlock
+from jetcapture_py.capture.blocks import StoredBlock, replies_of
 from jetcapture_py.capture.encoding import Encoding
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.capture.storing import acknowledge, check_drained, put_all
+from jetcapture_py.capture.storing import put_all
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import DrainError, SourceError
 from jetcapture_py.ledger import Memory
@@ -58,7 +58,7 @@ class Capture:
     async def _run(self, stop: asyncio.Event, *, until_caught_up: bool) -> None:
         state = self.state
         try:
-            await state.source.open()
+            await state.acks.open()
         except SourceError as error:
             raise await startup_checks.advised(state, error) from error
         try:
@@ -68,8 +68,9 @@ class Capture:
             self.encoding.stream_known()
             state.opened = True
             async with asyncio.TaskGroup() as tasks:
-                work = [*side_tasks.tasks(state, stop, until_caught_up=until_caught_up), state.source.pull()]
-                work += [*self.announcer.tasks(), *(self._store() for _ in range(state.config.store.concurrency))]
+                work = side_tasks.tasks(state, stop, until_caught_up=until_caught_up)
+                work += [state.source.pull(), state.acks.run(), *self.announcer.tasks()]
+                work += [self._store() for _ in range(state.config.store.concurrency)]
                 work += [self._acknowledge() for _ in range(ACKNOWLEDGING)]
                 others = [tasks.create_task(task) for task in work]
                 intake, stopped = tasks.create_task(self._intake()), tasks.create_task(stop.wait())
@@ -87,7 +88,7 @@ class Capture:
         """Put received messages into blocks; seal blocks that are full, or that exceed a budget together."""
         state, loop = self.state, asyncio.get_running_loop()
         while (received := await state.source.receive()) is not None:
-            async for prepared in state.decoding.pieces(received):  # decoded and routed
+            async for prepared in state.decoding.pieces(state.acks.admit(received)):  # decoded and routed
                 for seq, timestamp in prepared.span:
                     state.observer.saw(seq, timestamp)
                 self.encoding.set_columns(prepared.columns)
@@ -118,10 +119,10 @@ class Capture:
         state = self.state
         while True:
             stored = await state.stored_blocks()
-            confirmed = await acknowledge(state, stored)
+            await state.acks.ack(replies_of(stored))
             for block, *_ in stored:
                 state.blocks.forget(block)
-            state.stats.count_stored(stored, confirmed=confirmed)
+            state.stats.count_stored(stored)
             self.announcer.announce(stored)
             state.progress.set()
             del stored, block  # they hold ack subjects, and the next ones may be late
@@ -135,7 +136,7 @@ class Capture:
         state.draining, deadline = True, asyncio.get_running_loop().time() + state.config.drain_timeout
         try:
             async with asyncio.timeout_at(deadline):
-                pulls_ended = await state.source.stop()
+                await state.acks.stop()
                 await intake
                 state.send_to_store(state.blocks.seal_all("drain"))
                 await state.all_acknowledged()
@@ -145,4 +146,4 @@ class Capture:
             raise DrainError(f"drain_timeout: {reason}") from None
         await side_tasks.last_mark(state, deadline)
         await self.announcer.finish(deadline)
-        await check_drained(state, pulls_ended=pulls_ended)
+        await state.acks.check_drained()

@@ -52,9 +52,7 @@ DECODER_SLOW = 30.0
 
 def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
     """The side tasks of a capture; the caller cancels those still running at the end."""
-    work = [_seal_by_age(state), _watch(state), _watch_decoder(state), _mark(state)]
-    if state.config.source.mode == "shared":
-        work.append(_keep_alive(state))
+    work = [_seal_by_age(state), _keep_alive(state), _watch(state), _watch_decoder(state), _mark(state)]
     if not state.config.block.bundles:
         work.append(_watch_keys(state))
     if state.spooling is not None:
@@ -112,7 +110,7 @@ async def _keep_alive(state: CaptureState) -> None:
             await (asyncio.sleep(soon) if state.unacked else _pause(state, soon, quiet=due - loop.time()))
             continue
         last = loop.time()
-        await state.source.keep_alive(state.held_replies())
+        await state.acks.keep_alive(state.held_replies())
 
 
 async def _watch(state: CaptureState) -> None:
@@ -122,14 +120,11 @@ async def _watch(state: CaptureState) -> None:
     while True:
         await _pause(state, TICK, quiet=last + wait - loop.time())
         held = state.unacked
-        stalled = STALLED < source.idle_for() < STALLED_FOR and held > source.unacked_limit // STALLED_SHARE
+        stalled = STALLED < source.idle_for() < STALLED_FOR and held > state.acks.unacked_limit // STALLED_SHARE
         wait = POLL / 5 if stalled else POLL if held else IDLE_POLL
         if loop.time() - last >= wait:
             await source.refresh()
-            if state.config.source.mode == "ordered":
-                await source.settle()
-                state.stats.acked = source.acked
-            if source.released() and state.blocks.open:
+            if state.acks.released() and state.blocks.open:
                 state.release()
             state.seal_under_pressure()  # other replicas may hold more than before
             last = loop.time()

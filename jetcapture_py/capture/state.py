@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -23,7 +22,8 @@ from jetcapture_py.capture.watermark import Observer
 from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.values import TEXT_FORMATS
-from jetcapture_py.jetstream.ordered_source import OrderedSource
+from jetcapture_py.jetstream.ordered_acks import Ordered
+from jetcapture_py.jetstream.shared import Acks, Shared
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.store import Store, notes_of
@@ -63,8 +63,8 @@ class CaptureState:
             files = Spool(spool.path, spool.size, resident=limit // shares.OPEN_SHARE, growth=growth)
             self.spooling = Spooling(self.blocks, files, limit)
         self.decoding = Decoding(preparer or parts.preparer(config, None, None), self.ledger)
-        ordered = config.source.mode == "ordered"
-        self.source: PullSource = (OrderedSource if ordered else PullSource)(config, self.ledger)
+        self.source = PullSource(config, self.ledger)
+        self.acks: Acks = (Ordered if config.source.mode == "ordered" else Shared)(self.source, self.stats)
         self.observer = Observer(source.stream, source.consumer)
         self.opened = self.draining = False
         self.ended: str | None = None
@@ -72,7 +72,6 @@ class CaptureState:
         self.store_hangs = False
         """Whether a thread may still be waiting for the store at the end."""
         self.waiting_bytes = 0
-        self.unconfirmed_at = -math.inf
         self.erased = Erased()
         """Messages that are acknowledged without being stored."""
         self.key_rule: str | None = None
@@ -116,7 +115,7 @@ class CaptureState:
         sealed = pressure.seal(
             self.blocks,
             self.config.limits,
-            source.unacked_limit,
+            self.acks.unacked_limit,
             open_bytes=self.ledger.may_open,
             starved=source.pulls.starved,
             idle=not (self.blocks.sealed or self.decoding.batch or source.waiting),
@@ -124,7 +123,7 @@ class CaptureState:
             room=pressure.room(workers, self.sealed.qsize(), self.waiting_bytes),
         )
         self.send_to_store(sealed)
-        if (opened := source.overdue()) is not None:
+        if (opened := self.acks.seal_before(all_in_blocks=not self.decoding.batch)) is not None:
             self.send_to_store(self.blocks.seal_due(opened, 0, "pressure"))
 
     def release(self) -> None:
@@ -132,7 +131,7 @@ class CaptureState:
         for block in self.blocks.seal_all("released"):
             self.blocks.release(block)
             self.blocks.forget(block)
-        self.source.forget()
+        self.acks.forget()
         self.progress.set()
 
     async def sealed_blocks(self) -> list[Block]:
@@ -176,9 +175,8 @@ class CaptureState:
         """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""
         self.stats.quarantine.end()
         self.source.halt()  # after a failure, do not wait for open pulls
-        await self.source.stop()  # first, or the messages would be redelivered right here
-        await self.source.nak(self.held_replies())
-        await self.source.close()
+        await self.acks.stop()  # first, or the messages would be redelivered right here
+        await self.acks.close(self.held_replies())
         self.decoding.close()
         self.store_threads.shutdown(wait=False)
         if self.spooling is not None:

@@ -260,8 +260,8 @@ class Stats:
         if frames := self._stray_limit.due(time.monotonic(), prepared.strays):
             event(log, logging.WARNING, "receive.strays", frames=frames)
 
-    def count_stored(self, stored: Sequence[StoredBlock], *, confirmed: bool) -> None:
-        """Count and log blocks that are stored, and acknowledged unless the server has not `confirmed` it."""
+    def count_stored(self, stored: Sequence[StoredBlock]) -> None:
+        """Count and log blocks that are stored."""
         objects = [(each, each.name) for each in stored if each.name is not None]
         if not objects:
             return
@@ -272,7 +272,6 @@ class Stats:
         self.stored_messages += counts["messages"]
         self.stored_rows += counts["rows"]
         self.stored_bytes += counts["bytes"]
-        self.acked += counts["messages"] if confirmed else 0
         for each, name in objects[-MAX_OBJECTS:]:
             shown = without_credentials(each.location)
             can_be_opened = shown == each.location and shown.startswith(("http://", "https://"))

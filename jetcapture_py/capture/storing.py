@@ -1,4 +1,4 @@
-"""Put objects into the store and acknowledge their messages, with retries, and report failures."""
+"""Put objects into the store, with retries, and report failures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
-import pyarrow as pa
-
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.errors import DrainError, JetcaptureError, PermanentStoreError, StoreError
-from jetcapture_py.jetstream.acks import AckResult
+from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.log import event
 from jetcapture_py.plugins import user_code
 from jetcapture_py.retry import delays
@@ -25,9 +21,6 @@ log = logging.getLogger("jetcapture.store")
 FIRST_RETRY, MAX_RETRY = 0.2, 30.0
 MAX_TURN = 2.0
 """Seconds after which a turn with a failure ends: a hanging store would cost a timeout per object."""
-ACK_ATTEMPTS = 5
-"""Attempts to acknowledge that a reachable consumer may leave unanswered."""
-FIRST_ACK_RETRY, MAX_ACK_RETRY = 0.2, 2.0
 
 
 async def probe(state: CaptureState, stop: asyncio.Event) -> None:
@@ -99,44 +92,6 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock | None]) -
             pending = [*failed[1:], *failed[:1]]  # the first is always tried, so each comes first at some time
     finally:
         storing.ended(turn)
-
-
-async def acknowledge(state: CaptureState, stored: Sequence[StoredBlock]) -> bool:
-    """Acknowledge the messages of stored blocks until the server confirms it; return False if retrying is pointless."""
-    replies = pa.concat_arrays([replies for block, *_ in stored for replies in block.replies()])
-    if state.config.source.mode == "ordered":  # they may have to wait for earlier ones
-        await state.source.ack(replies)
-        state.stats.acked = state.source.acked
-        return False
-    unanswered = 0
-    for delay in delays(FIRST_ACK_RETRY, MAX_ACK_RETRY):
-        result = await state.source.ack(replies)
-        if result is AckResult.CONFIRMED:
-            return True
-        state.stats.unconfirmed_acks += 1
-        unanswered += result is AckResult.UNCONFIRMED
-        if result is AckResult.REFUSED or unanswered == ACK_ATTEMPTS:
-            break
-        await asyncio.sleep(delay)
-    state.unconfirmed_at = asyncio.get_running_loop().time()
-    return False
-
-
-async def check_drained(state: CaptureState, *, pulls_ended: bool) -> None:
-    """Raise DrainError if messages that were delivered here may be unacknowledged at the server.
-
-    `pulls_ended` says whether every pull ended, so that no message can have been in flight.
-    """
-    source = state.source
-    if source.failure is None and await source.owes_acks():
-        raise DrainError("drain: the server did not confirm the acknowledgements; messages are delivered again")
-    since = asyncio.get_running_loop().time() - state.unconfirmed_at
-    doubtful = not pulls_ended or since < source.state.ack_wait  # older ones were redelivered and acknowledged
-    if source.failure is not None or not doubtful:
-        return
-    if not (source.connected and await source.refresh() and source.state.unacked == 0):
-        reason = "the server did not confirm the acknowledgements" if pulls_ended else "the connection to NATS was lost"
-        raise DrainError(f"drain: {reason}; unconfirmed messages are redelivered after ack_wait")
 
 
 def _put_each(state: CaptureState, objects: Sequence[EncodedBlock]) -> list[tuple[str | Exception, float]]:

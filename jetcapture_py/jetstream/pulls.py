@@ -18,8 +18,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, MIN_PULLED, PULLED_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api
-from jetcapture_py.jetstream.consumer import GROUP, Consumer
-from jetcapture_py.jetstream.ordered import OrderedAcks, Phase
+from jetcapture_py.jetstream.consumer import Consumer
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.ledger import Ledger
@@ -39,8 +38,8 @@ class Reaction(Enum):
     """The pull has ended because the next message exceeds its remaining bytes; if it brought nothing, ask for more."""
     ADAPT = auto()
     """The pull asked for more than the consumer allows; read the consumer's limits and ask for less."""
-    UNPINNED = auto()
-    """The consumer is pinned to another client, or to none (`source.mode: ordered`)."""
+    OTHER_CLIENT = auto()
+    """The consumer delivers to another client, or to none, of those that pull with ids (ADR-42)."""
     FATAL = auto()
     """Pulls can never succeed."""
 
@@ -81,7 +80,7 @@ _CODES = {
     408: Reaction.PULL_AGAIN,
     400: Reaction.FATAL,
     412: Reaction.FATAL,
-    423: Reaction.UNPINNED,
+    423: Reaction.OTHER_CLIENT,
     503: Reaction.PULL_LATER,
 }
 
@@ -189,10 +188,26 @@ PAUSE = 0.5
 IDLE = 5.0
 """Seconds without a message after which only one pull is kept open, until the next message."""
 
+_TINY_PULL_EXPIRES_S = 1.0
 
-_SLOTS_BY_PHASE = {Phase.STANDBY: 1, Phase.INTERRUPTED: 0}
-_KEEP = "pin-"
-"""Before the pin id, in place of a pull's number in the reply subject of a pull that only keeps the consumer pinned."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullTerms:
+    """How pulls are made.
+
+    Attributes:
+        slots: How many may be open.
+        one: Whether each asks for one message, whatever is held, to learn when it is this replica's turn.
+        exclusive: Whether nothing is delivered to other replicas.
+        group: The consumer's priority group, "" for none (ADR-42).
+        id: The id with which the group's deliveries go to this client, "" for none.
+    """
+
+    slots: int = SLOTS
+    one: bool = False
+    exclusive: bool = False
+    group: str = ""
+    id: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -204,7 +219,7 @@ class PullSlot:
         sid: Id of the subscription.
         inbox: Where its messages arrive.
         pull: Number of the pull.
-        pin: The pin id that it was asked with.
+        sent: When it was asked for, or another one on its subject.
         active: Whether the pull is open.
         batch: Messages that it asked for.
         max_bytes: Bytes that it asked for.
@@ -219,7 +234,7 @@ class PullSlot:
     sid: int
     inbox: Inbox
     pull: int = 0
-    pin: str = ""
+    sent: float = 0.0
     active: bool = False
     batch: int = 0
     max_bytes: int = 0
@@ -244,20 +259,25 @@ class PullSlot:
         """Bytes that the pull may still deliver."""
         return max(0, self.max_bytes - self.brought) if self.left else 0
 
-    def begin(self, ask: Ask, batch: int, now: float, expires: float) -> str:
-        """Record a new pull; return its reply subject."""
+    def begin(self, ask: Ask, batch: int, now: float, expires: float) -> None:
+        """Record a new pull."""
         self.pull += 1
         self.active, self.batch, self.max_bytes = True, batch, ask.max_bytes
         self.start, self.start_bytes = self.inbox.by_sid[self.sid]
-        self.heard, self.expires = now, now + expires + GRACE
-        return f"{self.subject}.{self.pull}"
+        self.sent = self.heard = now
+        self.expires = now + expires + GRACE
+
+    def reply(self, pull: int, client: str) -> str:
+        """Return the reply subject of the pull with this number, asked for with this id of the client."""
+        return f"{self.subject}.{pull}-{client}" if client else f"{self.subject}.{pull}"
 
 
 class Pulls:
     """The pulls of one consumer into `inbox`.
 
     `wake` is set when there may be something to do, and `fail` is called when pulls can never succeed. `answered` is
-    when the server last served or confirmed a pull. `ordered` is the state of this replica in `source.mode: ordered`.
+    when the server last served or confirmed a pull. `refused` receives the ids of pulls whose deliveries now go to
+    another client.
     """
 
     def __init__(
@@ -278,8 +298,8 @@ class Pulls:
         self._last_total = 0  # messages received here when nothing is left, as far as known
         self._config, self._inbox, self._ledger, self._wake, self._fail = config, inbox, ledger, wake, fail
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
-        self.ordered: OrderedAcks | None = None
-        self._pinned_at = 0.0  # when the last pull with a pin id was sent
+        self.terms = PullTerms()
+        self.refused: asyncio.Queue[str] = asyncio.Queue()
 
     async def open(self, client: Connection, api: Api, consumer: Consumer) -> None:
         """Subscribe; nothing is pulled yet."""
@@ -340,9 +360,7 @@ class Pulls:
 
     def _wanted(self, now: float) -> int:
         """Return how many pulls should be open."""
-        slots = SLOTS if self.ordered is None else _SLOTS_BY_PHASE.get(self.ordered.phase, SLOTS)
-        if self._is_idle(now):
-            slots = min(slots, 1)
+        slots = min(self.terms.slots, 1) if self._is_idle(now) else self.terms.slots
         return min(slots, self._consumer.state.max_waiting or SLOTS)  # it ignores excess pulls
 
     def _is_idle(self, now: float) -> bool:
@@ -364,8 +382,8 @@ class Pulls:
             self._wake.set()
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
-        standby = self.ordered is not None and not self.ordered.active
-        ask = Ask(max_bytes=self.limits.limit // SLOTS, batch=1, limited=False) if standby else self._credit(now)
+        one = self.terms.one
+        ask = Ask(max_bytes=self.limits.limit // SLOTS, batch=1, limited=False) if one else self._credit(now)
         self.starved = not ask and not self.active
         if not ask:
             return
@@ -373,38 +391,34 @@ class Pulls:
         batch = ask.batch or min(source.batch, state.max_batch or source.batch)
         expires = self._expiry(batch, now)
         expires = min(expires, state.max_expires) if state.max_expires else expires
-        reply, slot.pin = slot.begin(ask, batch, now, expires), self._pin
+        slot.begin(ask, batch, now, expires)
         self._count()
-        await self._send(reply, slot.pin, batch=batch, max_bytes=ask.max_bytes if ask.limited else 0, expires=expires)
+        await self._send(slot, slot.pull, batch=batch, max_bytes=ask.max_bytes if ask.limited else 0, expires=expires)
 
-    @property
-    def _pin(self) -> str:
-        return self.ordered.pin if self.ordered is not None else ""
-
-    async def _send(self, reply: str, pin: str, *, batch: int, max_bytes: int, expires: float) -> None:
-        source = self._config.source
-        self._pinned_at = self._clock() if pin else self._pinned_at
+    async def _send(self, slot: PullSlot, pull: int, *, batch: int, max_bytes: int, expires: float) -> None:
+        source, terms = self._config.source, self.terms
         await self._api.pull(
             source.stream,
             source.consumer,
-            reply,
+            slot.reply(pull, terms.id),
             batch=batch,
             max_bytes=max_bytes,
             expires=expires,
             heartbeat=min(HEARTBEAT, expires / 2),
-            group="" if self.ordered is None else GROUP,
-            pin=pin,
+            group=terms.group,
+            pin=terms.id,
         )
 
-    async def keep_pinned(self, every: float) -> None:
-        """Have the consumer stay pinned, unless a pull in the last `every` seconds has done that.
+    async def keep_up(self, every: float) -> None:
+        """Pull again with this id, unless there was a pull in the last `every` seconds.
 
-        Only pulls do. This one can deliver nothing, because every message has more than one byte.
+        This pull can deliver nothing, because every message has more than one byte.
         """
-        if self._pin and self._client.is_connected and self._clock() - self._pinned_at >= every:
-            expires = min(1.0, self._consumer.state.max_expires or 1.0)
-            reply = f"{self.slots[0].subject}.{_KEEP}{self._pin}"
-            await self._send(reply, self._pin, batch=1, max_bytes=1, expires=expires)
+        now, slot = self._clock(), self.slots[0]
+        if self.terms.id and self._client.is_connected and now - max(each.sent for each in self.slots) >= every:
+            slot.sent = now
+            expires = min(_TINY_PULL_EXPIRES_S, self._consumer.state.max_expires or _TINY_PULL_EXPIRES_S)
+            await self._send(slot, 0, batch=1, max_bytes=1, expires=expires)
 
     def _expiry(self, batch: int, now: float) -> float:
         """Return how long to keep a pull open: longer, the longer nothing arrives, if it asks for more than is left."""
@@ -449,12 +463,13 @@ class Pulls:
             if slot.subject == to:
                 self._heard(slot, pull, parse_status(block))
 
-    def _heard(self, slot: PullSlot, pull: str, status: PullStatus) -> None:
+    def _heard(self, slot: PullSlot, token: str, status: PullStatus) -> None:
         slot.heard = self._clock()
+        pull, _, client = token.partition("-")
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self.answered = slot.heard
-        if status.reaction is Reaction.UNPINNED and self.ordered is not None:
-            self.ordered.unpinned(slot.pin if pull == str(slot.pull) else pull.removeprefix(_KEEP))
+        if status.reaction is Reaction.OTHER_CLIENT and client:
+            self.refused.put_nowait(client)
             self._wake.set()
         if status.reaction is not Reaction.ALIVE and slot.active and pull == str(slot.pull):
             slot.batch -= status.undelivered or 0
@@ -470,8 +485,8 @@ class Pulls:
             self._fail(SourceError(f"{where} no longer accepts pulls: {status.code} {status.text}"))
         elif status.reaction is Reaction.TOO_LARGE:
             self.limits.alone |= not slot.brought
-        elif status.reaction is Reaction.UNPINNED and self.ordered is not None:
-            pass  # another pull, without the pin id, waits for its turn
+        elif status.reaction is Reaction.OTHER_CLIENT and self.terms.group:
+            pass  # another pull, without the id, waits for its turn
         elif status.reaction is not Reaction.PULL_AGAIN:
             slot.not_before = self._clock() + PAUSE
             event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)

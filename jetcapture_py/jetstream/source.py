@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import nats.errors
@@ -15,8 +15,6 @@ from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import MAX_RECEIVED, RECEIVE_SHARE
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream import acks
-from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.connection import Api, connect, reason_of
 from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
 from jetcapture_py.jetstream.pulls import PAUSE, Pulls
@@ -35,6 +33,8 @@ FRESH = 0.25
 """Seconds for which the consumer's state is cached while a pull is open, which a deletion would end immediately."""
 NEVER = (0, float("-inf"))
 CONNECT_TIMEOUT = 20.0
+CHECK_EVERY_S = 0.1
+"""Seconds between two looks at a consumer that does not respond."""
 
 
 class PullSource:
@@ -50,10 +50,8 @@ class PullSource:
         self.reconnects = 0
         self.connection_error = ""
         """Why the last attempt to reconnect failed; "" while connected, and before the first attempt."""
-        self.stream_max_age = 0.0
-        """Seconds after which the stream removes a message; 0 for never, or unknown."""
-        self.acked = 0
-        """Messages acknowledged by this replica, with `source.mode: ordered`."""
+        self.stream_config: Mapping[str, Any] = {}
+        """The stream's configuration as the API has it, when it was last asked for; empty if unknown."""
         self.on_denied: Callable[[Denial], bool] = lambda denial: False  # noqa: ARG005  nobody publishes yet
         """Called with a refusal that does not end the capture; returns whether that is dealt with."""
         self.other_unacked = self.other_pulls = 0
@@ -62,8 +60,8 @@ class PullSource:
         self._wake, self._ready, self._enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.arrived = asyncio.Event()
         """Set when messages arrive, and when pulling stops; whoever waits for it clears it first."""
-        self._ended = self._closing = False
-        self._known = NEVER  # connection (count of reconnects) and time of the last check that the consumer is the same
+        self.ended = self._closing = False
+        self.looked = NEVER  # connection (count of reconnects) and time of the last check that the consumer is the same
         self.pulls = Pulls(config, self._inbox, ledger, wake=self._wake, fail=self.fail)
         self._inbox.on_status = self.pulls.on_status
 
@@ -71,8 +69,13 @@ class PullSource:
 
     async def open(self) -> None:
         """Connect, find or create the consumer, subscribe. Raises SourceError."""
+        await self.connect()
+        await self.attach()
+
+    async def connect(self) -> None:
+        """Connect to the server. Raises SourceError."""
         self._loop = asyncio.get_running_loop()
-        self._client: Connection = await connect(
+        self.client: Connection = await connect(
             self.config.nats,
             f"jetcapture {self.stream}/{self.consumer}",
             on_disconnected=self._disconnected,
@@ -81,23 +84,23 @@ class PullSource:
             on_error=self._errored,
             timeout=CONNECT_TIMEOUT,
         )
-        self._api = Api(self._client, self.config.nats)
+        self.api = Api(self.client, self.config.nats)
+
+    async def attach(self) -> None:
+        """Find or create the consumer, get its state, and subscribe. Raises SourceError."""
         try:
-            await self._attach()
+            self._consumer = Consumer(self.api, self.config.source, self.fail)
+            await self._consumer.attach()
+            self.is_other, self.recognize = self._consumer.is_other, self._consumer.recognize
+            self.delivered_all = self._consumer.delivered_all
+            await self.pulls.open(self.client, self.api, self._consumer)
         except BaseException:
             await self.close()
             raise
 
-    async def _attach(self) -> None:
-        """Find or create the consumer, get its state, and subscribe."""
-        self._consumer = Consumer(self._api, self.config.source, self.fail)
-        await self._consumer.attach()
-        self.is_other, self.recognize = self._consumer.is_other, self._consumer.recognize
-        self.delivered_all = self._consumer.delivered_all
-        await self.pulls.open(self._client, self._api, self._consumer)
-
-    async def stop(self) -> bool:
-        """Stop pulling, receive what open pulls still deliver, and unsubscribe; return whether every pull ended.
+    async def stop(self, *, wait: bool = True) -> bool:
+        """Stop pulling, receive what open pulls still deliver if it shall `wait`, and unsubscribe; return whether every
+        pull ended.
 
         An open pull cannot be canceled. Messages sent for it after its subscription is gone are dropped, and in a
         cluster they may be redelivered only after `ack_wait`. So the subscriptions stay until every pull is filled or
@@ -108,13 +111,14 @@ class PullSource:
             self.pulls.stopped = True
             self._wake.set()
             self.arrived.set()
-            await self._pulls_end()
+            if wait:
+                await self._pulls_end()
         lost = not self.connected or connection != self.reconnects  # pulls end with their connection
         ended = not lost and not self.pulls.active
         try:
             for slot in self.pulls.slots:
-                await self._client.stop_receiving(slot.sid)
-            await self._client.flush(2)
+                await self.client.stop_receiving(slot.sid)
+            await self.client.flush(2)
         except (nats.errors.Error, OSError, TimeoutError):
             pass  # not connected: nothing more can arrive
         self.pulls.end()
@@ -123,7 +127,7 @@ class PullSource:
 
     async def _pulls_end(self) -> None:
         """Wait until no pull is open or nothing more can arrive."""
-        while self.connected and not self._ended and self.pulls.active:
+        while self.connected and not self.ended and self.pulls.active:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
@@ -136,21 +140,17 @@ class PullSource:
         """Flush pending writes and close the connection."""
         self._closing = True
         try:
-            if self._client.is_connected:
-                await self._client.flush(2)
-            await asyncio.wait_for(self._client.close(), 5)
+            if self.client.is_connected:
+                await self.client.flush(2)
+            await asyncio.wait_for(self.client.close(), 5)
         except (nats.errors.Error, OSError, TimeoutError):
             pass  # the server is gone
 
     def halt(self) -> None:
         """Stop pulling and wake all waiters."""
-        self.pulls.stopped = self._ended = True
+        self.pulls.stopped = self.ended = True
         for waited in (self._wake, self._ready, self._enough, self.arrived):
             waited.set()
-
-    @property
-    def active(self) -> bool:
-        return True
 
     @property
     def state(self) -> ConsumerState:
@@ -164,7 +164,12 @@ class PullSource:
 
     @property
     def connected(self) -> bool:
-        return bool(self._client.is_connected)
+        return bool(self.client.is_connected)
+
+    @property
+    def stream_max_age(self) -> float:
+        """Seconds after which the stream removes a message; 0 for never, or unknown."""
+        return float(self.stream_config.get("max_age", 0)) / 1e9
 
     def fail(self, error: SourceError) -> None:
         """Stop permanently with this error."""
@@ -186,7 +191,7 @@ class PullSource:
 
     async def _closed(self) -> None:
         if not self._closing:
-            reason = self._client.last_error
+            reason = self.client.last_error
             self.fail(SourceError(f"the NATS connection was closed permanently: {reason or 'by the server'}"))
 
     async def _errored(self, error: Exception) -> None:
@@ -207,7 +212,7 @@ class PullSource:
         if denial.subject.startswith("$js.ack."):
             short = denial.subject.startswith(f"$js.ack.{consumer}.".lower())
             return f"$JS.ACK.{consumer}.>" if short else f"$JS.ACK.*.*.{consumer}.>"
-        return denial.about(f"{self._api.prefix}.CONSUMER.MSG.NEXT.{consumer}")
+        return denial.about(f"{self.api.prefix}.CONSUMER.MSG.NEXT.{consumer}")
 
     # ------------------------------------------------------------------ receiving
 
@@ -240,18 +245,18 @@ class PullSource:
         If some may lack their payload, the consumer is looked up first: with `headers_only`, the capture ends.
         """
         await self._ready.wait()
-        if self.waiting < ENOUGH and not self._ended:
+        if self.waiting < ENOUGH and not self.ended:
             self._enough.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER):
                     await self._enough.wait()
         received = self._inbox.take_run(min(self._ledger.memory.part // RECEIVE_SHARE, MAX_RECEIVED))
-        if not self._ended and not self.waiting:
+        if not self.ended and not self.waiting:
             self._ready.clear()
-        if received.lacks_payload() and not await self._found(again=True):
+        if received.lacks_payload() and not await self.look_again():
             return None
         self._ledger["waiting"] = self._inbox.rows.memory  # the caller holds the others at once
-        return received if received or not self._ended else None
+        return received if received or not self.ended else None
 
     def flush(self) -> None:
         """Return waiting messages at once."""
@@ -276,6 +281,10 @@ class PullSource:
                 async with asyncio.timeout(self.pulls.rest()):
                     await self._wake.wait()
 
+    def wake(self) -> None:
+        """Look at once whether to pull."""
+        self._wake.set()
+
     def wake_pulls(self) -> None:
         """Pull again after memory has been freed."""
         self.pulls.wake()
@@ -288,63 +297,32 @@ class PullSource:
         pulls = self.pulls.active
         if not await self._consumer.refresh() or self.failure is not None:
             return False
-        self._known = asked
+        self.looked = asked
         self.pulls.record_pending()
-        self.other_unacked = max(0, self.state.unacked - self.unacked)
+        others = 0 if self.pulls.terms.exclusive else self.state.unacked - self.unacked
+        self.other_unacked = max(0, others)
         self.other_pulls = max(0, self.state.waiting_pulls - max(pulls, self.pulls.active))
         if not self.pulls.active:
             self.pulls.answered = self._loop.time()
         return True
 
-    def overdue(self) -> float | None:
-        """Return until when opened blocks have to be sealed, because acknowledging waits for them; None for no need."""
-        return None
-
-    async def settle(self) -> None:
-        """Acknowledge what was stored before it could be acknowledged."""
-
-    async def owes_acks(self) -> bool:
-        """Try once more to acknowledge what is stored; return whether something is left that no other replica has."""
-        return False
-
-    def released(self) -> bool:
-        """Whether another replica has taken over what this one holds."""
-        return False
-
-    def forget(self) -> None:
-        """Record that what was held when another replica took over was dropped."""
-
-    @property
-    def unacked_limit(self) -> int:
-        """Maximum messages that this replica may hold: the consumer's limit minus those held by other replicas."""
-        return max(1, self.state.max_ack_pending - self.other_unacked)
-
-    async def ack(self, replies: pa.BinaryArray) -> AckResult:
-        """Acknowledge stored messages in bulk; the server confirms the last one.
-
-        First waits until the consumer responds, because otherwise nobody would receive the acks, and checks that it is
-        the same: in a recreated stream, the same sequences are different messages.
-        """
-        if not await self._found():
-            return AckResult.REFUSED
-        result = await acks.acknowledge(self._client, replies, lambda: self.reconnects)
-        if result is not AckResult.CONFIRMED:
-            self._known = NEVER
-        return result
-
-    async def _found(self, *, again: bool = False) -> bool:
-        """Wait until the consumer is known to exist; `again` ignores the cache. False after a permanent failure."""
+    async def look_again(self) -> bool:
+        """Wait until the consumer was looked up; return False after a permanent failure."""
         while self.failure is None:
-            if self.connected and ((not again and self._is_known()) or await self.refresh()):
+            if self.connected and await self.refresh():
                 return True
-            await asyncio.sleep(PAUSE / 5)
+            await asyncio.sleep(CHECK_EVERY_S)
         return False
 
-    def _is_known(self) -> bool:
-        """Whether the consumer was checked less than `FRESH` seconds ago and has not failed since."""
-        connection, asked = self._known
+    def is_fresh(self) -> bool:
+        """Whether the consumer was looked up less than `FRESH` seconds ago and has not failed since."""
+        connection, asked = self.looked
         fresh = connection == self.reconnects and self._loop.time() - asked < FRESH
         return fresh and self.failure is None and self.pulls.active > 0
+
+    def doubt(self) -> None:
+        """Look the consumer up before anything else is acknowledged."""
+        self.looked = NEVER
 
     async def stream_subjects(self) -> tuple[str, ...]:
         """Return the stream's subjects; none without permission to read the stream."""
@@ -354,17 +332,9 @@ class PullSource:
     async def stream_info(self) -> dict[str, Any] | None:
         """Return the server's answer to STREAM.INFO; None without permission or answer."""
         if (info := await self._consumer.stream_info()) is not None:
-            self.stream_max_age = info["config"].get("max_age", 0) / 1e9
+            self.stream_config = info["config"]
         return info
 
     async def publish(self, subject: str, payload: bytes) -> None:
         """Publish a message that nobody confirms. Raises nats-py's errors."""
-        await self._client.publish(subject, payload)
-
-    async def keep_alive(self, replies: pa.BinaryArray) -> None:
-        """Reset the messages' ack wait (+WPI)."""
-        await acks.publish(self._client, replies, b"+WPI")
-
-    async def nak(self, replies: pa.BinaryArray) -> None:
-        """Have the messages redelivered immediately (-NAK)."""
-        await acks.publish(self._client, replies, b"-NAK")
+        await self.client.publish(subject, payload)

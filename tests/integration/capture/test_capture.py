@@ -23,10 +23,8 @@ from nats.aio.subscription import Subscription
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture import storing
 from jetcapture_py.errors import DrainError, PermanentStoreError, StoreError
-from jetcapture_py.jetstream import acks
-from jetcapture_py.jetstream.acks import AckResult
+from jetcapture_py.jetstream import acks, shared
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.log import FIELDS
@@ -222,13 +220,13 @@ def test_objects_are_not_kept_in_memory_until_they_are_acknowledged(nats_server:
         server = nats_server()
         await publish(server.url, [("orders.a", b"x" * 1000, None)] * 50)
         async with running(config(server.url, tmp_path / "archive", block={"max_messages": 10})) as capture:
-            acknowledging, answer = capture.source.ack, asyncio.Event()
+            acknowledging, answer = capture.acks.ack, asyncio.Event()
 
-            async def acknowledge(replies: pa.BinaryArray) -> AckResult:
+            async def acknowledge(replies: pa.BinaryArray) -> None:
                 await answer.wait()
-                return await acknowledging(replies)
+                await acknowledging(replies)
 
-            capture.source.ack = acknowledge  # type: ignore[method-assign]
+            capture.acks.ack = acknowledge  # type: ignore[method-assign]
             await until(lambda: len(objects(tmp_path / "archive")) == 5, "all blocks are stored")
             await until(lambda: capture.ledger["encoded"] == 0, "none of them counts as held")
             gc.collect()
@@ -295,7 +293,7 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
             loop = asyncio.get_running_loop()
 
             def forget_what_the_server_said() -> None:
-                capture.unconfirmed_at = loop.time()
+                capture.acks.unconfirmed_at = loop.time()  # type: ignore[attr-defined]
 
             settings = config(server.url, tmp_path / "archive")
             async with running(settings, store=ThenStore(settings, forget_what_the_server_said)) as capture:
@@ -400,7 +398,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
         async def nobody(self: Connection, subject: str, payload: bytes, timeout: float) -> Any:
             if subject.startswith("$JS.ACK."):
                 at.append(time.monotonic())
-                if len(at) <= storing.ACK_ATTEMPTS + 1:
+                if len(at) <= shared.ACK_ATTEMPTS + 1:
                     raise nats.errors.NoRespondersError  # as while the consumer has no leader
             return await ask(self, subject, payload, timeout)
 
@@ -409,7 +407,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
         await capture_all(settings)
         assert (await consumer(server.url)).num_ack_pending == 0
         pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
-        assert len(pauses) >= storing.ACK_ATTEMPTS + 1
+        assert len(pauses) >= shared.ACK_ATTEMPTS + 1
         assert min(pauses) > 0.05
 
     asyncio.run(scenario())

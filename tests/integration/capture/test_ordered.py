@@ -21,9 +21,9 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, DrainError, MissingStreamError, SourceError
-from jetcapture_py.jetstream import acks, ordered_source
+from jetcapture_py.jetstream import acks, ordered_acks
 from jetcapture_py.jetstream.consumer import GROUP, consumer_config
-from jetcapture_py.jetstream.ordered_source import too_old, unsuitable
+from jetcapture_py.jetstream.ordered_acks import Ordered, too_old, unsuitable
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.monitoring.facts import gather, this_process
 from jetcapture_py.monitoring.health import health
@@ -108,17 +108,17 @@ async def _a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> No
         await send(server.url, [b"1"])
         configuration = config(server.url, tmp_path / "archive", source=ORDERED, block=AT_ONCE)
         async with running(configuration) as standby:
-            await until(lambda: standby.source.active, "the first replica is active")
+            await until(lambda: standby.acks.active, "the first replica is active")
             async with running(configuration) as first:
                 first, standby = standby, first
                 await asyncio.sleep(0)
                 await send(server.url, [b"2"])
                 await until(lambda: first.stats.acked == 2, "the active replica has stored both messages")
-                assert not standby.source.active
+                assert not standby.acks.active
                 assert health(standby).ready
                 assert gather(History(standby), this_process()).role == "standby"
                 assert standby.ledger.held == standby.source.fetched == 0
-                await first.source.stop()  # as SIGTERM does
+                await first.acks.stop()  # as SIGTERM does
                 await send(server.url, [b"3"])
                 await until(lambda: standby.stats.acked == 1, "the standby has taken over")
         assert seqs(tmp_path / "archive") == [1, 2, 3]
@@ -151,8 +151,8 @@ async def _on_a_quiet_stream_what_a_dead_replica_holds_is_captured(tmp_path: Pat
 def test_a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_source, "HAND_OVER", 600)
-    monkeypatch.setattr(ordered_source, "STILL", 0)  # what is in flight while it drains does not arrive
+    monkeypatch.setattr(ordered_acks, "HAND_OVER_S", 600)
+    monkeypatch.setattr(ordered_acks, "STILL_S", 0)  # what is in flight while it drains does not arrive
     asyncio.run(_a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(tmp_path))
 
 
@@ -175,14 +175,19 @@ async def _a_stopping_replica_acknowledges_what_it_stores_before_another_takes_o
             await until(lambda: first.state.unacked > 3_000, "others arrive")
             stop.set()
             await until(lambda: bool(first.state.blocks.sealed), "it stores")
-            assert not standby.source.active
+            assert not standby.acks.active
             release.set()
             await draining
-            await until(lambda: standby.source.active, "another has taken over", 10)
-            assert first.state.stats.acked == await floor(server.url) == first.state.source.ordered.last_seq
+            await until(lambda: standby.acks.active, "another has taken over", 10)
+            assert first.state.stats.acked == await floor(server.url) == _last(first.state.acks)
             flow.cancel()
         found = [name.rows for name in objects(archive)]
         assert sum(found) == len(seqs(archive))
+
+
+def _last(ordered: object) -> int:
+    assert isinstance(ordered, Ordered)
+    return ordered.ordered.last_seq
 
 
 async def _flow(client: Client) -> None:

@@ -17,7 +17,7 @@ EXPECTED = [
     ("409 Server Shutdown", Reaction.PULL_LATER),
     ("409 Leadership Change", Reaction.PULL_LATER),
     ("409 Exceeded MaxWaiting", Reaction.PULL_LATER),
-    ("423 Nats-Pin-Id mismatch", Reaction.UNPINNED),
+    ("423 Nats-Pin-Id mismatch", Reaction.OTHER_CLIENT),
     ("503", Reaction.PULL_LATER),
     ("503 No Responders", Reaction.PULL_LATER),
     ("409 Exceeded MaxRequestBatch of 100", Reaction.ADAPT),

@@ -1,0 +1,374 @@
+"""Acknowledge everything up to a message, at a consumer that delivers to one replica at a time (ADR-42).
+
+`OrderedAcks` decides what is received and acknowledged; this does it. The server pins the consumer to one of the
+replicas that pull, until it has not pulled for `priority_timeout` or unpins itself. The others wait, each with one pull
+for one message, which tells the replica that it is pinned now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.config.shares import ORDERED_SHARE
+from jetcapture_py.errors import ApiError, DeniedError, DrainError, MissingStreamError, SourceError, UnavailableError
+from jetcapture_py.jetstream import acks
+from jetcapture_py.jetstream.acks import (
+    COUNT,
+    DELIVERY,
+    SEQ,
+    TIME,
+    AckResult,
+    ack_numbers,
+    subjects_like,
+    unpacked,
+)
+from jetcapture_py.jetstream.consumer import GROUP, TAKEOVER
+from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
+from jetcapture_py.jetstream.pulls import SLOTS, PullTerms
+from jetcapture_py.jetstream.shared import Acks, Counts
+from jetcapture_py.jetstream.source import PullSource
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.log import event
+
+log = logging.getLogger("jetcapture.source")
+
+MIN_VERSION, MIN_IMPORTED = (2, 14), (2, 14, 4)
+"""The answer to CONSUMER.RESET does not pass from one account to another before."""
+RENEWALS = 4
+"""Pulls in each `takeover`."""
+HAND_OVER_S = 0.4
+"""Maximum seconds in which a stopping replica stores and acknowledges before another takes over."""
+STILL_S = 1.0
+"""Seconds without a message after which none should be on its way."""
+LOOK_EVERY_S = 0.5
+"""Seconds between two looks at what has changed, if nothing says so; also between two attempts to RESET."""
+_PIN = b"Nats-Pin-Id: "
+_SLOTS = {Phase.STANDBY: 1, Phase.INTERRUPTED: 0}
+
+
+class Ordered(Acks):
+    """The messages are this replica's while the consumer is pinned to it."""
+
+    def __init__(self, source: PullSource, counts: Counts) -> None:
+        super().__init__(source, counts)
+        self.ordered = OrderedAcks()
+        self._connection = 0
+        """The number of the connection on which the run goes on."""
+        self._reset_at = 0.0
+        self._last_reply = b""
+        self._marks: deque[tuple[int, float]] = deque()
+        """Sequences, and when all messages up to them were in blocks."""
+        self._acking = asyncio.Lock()
+        self._changed, self._moved = asyncio.Event(), asyncio.Event()
+        self._unpinning: asyncio.Task[None] | None = None
+        self._standby_since: float | None = None
+        self._follow()
+
+    async def open(self) -> None:
+        """Connect and find or create the consumer, unless server or stream cannot be used. Raises SourceError."""
+        await self.source.connect()
+        problem = too_old(self.source.client.server_version, imported=self.source.api.imported)
+        if problem := problem or await self._unusable_stream():
+            await self.source.close()
+            raise SourceError(problem)
+        await self.source.attach()
+
+    async def _unusable_stream(self) -> str | None:
+        """Return why the stream cannot be used; None if it can, or if it is missing, which others report."""
+        api, subject = self.source.api, f"STREAM.INFO.{self.source.stream}"
+        try:
+            return unsuitable((await api.request(subject))["config"])
+        except MissingStreamError:
+            return None
+        except SourceError:
+            needed = f"{api.prefix}.{subject}"
+            return f"source.mode ordered needs an answer from {needed}, and permission to publish it"
+
+    @property
+    def active(self) -> bool:
+        """Whether the consumer is pinned to this replica."""
+        return self.ordered.active
+
+    @property
+    def takeover(self) -> float:
+        """Seconds without a pull after which the server unpins a replica."""
+        return self.source.state.takeover or TAKEOVER
+
+    @property
+    def unacked_limit(self) -> int:
+        """No limit: `seal_before` says which blocks to seal."""
+        return 1 << 62
+
+    # ------------------------------------------------------------------ receiving
+
+    def admit(self, received: Received) -> Received:
+        """Return those of the messages that are to be captured."""
+        if self.source.ended:
+            return Received()  # what is not in blocks comes again, to the next replica
+        self._notice()
+        tokens = (COUNT, SEQ, TIME, DELIVERY)
+        parsed, indexes = ack_numbers(received.replies, self.source.stream, self.source.consumer, tokens)
+        _, seqs, times, numbers = parsed
+        mask = np.ones(len(received), bool)
+        if indexes is not None:
+            mask[indexes] = False  # the others are strays, which are counted later
+        own = received if indexes is None else received.where(~mask)
+        if not own:
+            return received
+        received.numbers = parsed[:3] if indexes is None else None
+        self._last_reply = own.last_reply()
+        accepted = self.ordered.received(numbers, seqs, times, _pin_of(own.last_headers()))
+        mask[indexes if indexes is not None else slice(None)] = accepted
+        self._follow()
+        return received if mask.all() else received.where(mask)
+
+    def seal_before(self, *, all_in_blocks: bool) -> float | None:
+        """Blocks opened until then keep too many later messages from being acknowledged."""
+        if all_in_blocks and (last := self.ordered.last_seq) > (self._marks[-1][0] if self._marks else 0):
+            self._marks.append((last, time.monotonic()))
+        seq = self.ordered.arrived_before(self.source.state.max_ack_pending // ORDERED_SHARE)
+        if seq is None:
+            return None
+        while self._marks and self._marks[0][0] < seq:
+            self._marks.popleft()
+        return self._marks[0][1] if self._marks else None
+
+    def _follow(self) -> None:
+        """Pull as the phase demands."""
+        phase, pulls = self.ordered.phase, self.source.pulls
+        active = self.active
+        terms = PullTerms(
+            slots=_SLOTS.get(phase, SLOTS), one=not active, exclusive=active, group=GROUP, id=self.ordered.pin
+        )
+        if terms != pulls.terms:
+            pulls.terms = terms
+            self._changed.set()
+            self.source.wake()
+
+    def _notice(self) -> None:
+        """End the run if the connection was lost, as messages in flight are; fail if the stream has become unusable."""
+        source = self.source
+        if source.reconnects != self._connection:
+            self._connection = source.reconnects
+            self.ordered.interrupt("reconnected")
+            self._follow()
+        if source.stream_config and (problem := unsuitable(source.stream_config)):
+            source.fail(SourceError(problem))
+
+    # ------------------------------------------------------------------ being pinned
+
+    async def run(self) -> None:
+        """Stay pinned, begin each run with a RESET, and acknowledge what could not be before."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._stay_pinned())
+            tasks.create_task(self._hear_of_others())
+            tasks.create_task(self._watch_abandoned())
+            tasks.create_task(self._acknowledge_late())
+            while True:
+                self._changed.clear()
+                self._notice()
+                self._notice_losses()
+                if self.ordered.phase is Phase.INTERRUPTED:
+                    await self._reset(self.ordered.reason)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._changed.wait()
+
+    async def _stay_pinned(self) -> None:
+        """Pull often enough; only pulls keep the consumer pinned."""
+        while True:
+            if not self.source.pulls.stopped:
+                await self.source.pulls.keep_up(self.takeover / RENEWALS)
+            await asyncio.sleep(self.takeover / RENEWALS / 2)
+
+    async def _hear_of_others(self) -> None:
+        while True:
+            self.ordered.unpinned(await self.source.pulls.refused.get())
+            self._follow()
+
+    async def _watch_abandoned(self) -> None:
+        """RESET once, for `takeover`, nobody was pinned who would acknowledge what was delivered."""
+        since: float | None = None
+        while True:
+            await asyncio.sleep(self.takeover / 2)
+            source = self.source
+            if self.active or not source.connected or source.pulls.stopped:
+                continue
+            if not await source.refresh() or not self.ordered.abandoned(source.state.pinned, source.state.unacked):
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            elif time.monotonic() - since >= self.takeover:
+                since = None
+                await self._reset("nobody is pinned")
+
+    def _notice_losses(self) -> None:
+        """End the run if, when the consumer was last looked up, deliveries were missing that were not on their way."""
+        source = self.source
+        _, asked = source.looked
+        still = source.pulls.last_data < asked - STILL_S and not source.waiting
+        if still and asked > self._reset_at and not source.pulls.stopped:  # then, what is on its way is dropped
+            self.ordered.idle(self.ordered.mark(), source.state.deliveries)
+            self._follow()
+
+    async def _reset(self, reason: str) -> None:
+        """Have everything above the ack floor delivered again."""
+        source, run = self.source, self.ordered.run
+        subject = f"CONSUMER.RESET.{source.stream}.{source.consumer}"
+        if not source.connected or source.pulls.stopped:
+            return
+        try:
+            answer = await source.api.request(subject)
+        except (ApiError, UnavailableError) as error:
+            if isinstance(error, DeniedError):
+                source.fail(error)
+            level = logging.WARNING if isinstance(error, ApiError) else logging.DEBUG
+            event(log, level, "consumer.unavailable", error=error)
+            return
+        self._reset_at = time.monotonic()
+        self.ordered.reset(run, int(answer["reset_seq"]), (answer.get("cluster") or {}).get("leader", ""))
+        self._marks.clear()  # what was dropped comes again later
+        self._follow()
+        event(log, logging.INFO, "consumer.reset", reason=reason, seq=answer["reset_seq"])
+
+    def released(self) -> bool:
+        """Whether this replica has stood by for so long that the other one has what is held here."""
+        now = time.monotonic()
+        if self.active or self.source.ended:
+            self._standby_since = None
+        elif self._standby_since is None:
+            self._standby_since = now
+        return self._standby_since is not None and now - self._standby_since > 2 * self.takeover
+
+    def forget(self) -> None:
+        """Record that open blocks were dropped: should their messages be delivered here again, they are captured."""
+        self.ordered.forget()
+
+    # ------------------------------------------------------------------ acknowledging
+
+    async def ack(self, replies: pa.BinaryArray) -> None:
+        """Record stored messages, `packed`, and acknowledge up to the first one that is not stored."""
+        self.ordered.stored(*unpacked(replies))
+        await self._acknowledge()
+
+    async def _acknowledge_late(self) -> None:
+        while True:
+            await self._acknowledge()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _acknowledge(self) -> None:
+        source = self.source
+        async with self._acking:
+            while True:
+                self._notice()
+                mark = self.ordered.mark()
+                if not self.ordered.has_news or not await source.refresh():
+                    return  # the next block does it
+                self._notice()
+                floor = Position(source.state.acknowledged, source.state.ack_floor)
+                ack = self.ordered.next_ack(mark, floor, source.state.leader)
+                if ack is None:
+                    self._follow()
+                    return
+                numbers = (ack.before, ack.position.delivery)
+                both = [subjects_like(self._last_reply, [ack.position.seq], number) for number in numbers]
+                result = await acks.acknowledge(source.client, pa.concat_arrays(both), lambda: source.reconnects)
+                if result is not AckResult.CONFIRMED:
+                    self.ordered.unconfirmed(ack)
+                    self._follow()
+                    return
+                self.counts.acked += self.ordered.acked(ack)
+                self._moved.set()
+                while self._marks and self._marks[0][0] <= ack.position.seq:
+                    self._marks.popleft()
+
+    async def keep_alive(self, replies: pa.BinaryArray) -> None:
+        """Do nothing: the consumer waits for an ack for a day."""
+
+    async def check_drained(self) -> None:
+        """Try once more to acknowledge what is stored. What another replica has is its own to acknowledge."""
+        source = self.source
+        if source.failure is not None:
+            return
+        await self._acknowledge()
+        if self.ordered.unacknowledged:
+            await source.refresh()
+            if self.active and source.state.pinned in ("", self.ordered.pin):
+                reason = "the server did not confirm the acknowledgements; messages are delivered again"
+                raise DrainError(f"drain: {reason}")
+
+    # ------------------------------------------------------------------ handing over
+
+    async def stop(self) -> None:
+        """Stop receiving at once. What is not in blocks is delivered to the next replica."""
+        if self._unpinning is None and not self.source.pulls.stopped:
+            self._unpinning = asyncio.create_task(self._hand_over())
+        await self.source.stop(wait=False)
+
+    async def _hand_over(self) -> None:
+        """Unpin once everything is acknowledged: another replica would store again what is not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                while self.ordered.unacknowledged:
+                    self._moved.clear()
+                    await self._moved.wait()
+        await self._unpin()
+
+    async def _unpin(self) -> None:
+        """Let another replica take over at once."""
+        source = self.source
+        if self.active and source.connected:
+            with contextlib.suppress(SourceError):  # it does so after `takeover`
+                await source.api.request(f"CONSUMER.UNPIN.{source.stream}.{source.consumer}", {"group": GROUP})
+
+    async def close(self, replies: pa.BinaryArray) -> None:  # noqa: ARG002  the next run redelivers them
+        """Hand over, if that has not been done, and close the connection."""
+        if self._unpinning is None or not self._unpinning.done():
+            if self._unpinning is not None:
+                self._unpinning.cancel()
+            await self._unpin()
+        await self.source.close()
+
+
+def too_old(version: str, *, imported: bool = False) -> str | None:
+    """Return why a server of this version cannot be used, or not through an imported API; None if it can."""
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if number >= (MIN_IMPORTED if imported else MIN_VERSION):
+        return None
+    needed = "2.14.4 or newer with nats.api_prefix" if imported else "2.14 or newer"
+    return f"source.mode ordered needs nats-server {needed}, this is {version}; use source.mode shared"
+
+
+def unsuitable(stream: Mapping[str, Any]) -> str | None:
+    """Return why a stream with this configuration of the API cannot be used; None if it can.
+
+    When a message is removed that was delivered and is not acknowledged, the server acknowledges it by itself, and with
+    `ack_policy: all` every earlier one with it, stored or not (nats-server 2.15.1).
+    """
+    if stream.get("retention") == "workqueue":
+        return "a work queue needs an acknowledgement for each message, which is source.mode shared, not ordered"
+    wanted = [name for name in ("deny_delete", "deny_purge") if not stream.get(name)]
+    wanted += [
+        f"no {name}" for name in ("allow_msg_ttl", "allow_rollup_hdrs", "allow_msg_schedules") if stream.get(name)
+    ]
+    wanted += ["no max_msgs_per_subject"] if stream.get("max_msgs_per_subject", -1) > 0 else []
+    if not wanted:
+        return None
+    reason = "needs a stream from which messages are only removed at its beginning"
+    return f"source.mode ordered {reason} ({', '.join(wanted)}); use source.mode shared"
+
+
+def _pin_of(headers: bytes) -> str:
+    """Return the pin id that the server has added last to a message's headers; "" without one."""
+    _, found, rest = headers.rpartition(_PIN)
+    return rest.partition(b"\r\n")[0].decode("ascii", "replace") if found else ""
