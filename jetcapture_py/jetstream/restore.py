@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,7 @@ import nats.errors
 
 from jetcapture_py.errors import ApiError, DeniedError, MissingStreamError, SourceError, UnavailableError
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.jetstream.wire.client import Denial, refusal
+from jetcapture_py.jetstream.wire.client import Connection, Denial, refusal
 from jetcapture_py.text import one_line
 
 CHUNK = 512 << 10
@@ -44,23 +45,29 @@ _OLDEST = (2, 15)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
+class _ExistsError(SourceError):
+    """Somebody else has created the stream."""
+
+
 class StreamRestore:
     """One restore."""
 
     def __init__(self, session: ReadSession, stream: str) -> None:
         self.stream = stream
-        self._session, self._connection = session, session.connection
-        self._inbox = self._connection.new_inbox()
+        self._session = session
+        self._inbox = session.connection.new_inbox()
         self._to = ""
-        self._sent: dict[int, int] = {}  # bytes of each chunk that is not acknowledged
-        self._pending = self._next = 0
+        self._sent: dict[str, int] = {}  # bytes of each chunk that is not acknowledged
         self._answered = asyncio.Event()
         self._failure: SourceError | None = None
         self._result: dict[str, Any] | None = None
         self._over = False  # the server has ended the restore
-        self._overtaken = False  # somebody else has created the stream
         self._subjects: list[str] = []
         self._created: str | None = None  # creation time, as the stream's leader says; "" if that may not be asked
+
+    @property
+    def _connection(self) -> Connection:
+        return self._session.connection
 
     async def check(self) -> None:
         """Check that the server can restore, and that the stream does not exist. Raises SourceError."""
@@ -116,8 +123,8 @@ class StreamRestore:
             elif sorted(info["config"].get("subjects") or ()) == self._subjects:
                 self._created = str(info["created"])
             else:
-                self._overtaken = True
-                raise self._exists()
+                self._failure = self._exists()
+                raise self._failure
 
     async def _looked_up(self) -> tuple[dict[str, Any] | None, bool]:
         """Return what `_info` does, and whether the user may ask for it. Raises SourceError."""
@@ -139,7 +146,7 @@ class StreamRestore:
         view = memoryview(data)
         for start in range(0, len(data), size):
             chunk = view[start : start + size]
-            while self._pending and self._pending + len(chunk) > WINDOW:
+            while self._sent and sum(self._sent.values()) + len(chunk) > WINDOW:
                 await self._answer(_ACK_TIMEOUT)
             await self._publish(data if len(chunk) == len(data) else bytes(chunk))
 
@@ -185,7 +192,7 @@ class StreamRestore:
         reason: str | None = "the server did not answer"
         while self._over and clock() < deadline:
             try:
-                reason = None if self._overtaken else await self._delete()
+                reason = None if isinstance(self._failure, _ExistsError) else await self._delete()
                 break
             except UnavailableError as error:
                 reason = str(error)
@@ -219,12 +226,9 @@ class StreamRestore:
 
     async def _publish(self, chunk: bytes) -> None:
         self._check()
-        self._sent[self._next] = len(chunk)
-        self._pending += len(chunk)
-        reply = f"{self._inbox}.{self._next}"
-        self._next += 1
+        self._sent[name := uuid.uuid4().hex] = len(chunk)
         try:
-            await self._connection.publish(self._to, chunk, reply)
+            await self._connection.publish(self._to, chunk, f"{self._inbox}.{name}")
         except (OSError, nats.errors.Error) as error:
             raise SourceError(f"the restore was interrupted: {one_line(error)}") from error
 
@@ -244,12 +248,11 @@ class StreamRestore:
             raise self._failure
 
     async def _on_answer(self, message: Any) -> None:
-        number = message.subject.rpartition(".")[2]
         if message.data:
             self._over = True
             answer = json.loads(message.data)
             if answer.get("error", {}).get("err_code") in _EXISTS:  # somebody has just created it: leave it alone
-                self._overtaken, self._failure = True, self._exists()
+                self._failure = self._exists()
             elif "error" in answer:
                 text = str(answer["error"].get("description", "unknown"))
                 self._fail(f"the server could not restore stream {self.stream}: {one_line(text)}")
@@ -258,8 +261,7 @@ class StreamRestore:
         elif message.headers and message.headers.get("Status") == "503":
             self._over = True
             self._fail(f"the server gave up restoring stream {self.stream}: it heard nothing for five seconds")
-        if number.isdigit():
-            self._pending -= self._sent.pop(int(number), 0)
+        self._sent.pop(message.subject.rpartition(".")[2], 0)
         self._answered.set()
 
     def _on_denial(self, denial: Denial) -> None:
@@ -270,8 +272,8 @@ class StreamRestore:
         self._failure = self._failure or SourceError(text)
         self._answered.set()
 
-    def _exists(self) -> SourceError:
-        return SourceError(
+    def _exists(self) -> _ExistsError:
+        return _ExistsError(
             f"stream {self.stream} already exists: restore under another name with --as; only if an interrupted "
             f"restore left it behind, delete it first: nats stream rm {self.stream}"
         )

@@ -138,6 +138,7 @@ def _problem(data: bytes) -> tuple[bool, str] | None:
 
 
 WINDOW = 1000
+WINDOW_BYTES = 16 << 20
 
 _RETRIES = 4
 _RETRY_AFTER = 0.25  # doubled every time
@@ -147,7 +148,7 @@ _TICK = 0.1
 class Publisher:
     """Acknowledged publishing over a connection.
 
-    For a single task: calls must not overlap. At most `window` messages and `window_bytes` bytes are in flight. A
+    For a single task: calls must not overlap. At most `window` messages and `WINDOW_BYTES` bytes are in flight. A
     message that is not acknowledged within `ack_timeout` seconds, or before the connection breaks, is published again
     if it has a `Nats-Msg-Id`, which makes that safe; otherwise it may have been stored already, and that is an error. A
     message that no stream accepted is always published again. Gives up after `patience` seconds without any
@@ -159,24 +160,18 @@ class Publisher:
         connection: Connection,
         *,
         window: int = WINDOW,
-        window_bytes: int = 16 * 1024 * 1024,
         ack_timeout: float = 5.0,
         patience: float = 60.0,
     ) -> None:
         self._nc = connection
         self._window = window
-        self._window_bytes = window_bytes
         self._ack_timeout = ack_timeout
         self._patience = patience
         self._acks = Inbox(self._on_acks, statuses=False)
         self._prefix = b""
-        self._next = 0
         self._pending = InFlight()
         self._error: SourceError | None = None
-        self._retry: asyncio.TimerHandle | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._low = 0  # the waiter is woken when no more than this many are pending
-        self._low_bytes = 0
+        self._wake = asyncio.Event()
         self._connections = 0  # reconnects when something was last written
         self._heard = 0.0
 
@@ -206,8 +201,6 @@ class Publisher:
             if exc_type is None:
                 await self.flush()
         finally:
-            if self._retry is not None:
-                self._retry.cancel()
             self._nc.denial_listeners.remove(self._on_denial)
             self._nc.forget(self._sid)
             if not self._nc.is_closed:
@@ -242,9 +235,9 @@ class Publisher:
                 subject = part[pc.index(sizes, largest).as_py()].as_py().decode(errors="backslashreplace")
                 allowed = self._nc.max_payload
                 raise SourceError(f"a message for {subject} has {largest} bytes, the server allows {allowed}")
-            numbers = pa.array(np.arange(self._next, self._next + rows)).cast(pa.string()).cast(pa.binary())
+            first = self.published + len(self._pending)
+            numbers = pa.array(np.arange(first, first + rows)).cast(pa.string()).cast(pa.binary())
             replies = pc.binary_join_element_wise(pa.scalar(self._prefix), numbers, b"")
-            self._next += rows
             await self._send(byte_strings(replies), frames(part, replies, blocks, bodies))
 
     async def flush(self) -> None:
@@ -257,11 +250,11 @@ class Publisher:
         """Add and write messages as the window allows."""
         position = 0
         while position < len(messages):
-            spare = max(0, self._window_bytes - len(messages[position]))
+            spare = max(0, WINDOW_BYTES - len(messages[position]))
             if len(self._pending) >= self._window or self._pending.size > spare:
-                await self._drain_to(self._window // 2, min(spare, self._window_bytes // 2))
+                await self._drain_to(self._window // 2, min(spare, WINDOW_BYTES // 2))
             stop = position + self._window - len(self._pending)
-            room = self._window_bytes - self._pending.size
+            room = WINDOW_BYTES - self._pending.size
             if sum(map(len, messages[position:stop])) > room:
                 stop = position + fitting(messages[position:stop], room)
             self._pending.add(replies[position:stop], messages[position:stop])
@@ -293,18 +286,16 @@ class Publisher:
     async def _drain_to(self, count: int, size: int) -> None:
         """Write waiting messages, then wait until at most `count` messages and `size` bytes are pending; publish
         overdue messages again."""
-        self._low, self._low_bytes = count, size
         loop = asyncio.get_running_loop()
         began = overdue = loop.time()
         while self._error is None:
+            self._wake.clear()
             await self._write()
             if len(self._pending) <= count and self._pending.size <= size:
                 return
-            self._waiter = loop.create_future()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(_TICK, self._ack_timeout)):
-                    await self._waiter
-            self._waiter = None
+                    await self._wake.wait()
             silence = loop.time() - max(began, self._heard)
             if silence > self._patience:
                 raise SourceError(f"{plural(len(self._pending), 'message')} not acknowledged within {age(silence)}")
@@ -330,29 +321,24 @@ class Publisher:
         """Process answers. Must not raise: the connection's reader calls it."""
         subjects, answers = (column.to_pylist() for column in self._acks.take(1 << 40).columns(SUBJECT, PAYLOAD))
         loop = asyncio.get_running_loop()
-        before = self.published
+        before, held = self.published, self._pending.held
         for subject, refusal in self._pending.acknowledge(subjects, answers):
             if refusal.temporary and refusal.times <= _RETRIES:
-                if self._retry is None:
-                    self._retry = loop.call_later(_RETRY_AFTER * 2 ** (refusal.times - 1), self._release)
+                if not held:
+                    held = True
+                    loop.call_later(_RETRY_AFTER * 2 ** (refusal.times - 1), self._release)
             elif self._error is None:
                 self._error = SourceError(f"a message for {subject} was refused: {refusal.text}")
         if self.published > before:
             self._heard = loop.time()
-        if self._error is not None or (len(self._pending) <= self._low and self._pending.size <= self._low_bytes):
-            self._wake()
+        self._wake.set()
 
     def _on_denial(self, denial: Denial) -> None:
         """Fail if a publish or its acknowledgement is not permitted: it would never be acknowledged."""
         if self._error is None and not denial.subject.startswith("$js.api."):
             self._error = SourceError(f"NATS refused: {denial}")
-        self._wake()
+        self._wake.set()
 
     def _release(self) -> None:
-        self._retry = None
         self._pending.release()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake.set()

@@ -21,7 +21,6 @@ from typing import Any
 
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error
 
 from jetcapture_py.errors import DeniedError
@@ -87,7 +86,6 @@ class Connection(Client):
         self._require_tls = require_tls
         self._renew = tuple(renew)
         self.inboxes: dict[int, Inbox] = {}
-        self._filling: dict[int, Subscription] = {}
         self.denial_listeners: list[Callable[[Denial], None]] = []
         self._requests: dict[asyncio.Future[Msg], str] = {}
         self._ps = self.parser = FrameParser(self, self.inboxes)
@@ -104,12 +102,11 @@ class Connection(Client):
         """Subscribe and deliver to `inbox`; return the subscription's id."""
         subscription = await self.subscribe(subject)
         self.register(subscription._id, inbox)
-        self._filling[subscription._id] = subscription
         return subscription._id
 
     async def stop_receiving(self, sid: int) -> None:
         """Unsubscribe, once; messages already sent are still delivered to the inbox until `forget`."""
-        if subscription := self._filling.pop(sid, None):
+        if subscription := self._subs.get(sid):
             await subscription.unsubscribe()
 
     @property

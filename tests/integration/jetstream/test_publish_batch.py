@@ -14,6 +14,7 @@ import pytest
 
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.publish import publisher as publisher_module
 from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.jetstream.wire.client import Connection
@@ -167,7 +168,8 @@ def test_a_message_larger_than_the_server_allows_is_named(nats_server: Start) ->
     assert publish(nats_server(), body)[1] == []
 
 
-def test_bytes_under_way_are_bounded(nats_server: Start) -> None:
+def test_bytes_under_way_are_bounded(nats_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "WINDOW_BYTES", 1_000_000)
     most = 0
 
     async def body(publisher: Publisher) -> None:
@@ -181,7 +183,7 @@ def test_bytes_under_way_are_bounded(nats_server: Start) -> None:
         publisher._pending.add = watched  # type: ignore[method-assign]
         await publisher.publish_batch(pa.array(["s.a"] * 40), pa.array([b"x" * 300_000] * 40))
 
-    publisher, found = publish(nats_server(), body, window_bytes=1_000_000)
+    publisher, found = publish(nats_server(), body)
     assert (publisher.published, len(found)) == (40, 40)
     assert 900_000 < most <= 1_000_000
 
