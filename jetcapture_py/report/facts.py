@@ -237,7 +237,7 @@ def collect(
     guess = Incarnation(created=created, since=0, mirror=False) if created else None
     whole, objects, copies = ArchiveScan(), list[StoredObject](), Counter[ObjectName]()
     reader = ObjectExaminer(archive, guess, erased)
-    for file, contents in examine_all(reader, stream, whole, own_suffix=own_suffix, progress=progress):
+    for file, contents in examine_all(reader, stream, whole.unusable, own_suffix=own_suffix, progress=progress):
         objects.append(StoredObject.of(file, contents))
         if guess is not None:
             whole.add(file, contents, 0)
@@ -249,7 +249,7 @@ def collect(
         )
     lives = _lives(objects)
     if guess is not None and [life.created for life in lives] == [created]:
-        copies += whole.find_copies(reader, progress)
+        copies += whole.find_copies(reader, progress).by_object
         scans = [(lives[0], whole)]
     else:
         whole.examined.clear()
@@ -262,7 +262,7 @@ def collect(
         if len(scan.sequences)
     ]
     chosen = [stored for stored in objects if scope.has(stored, mark)]
-    in_both = Sequences.union(*(scan.in_both for _, scan in scans))
+    in_both = Sequences.union(*(scan.copies.in_both for _, scan in scans))
     quarantine = [stored for stored in chosen if stored.name.quarantine]
     return Facts(
         stream=stream,
@@ -276,8 +276,10 @@ def collect(
         incarnations=coverage,
         older_incarnations=len(lives[MAX_INCARNATIONS:]),
         reasons=_reasons(archive, stream, quarantine, in_both) if quarantine else (),
-        read_twice=[finding for _, scan in scans for finding in scan.copies if finding.kind is Kind.READ_TWICE],
-        unread=whole.damaged.count + whole.unread.count,
+        read_twice=[
+            finding for _, scan in scans for finding in scan.copies.findings if finding.kind is Kind.READ_TWICE
+        ],
+        unread=whole.unusable.damaged.count + whole.unusable.unread.count,
         expired=0 if expired is None else expired.messages,
         expired_until=None if expired is None else expired.until,
         erased=len(erased),
@@ -318,7 +320,7 @@ def _scan(
             raise VanishedError(f"{archive.shown}/{file.path} is gone")
         if isinstance(contents, ObjectContents):
             scan.add(file, contents, 0)
-    copies += scan.find_copies(reader)
+    copies += scan.find_copies(reader).by_object
     return scan
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.arrays import Hashes, Nanos, Seqs
 from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.errors import StoreError
@@ -80,7 +80,7 @@ class _Window:
         self.parts = {part: np.zeros(count, np.uint64) for part in PARTS}
         self.archived, self.matched = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
 
-    def add(self, seqs: Any, times: Any, parts: dict[str, Any]) -> None:
+    def add(self, seqs: Seqs, times: Nanos, parts: dict[str, Hashes]) -> None:
         """Add messages of the stream; ignore those outside the window."""
         inside = (seqs >= self.first) & (seqs <= self.last)
         offsets = seqs[inside] - self.first
@@ -137,7 +137,7 @@ def _take(window: _Window, stream: str, consumer: str, received: Received) -> No
 
 def _hashed(
     subjects: pa.StringArray, headers: pa.MapArray, payloads: pa.BinaryArray, raw: pa.BinaryArray | None
-) -> dict[str, Any]:
+) -> dict[str, Hashes]:
     """Return the hash of each part. `raw` are header blocks that are not valid, null for the others.
 
     A last header with a pin id does not count: a consumer may become pinned under a capture that shares it. Nor does a
@@ -219,16 +219,16 @@ def _array(table: pa.Table, name: str) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _powers(base: int) -> Any:
+def _powers(base: int) -> Hashes:
     factors = np.full(_PIECE, base, np.uint64)
     factors[0] = 1
     return np.multiply.accumulate(factors)
 
 
-_POWERS: list[Any] = []
+_POWERS: list[Hashes] = []
 
 
-def hashes(column: pa.BinaryArray) -> Any:
+def hashes(column: pa.BinaryArray) -> Hashes:
     """Return a uint64 array with the hash of each value; null counts as empty."""
     if not _POWERS:
         _POWERS.extend((_powers(_BASE), _powers(pow(_BASE, -1, _MODULUS))))
@@ -236,7 +236,7 @@ def hashes(column: pa.BinaryArray) -> Any:
     lengths = np.diff(edges)
     if column.null_count:
         lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    result = lengths.astype(np.uint64)
+    result: Hashes = lengths.astype(np.uint64)
     long = lengths > _PIECE
     for row in np.flatnonzero(long).tolist():
         value = text[edges[row] : edges[row + 1]]

@@ -20,6 +20,7 @@ import pyarrow.csv as pc_csv
 import pyarrow.json as pc_json
 
 from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.arrays import Micros, Seqs
 from jetcapture_py.archive.block_writer import NULL
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.incarnations import Incarnation
@@ -65,8 +66,8 @@ class ObjectContents:
     """Bytes."""
     range: tuple[int, int] | None = None
     """First and last sequence of an object with every one in between."""
-    seqs: Any = None
-    """The sequences of another object, an int64 array."""
+    seqs: Seqs = field(default_factory=lambda: _NONE)
+    """The sequences of another object."""
     messages: int
     """Number of the messages."""
     older: int = 0
@@ -84,7 +85,7 @@ class ObjectContents:
     erased: int = 0
     """Number of its messages that were erased, and should not be in it."""
 
-    def add_to(self, sequences: Sequences) -> Any:
+    def add_to(self, sequences: Sequences) -> Seqs:
         """Add its messages to a set; return those that were in it before."""
         return sequences.add(self.seqs) if self.range is None else sequences.add_range(*self.range)
 
@@ -133,7 +134,7 @@ class ObjectExaminer:
             file, name, seqs, newest, messages, bundles=bundles, erased=erased, interval=interval, details=details
         )
 
-    def positions(self, file: File, name: ObjectName) -> tuple[Any, Any]:
+    def positions(self, file: File, name: ObjectName) -> tuple[Seqs, Micros]:
         """Return sequences and timestamps in microseconds of the current incarnation's messages, in order."""
         if not name.parquet:
             seqs, times = self._rows(file, name)
@@ -142,7 +143,7 @@ class ObjectExaminer:
         item.compared()
         return self._current(*item.identities(), item.own, *item.times())
 
-    def identities(self, file: File, name: ObjectName) -> tuple[ObjectInfo | None, Any, Any]:
+    def identities(self, file: File, name: ObjectName) -> tuple[ObjectInfo | None, Seqs, Micros]:
         """Return what an object's footer says, None without one, and the positions of all of its messages."""
         if not name.parquet:
             return None, *self._rows(file, name)
@@ -152,11 +153,11 @@ class ObjectExaminer:
         check_identities(name, seqs, times, messages)
         return item.info(), seqs, times
 
-    def _erased(self, seqs: Any, times: Any) -> int:
+    def _erased(self, seqs: Seqs, times: Micros) -> int:
         """Count the erased ones of messages."""
         return int(self.erased.contains(seqs, times).sum())
 
-    def _rows(self, file: File, name: ObjectName) -> tuple[Any, Any]:
+    def _rows(self, file: File, name: ObjectName) -> tuple[Seqs, Micros]:
         """Read the messages of an object without a footer, and compare them with its name."""
         if not name.text:
             raise DamagedError("it is in a format of your own")
@@ -183,7 +184,7 @@ class ObjectExaminer:
         """
         return True if self.incarnation is None else self.incarnation.holds(own.get("stream_created", ""), low, high)
 
-    def _current(self, seqs: Any, times: Any, own: Mapping[str, str], low: int, high: int) -> tuple[Any, Any]:
+    def _current(self, seqs: Seqs, times: Micros, own: Mapping[str, str], low: int, high: int) -> tuple[Seqs, Micros]:
         """Return the messages of the current incarnation."""
         present = self._present(own, low, high)
         if self.incarnation is None or present:
@@ -192,7 +193,9 @@ class ObjectExaminer:
         return seqs[included], times[included]
 
 
-def _contents(file: File, name: ObjectName, seqs: Any, newest: int, messages: int, **further: Any) -> ObjectContents:
+def _contents(
+    file: File, name: ObjectName, seqs: Seqs | None, newest: int, messages: int, **further: Any
+) -> ObjectContents:
     """Return the contents of an object with these current sequences, None for all, among all its `messages`."""
     count = messages if seqs is None else len(seqs)
     every = seqs is None or (count == name.last_seq - name.first_seq + 1 and bool((np.diff(seqs) == 1).all()))
@@ -200,7 +203,7 @@ def _contents(file: File, name: ObjectName, seqs: Any, newest: int, messages: in
         name=name,
         size=file.size,
         range=(name.first_seq, name.last_seq) if every else None,
-        seqs=None if every else seqs,
+        seqs=_NONE if seqs is None or every else seqs,
         messages=count,
         older=messages - count,
         newest=newest,
@@ -217,7 +220,7 @@ def _readable(what: str = "it") -> Iterator[None]:
         raise DamagedError(f"{what} cannot be read: {_CONTENT.sub('', one_line(error))}") from error
 
 
-def _once(name: ObjectName, seqs: Any, times: Any) -> tuple[Any, Any]:
+def _once(name: ObjectName, seqs: Seqs, times: Micros) -> tuple[Seqs, Micros]:
     """Return each message once; the rows of a message follow one another. Those of a bundle are sorted by key."""
     if name.bundle:
         order = np.lexsort((times, seqs))
@@ -227,7 +230,7 @@ def _once(name: ObjectName, seqs: Any, times: Any) -> tuple[Any, Any]:
     return seqs[first], times[first]
 
 
-def check_identities(name: ObjectName, seqs: Any, times: Any, messages: int) -> None:
+def check_identities(name: ObjectName, seqs: Seqs, times: Micros, messages: int) -> None:
     """Compare the messages with the name and, if there is one, the footer. Raises DamagedError."""
     if (int(seqs[0]), int(seqs[-1]), len(seqs)) != (name.first_seq, name.last_seq, messages):
         raise DamagedError(
@@ -383,7 +386,7 @@ class _ParquetObject:
             return
         yield from self._storage.pieces(self._file, PIECE)
 
-    def identities(self) -> tuple[Any, Any]:
+    def identities(self) -> tuple[Seqs, Micros]:
         """Return sequence and timestamp in microseconds of each distinct message, as int64 arrays in file order."""
         with _readable():
             table = pa.concat_tables(self._tables([layout.SEQ, layout.TIMESTAMP]))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.archive.watermark import END, ConsumerWatermark, Filters, Stretch, stretches
 from jetcapture_py.capture.watermark import observed
 from jetcapture_py.config.subjects import matches
@@ -43,9 +43,10 @@ class FilterHistory:
             yield f"{part.first} to {part.last}: {names}" if part.last < END else f"from {part.first}: {names}"
 
 
-def selected(part: Stretch, subjects: pa.BinaryArray) -> Any:
+def selected(part: Stretch, subjects: pa.BinaryArray) -> Mask:
     """Return a mask of the messages that match filters of a stretch."""
     distinct = subjects.dictionary_encode()
     names = [name.decode(errors="surrogateescape") for name in distinct.dictionary.to_pylist()]
     table = np.array([any(matches(name, one) for one in part.candidates) for name in names], np.bool_)
-    return table[distinct.indices.to_numpy()]
+    mask: Mask = table[distinct.indices.to_numpy()]
+    return mask

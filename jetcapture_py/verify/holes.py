@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from jetcapture_py.archive.arrays import Nanos, Seqs
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.text import plural
@@ -28,18 +28,27 @@ class HoleFinder:
         """Messages that the archive should have and lacks."""
         self.doubtful = Sequences()
         """Messages possibly skipped near a change of the consumer's filters."""
-        self.count = 0
-        """Messages up to the ack floor that are missing."""
-        self.promised = 0
-        """Missing messages beyond it that the watermark covers by its sequence."""
-        self.overdue = 0
-        """Further ones that it covers by its time."""
-        self.first_overdue = 0
         self.ranges = 0
+        """Ranges of missing messages up to the ack floor."""
         self.listed: list[SequenceRange] = []
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
-    def compare(self, seqs: Any, times: Any, first: int, last: int, *, doubtful: bool = False) -> None:
+    @property
+    def count(self) -> int:
+        """Messages up to the ack floor that are missing."""
+        return self.missing.count(0, self._floor)
+
+    @property
+    def promised(self) -> int:
+        """Missing messages beyond it that the watermark covers by its sequence."""
+        return self.missing.count(self._floor + 1, self._promised_seq)
+
+    @property
+    def overdue(self) -> Seqs:
+        """Further ones that it covers by its time."""
+        return self.missing.within(max(self._floor, self._promised_seq) + 1, self.missing.last or 0)
+
+    def compare(self, seqs: Seqs, times: Nanos, first: int, last: int, *, doubtful: bool = False) -> None:
         """Compare the stream's messages from `first` to `last` with the archive; they follow those before.
 
         `doubtful`: the consumer may have skipped them.
@@ -48,20 +57,12 @@ class HoleFinder:
         seqs, times = seqs[inside], times[inside]
         absent = ~(self.archived.contains(seqs) | self.missing.contains(seqs))
         absent[absent] = ~self._tombstones.contains(seqs[absent], times[absent] // 1000)
+        promised = (seqs <= max(self._floor, self._promised_seq)) | (times // 1000 <= self._promised_time)
         if doubtful:
-            promised = (seqs <= max(self._floor, self._promised_seq)) | (times // 1000 <= self._promised_time)
             self.doubtful.add(seqs[absent & promised])
             return
-        beyond = absent & (seqs > self._floor)
-        promised = beyond & (seqs <= self._promised_seq)
-        self.promised += int(promised.sum())
-        late = beyond & ~promised & (times // 1000 <= self._promised_time)
-        overdue = seqs[late]
-        self.overdue += len(overdue)
-        self.first_overdue = self.first_overdue or int(next(iter(overdue), 0))
+        self.missing.add(seqs[absent & promised])
         absent &= seqs <= self._floor
-        self.missing.add(seqs[absent | promised | late])
-        self.count += int(absent.sum())
         edges = np.flatnonzero(np.diff(np.concatenate([[False], absent, [False]]).astype(np.int8)))
         for start, end in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
             if start or not self._current:
@@ -91,14 +92,14 @@ class HoleFinder:
 
     def findings(self, *, stored: bool) -> Iterator[Finding]:
         """Yield the holes up to the ack floor, if there are any; `stored`: the archive has messages of the stream."""
-        if self.count:
+        if count := self.count:
             cause = "objects were removed, or another capture of this consumer stores what it receives elsewhere; "
             yield Finding(
                 kind=Kind.HOLES,
                 severity=Severity.FAILURE,
                 summary="messages in the stream that are missing from the archive",
                 action=f"{cause if stored else ''}jetcapture verify --repair stores them again",
-                count=self.count,
+                count=count,
                 ranges=tuple(sorted(self.listed, key=lambda hole: hole.first)),
                 range_count=self.ranges,
             )

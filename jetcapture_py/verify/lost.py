@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import MissingStreamError, SourceError
@@ -48,9 +49,9 @@ class StreamContents:
     """Creation time, as `ReadSession.state` has it."""
     first: int
     last: int
-    deleted: Any
+    deleted: Seqs | None
     """Sequences in between without a message, a sorted int64 array; None if there are too many to list."""
-    lost: Any
+    lost: Seqs
     """Sequences that the server reports as lost since its last start, a sorted int64 array."""
     lost_bytes: int
     """Bytes of damaged data, of which the server may not know the sequences."""
@@ -100,7 +101,7 @@ async def find_losses(
     missing = Severity.NOTE if differences is None else Severity.WARNING
     if differences is not None:
         forks += _differing(differences)
-    if scan.by_name:  # they may be of an earlier incarnation, whose sequences were higher
+    if scan.totals.by_name:  # they may be of an earlier incarnation, whose sequences were higher
         reason = "what the server has lost: of some objects, only the names could be checked"
         return [*forks, not_checked(reason, missing)]
     try:
@@ -115,7 +116,7 @@ async def find_losses(
         forks.append(not_checked(text))
     if server is not None and server.state.created == now.created:
         forks += _deleted_with_consumer(archived, server, now.config)
-        lost = [*forks, *_rewind(archived, now), *_inside(archived, now), *_lost_stream(scan.older, now.created)]
+        lost = [*forks, *_rewind(archived, now), *_inside(archived, now), *_lost_stream(scan.totals.older, now.created)]
         return lost if differences is None else [*lost, *_undelivered(archived, now, server.state.last, differences)]
     if mark is not None and mark.created not in ("", now.created):
         return [*forks, *_lost_stream(len(archived) - archived.count(1, restored), now.created)]
@@ -350,7 +351,7 @@ def _expected(config: Mapping[str, Any]) -> list[str]:
     return reasons if config.get("retention", "limits") == "limits" else [*reasons, "acknowledgements"]
 
 
-def _ranges(seqs: Any, front: tuple[int, int] | None = None) -> dict[str, Any]:
+def _ranges(seqs: Seqs, front: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return sorted sequences as ranges, the first of them listed; `front` is a range before them."""
     breaks = np.flatnonzero(np.diff(seqs) > 1)
     starts, ends = seqs[np.concatenate([[0], breaks + 1])[: len(seqs)]], seqs[[*breaks, len(seqs) - 1][: len(seqs)]]

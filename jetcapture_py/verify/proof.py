@@ -122,7 +122,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         findings.append(not_checked(f"any message: neither stream nor archive has one up to {end}", Severity.FAILURE))
     findings += holes.findings(stored=stored > 0)
     findings += scan.findings()
-    findings += removed.findings(scan.sequences, scan.erased, scan.unerased)
+    findings += removed.findings(scan.sequences, scan.totals.erased, scan.unerased)
     findings += find_gaps(accounted, max(scope.start, accounted.first or end + 1), end)
     findings += _promises(scope, mark, holes)
     findings += _not_checked(scope, accounted.first, start, mark)
@@ -135,10 +135,10 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         up_to=scope.floor if server is not None else scan.sequences.last,
         up_to_time=moment_of(scan.newest) if scan.newest else None,
         stored=stored,
-        quarantined=len(scan.quarantined) - len(scan.in_both),
-        older=scan.older,
-        objects=scan.objects,
-        bytes=scan.size,
+        quarantined=len(scan.quarantined) - len(scan.copies.in_both),
+        older=scan.totals.older,
+        objects=scan.totals.objects,
+        bytes=scan.totals.size,
         compared=differences.compared if differences else None,
         layouts=scan.layout_counts(),
         filters=tuple(history.lines()) if history is not None and history.changed else (),
@@ -316,11 +316,11 @@ def _promises(scope: Scope, mark: ConsumerWatermark | None, holes: HoleFinder) -
             yield _wrong_mark(f"{promise}, but the stream ends at {server.state.last}", Severity.WARNING)
         elif not holes.promised and first_missing is not None and first_missing <= mark.seq:
             yield _wrong_mark(f"{promise}, but {first_missing} is not stored", Severity.WARNING)
-    if holes.overdue:
+    if len(overdue := holes.overdue):
         yield _wrong_mark(
             f"it promises everything up to {time_text(mark.time)}, but "
-            f"{plural(holes.overdue, 'earlier message', grouped=True)} of the stream {are(holes.overdue)} not "
-            f"stored, starting with {holes.first_overdue}"
+            f"{plural(len(overdue), 'earlier message', grouped=True)} of the stream {are(len(overdue))} not "
+            f"stored, starting with {overdue[0]}"
         )
     now = server.consumer.asked if server is not None else datetime.now(UTC)
     if mark.time > now + MARGIN:

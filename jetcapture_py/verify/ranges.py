@@ -11,6 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from jetcapture_py.archive.arrays import Mask, Seqs
 
 CHUNK = 1 << 20
 FEW = 1 << 14
@@ -18,6 +21,7 @@ FEW = 1 << 14
 _WIDE = 256
 """Sequences from which on a range is added by itself, not with others."""
 
+_Offsets = npt.NDArray[np.uint32]
 _BITS = CHUNK.bit_length() - 1
 _NONE = np.zeros(0, np.int64)
 _FULL = np.zeros(0, np.bool_)
@@ -41,14 +45,14 @@ class Sequences:
             every.update(part)
         return every
 
-    def add(self, seqs: Any) -> Any:
+    def add(self, seqs: Seqs) -> Seqs:
         """Add an int64 array, in any order; return the sequences that were in the set before, sorted."""
         if not (seqs[1:] > seqs[:-1]).all():
             seqs = np.unique(seqs)
         again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(seqs)]
         return np.concatenate([_NONE, *again])
 
-    def add_range(self, first: int, last: int) -> Any:
+    def add_range(self, first: int, last: int) -> Seqs:
         """Add every sequence from `first` to `last` (inclusive); return those that were in the set before, sorted."""
         again = [_NONE]
         for chunk in range(first >> _BITS, (last >> _BITS) + 1):
@@ -62,7 +66,7 @@ class Sequences:
             again.append(before + (chunk << _BITS))
         return np.concatenate(again)
 
-    def add_ranges(self, firsts: Any, lasts: Any) -> None:
+    def add_ranges(self, firsts: Seqs, lasts: Seqs) -> None:
         """Add all sequences of ranges (inclusive), which are disjoint and in order, as int64 arrays."""
         wide = lasts - firsts >= _WIDE
         for first, last in zip(firsts[wide].tolist(), lasts[wide].tolist(), strict=True):
@@ -80,12 +84,12 @@ class Sequences:
             else:
                 self._put(chunk, np.flatnonzero(_flags(content)).astype(np.uint32))
 
-    def _put(self, chunk: int, offsets: Any) -> Any:
+    def _put(self, chunk: int, offsets: _Offsets) -> Seqs:
         """Add sorted, distinct offsets to a chunk; return those that were in it before, as int64."""
         content = self._chunks.get(chunk)
         if content is _FULL:
             return offsets.astype(np.int64)
-        again = _NONE
+        again: Seqs = _NONE
         if content is None or content.dtype == np.uint32:
             few = offsets if content is None else np.sort(np.concatenate([content, offsets]), kind="stable")  # a merge
             once = np.concatenate([[True], few[1:] != few[:-1]])
@@ -104,7 +108,7 @@ class Sequences:
         self._chunks[chunk] = _FULL if (content == 0xFF).all() else content
         return again
 
-    def contains(self, seqs: Any) -> Any:
+    def contains(self, seqs: Seqs) -> Mask:
         """Return a mask of the elements of `seqs`, a sorted int64 array, that are in the set."""
         mask = np.zeros(len(seqs), np.bool_)
         for chunk, offsets, part in _divided(seqs):
@@ -119,7 +123,7 @@ class Sequences:
                 mask[part] = (content[offsets >> 3] >> (offsets & 7).astype(np.uint8)) & 1
         return mask
 
-    def within(self, first: int, last: int) -> Any:
+    def within(self, first: int, last: int) -> Seqs:
         """Return the sequences from `first` to `last` (inclusive), sorted."""
         parts = [_NONE]
         for chunk in sorted(chunk for chunk in self._chunks if first >> _BITS <= chunk <= last >> _BITS):
@@ -127,7 +131,7 @@ class Sequences:
             parts.append(seqs[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")])
         return np.concatenate(parts)
 
-    def all(self) -> Any:
+    def all(self) -> Seqs:
         """Return all sequences, sorted."""
         return self.within(self.first or 0, self.last or 0)
 
@@ -182,7 +186,7 @@ class Sequences:
         chunk = max(self._chunks)
         return ((chunk + 1) << _BITS) - 1 - int(np.argmax(_flags(self._chunks[chunk])[::-1]))
 
-    def gaps(self, first: int, last: int) -> Iterator[tuple[Any, Any]]:
+    def gaps(self, first: int, last: int) -> Iterator[tuple[Seqs, Seqs]]:
         """Yield the missing ranges from `first` to `last` (inclusive), in order, as arrays of starts and ends."""
         position, chunks = first, sorted(self._chunks)
         pending: tuple[int, int] | None = None
@@ -218,7 +222,7 @@ class Sequences:
             yield current
 
 
-def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
+def _divided(seqs: Seqs) -> Iterator[tuple[int, _Offsets, slice]]:
     """Divide sorted sequences by chunk: yield its number, the offsets in it, and the slice of `seqs`."""
     chunks = seqs >> _BITS
     bounds = [0, *(np.flatnonzero(chunks[1:] != chunks[:-1]) + 1).tolist(), len(seqs)] if len(seqs) else []
@@ -226,7 +230,7 @@ def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
         yield int(chunks[start]), (seqs[start:end] & (CHUNK - 1)).astype(np.uint32), slice(start, end)
 
 
-def _flags(content: Any) -> Any:
+def _flags(content: Any) -> Mask:
     """Return a chunk as a bool array."""
     if content is _FULL:
         return np.ones(CHUNK, np.bool_)
@@ -243,13 +247,13 @@ def _count(content: Any) -> int:
     return len(content) if content.dtype == np.uint32 else int.from_bytes(content.tobytes(), "little").bit_count()
 
 
-def _holes(flags: Any) -> tuple[Any, Any]:
+def _holes(flags: Mask) -> tuple[Seqs, Seqs]:
     """Return starts and ends (inclusive) of the runs of False."""
     edges = np.diff(np.concatenate([[True], flags, [True]]).astype(np.int8))
     return np.flatnonzero(edges == -1), np.flatnonzero(edges == 1) - 1
 
 
-def _joined(before: tuple[int, int] | None, starts: Any, ends: Any) -> tuple[Any, Any]:
+def _joined(before: tuple[int, int] | None, starts: Seqs, ends: Seqs) -> tuple[Seqs, Seqs]:
     """Prepend the previous range, and join ranges that touch, such as one that spans two chunks."""
     if before is not None:
         starts, ends = np.concatenate([[before[0]], starts]), np.concatenate([[before[1]], ends])

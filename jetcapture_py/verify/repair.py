@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.daemon_thread import in_thread
@@ -347,7 +348,7 @@ def _block(name: ObjectName) -> BlockId:
     return BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=name.bundle)
 
 
-def _runs(seqs: Any, close: int) -> Iterator[tuple[int, int]]:
+def _runs(seqs: Seqs, close: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last of sorted sequences; join those at most `close` apart."""
     for part in np.split(seqs, np.flatnonzero(np.diff(seqs) > close) + 1):
         if len(part):

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int64s, Micros, Seqs
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
@@ -39,6 +39,19 @@ from jetcapture_py.verify.ranges import Sequences
 MAX_COPIES = 1_000
 """Maximum messages with copies that are listed; all are counted."""
 _NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What comparing the objects that share sequences has shown."""
+
+    findings: tuple[Finding, ...] = ()
+    forked: Sequences = field(default_factory=Sequences)
+    """Sequences with several timestamps: different messages of one stream."""
+    in_both: Sequences = field(default_factory=Sequences)
+    """Messages in quarantine that are also in the archive."""
+    by_object: Counter[ObjectName] = field(default_factory=Counter)
+    """How many messages of an object others have as well; the archive comes before the quarantine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +81,16 @@ class CopyFinder:
         self._unread: set[str] = set()
         self._listed: list[SequenceRange] = []
         self._twice = 0
-        self.forked = Sequences()
-        """After `find`, sequences with several timestamps: different messages of one stream."""
-        self.in_both = Sequences()
-        """After `find`, those of messages in quarantine that are also in the archive."""
-        self.copies: Counter[ObjectName] = Counter()
-        """After `find`, how many messages of an object others have as well; the archive comes before the quarantine."""
+        self._copies = Copies()
 
-    def find(self) -> Iterator[Finding]:
-        """Yield messages with several copies that are read. Blocks; call it in a thread."""
+    def find(self) -> Copies:
+        """Compare them. Blocks; call it in a thread."""
         if self._reader.incarnation is not None or self._groups[-1] > 0:
             for first, last in self._repeated.windows():
                 self._compare(*self._read(first, last))
+        return replace(self._copies, findings=tuple(self._findings()))
+
+    def _findings(self) -> Iterator[Finding]:
         if self._twice:
             yield Finding(
                 kind=Kind.READ_TWICE,
@@ -91,7 +102,7 @@ class CopyFinder:
                 ranges=tuple(self._listed),
                 range_count=self._twice,
             )
-        if both := len(self.in_both):
+        if both := len(self._copies.in_both):
             count = plural(both, "message", grouped=True)
             yield Finding(
                 kind=Kind.QUARANTINE,
@@ -104,7 +115,7 @@ class CopyFinder:
             objects = plural(len(self._unread), "object", grouped=True)
             yield not_checked(f"{objects} that may hold copies: they could not be reread")
 
-    def _positions(self, item: ExaminedObject) -> tuple[Any, Any]:
+    def _positions(self, item: ExaminedObject) -> tuple[Seqs, Micros]:
         """Return an object's sequences and timestamps; none if it is gone, as after a compaction."""
         for _ in range(_ATTEMPTS):
             try:
@@ -116,7 +127,7 @@ class CopyFinder:
         self._unread.add(item.file.path)
         return _NONE, _NONE
 
-    def _read(self, first: int, last: int) -> tuple[Any, Any, Any]:
+    def _read(self, first: int, last: int) -> tuple[Seqs, Micros, Int64s]:
         """Return sequence, timestamp and object's number of the repeated messages from `first` to `last`."""
         numbers = [
             number
@@ -134,25 +145,25 @@ class CopyFinder:
             owners.append(np.full(len(seqs[-1]), number))
         return np.concatenate(seqs), np.concatenate(times), np.concatenate(owners)
 
-    def _compare(self, seqs: Any, times: Any, owners: Any) -> None:
+    def _compare(self, seqs: Seqs, times: Micros, owners: Int64s) -> None:
         """Count the messages with copies in several groups."""
         if not len(seqs):
             return
         order = np.lexsort((owners, times, seqs))  # objects are in the order of their groups
         seqs, times, owners = seqs[order], times[order], owners[order]
         again, other = seqs[1:] == seqs[:-1], times[1:] != times[:-1]
-        self.forked.add(seqs[1:][again & other])
+        self._copies.forked.add(seqs[1:][again & other])
         aside = np.array([item.name.quarantine for item in self._objects])
         new = np.concatenate([[True], ~again | other])
         once = new | np.concatenate([[True], np.diff(self._groups[owners]) != 0])
         for number, count in enumerate(np.bincount(owners[~new]).tolist()):
             if count:
-                self.copies[self._objects[number].name] += count
+                self._copies.by_object[self._objects[number].name] += count
         starts = np.flatnonzero(new)
         archived, quarantined = (np.add.reduceat(once & (aside[owners] == side), starts) for side in (False, True))
         twice = (archived > 1) | (quarantined > 1)
         self._twice += int(twice.sum())
-        self.in_both.add(seqs[starts[(archived > 0) & (quarantined > 0)]])
+        self._copies.in_both.add(seqs[starts[(archived > 0) & (quarantined > 0)]])
         ends = np.concatenate([starts[1:], [len(seqs)]])
         room = MAX_COPIES - len(self._listed)
         for start, end in zip(starts[twice][:room].tolist(), ends[twice][:room].tolist(), strict=True):
@@ -169,6 +180,62 @@ _DEEP_THREADS = 4
 _ATTEMPTS = 3
 
 
+@dataclass(slots=True)
+class UnusableFiles:
+    """Files of the archive whose messages are not counted."""
+
+    damaged: FileList = field(default_factory=FileList)
+    unread: FileList = field(default_factory=FileList)
+    """Objects that the store failed to return."""
+    foreign: FileList = field(default_factory=FileList)
+    unstable: bool = False
+    """Some objects vanished in every listing."""
+
+    def findings(self) -> Iterator[Finding]:
+        yield from file_findings(
+            Kind.DAMAGED,
+            Severity.FAILURE,
+            self.damaged,
+            "objects that are not counted until they are restored",
+            "jetcapture verify --repair stores their messages again, as far as the stream has them",
+        )
+        if self.unread.count:
+            objects, first = plural(self.unread.count, "object", grouped=True), self.unread.paths[0]
+            summary = f"{objects}, whose messages count as missing: {first.path}: {first.reason}"
+            finding = not_checked(summary, Severity.FAILURE)
+            yield replace(finding, count=self.unread.count, paths=tuple(self.unread.paths))
+        summary = "files that are not objects of this archive"
+        yield from file_findings(Kind.FOREIGN, Severity.WARNING, self.foreign, summary)
+        if self.unstable:
+            summary = "some objects: they vanished during every listing (is a compaction running?)"
+            yield not_checked(summary, Severity.FAILURE)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all objects have together."""
+
+    objects: int = 0
+    size: int = 0
+    """Bytes."""
+    messages: int = 0
+    """All copies of the current incarnation's messages."""
+    older: int = 0
+    """Messages of earlier incarnations."""
+    by_name: int = 0
+    """Objects that nothing can read."""
+    erased: int = 0
+    """Erased messages, of all incarnations, that are still in objects, with copies."""
+
+    def add(self, contents: ObjectContents) -> None:
+        self.objects += 1
+        self.size += contents.size
+        self.messages += contents.messages
+        self.older += contents.older
+        self.by_name += contents.by_name
+        self.erased += contents.erased
+
+
 @dataclass(slots=True, kw_only=True)
 class ArchiveScan:
     """Contents of the archive."""
@@ -183,44 +250,22 @@ class ArchiveScan:
     """Those with several timestamps, if the incarnation is known."""
     examined: list[ExaminedObject] = field(default_factory=list)
     """Objects with messages of the current incarnation."""
-    in_both: Sequences = field(default_factory=Sequences)
-    """Those in quarantine that are also in the archive."""
-    copies: tuple[Finding, ...] = ()
-    """Findings about copies."""
-    objects: int = 0
-    size: int = 0
-    """Bytes of all objects."""
-    messages: int = 0
-    """All copies of the current incarnation's messages."""
-    older: int = 0
-    """Messages of earlier incarnations."""
+    copies: Copies = field(default_factory=Copies)
+    """After `find_copies`."""
+    totals: Totals = field(default_factory=Totals)
     newest: int = 0
     """Latest timestamp in microseconds in objects that end at or before the bound, 0 without one."""
-    damaged: FileList = field(default_factory=FileList)
-    unread: FileList = field(default_factory=FileList)
-    """Objects that the store failed to return."""
-    foreign: FileList = field(default_factory=FileList)
-    by_name: int = 0
-    """Objects that nothing can read."""
-    unstable: bool = False
-    """Some objects vanished in every listing."""
-    erased: int = 0
-    """Erased messages, of all incarnations, that are still in objects, with copies."""
     unerased: FileList = field(default_factory=FileList)
-    """Those objects."""
+    """Objects with erased messages."""
+    unusable: UnusableFiles = field(default_factory=UnusableFiles)
     layouts: Counter[int | None] = field(default_factory=Counter)
     """Objects outside the quarantine by their number of bundles, 0 under keys, None where it is unknown."""
 
     def add(self, file: File, contents: ObjectContents, bound: int) -> None:
         """Add an object; `newest` counts objects that end at or before the sequence `bound`."""
         name = contents.name
-        self.objects += 1
-        self.size += contents.size
-        self.by_name += contents.by_name
-        self.messages += contents.messages
-        self.older += contents.older
+        self.totals.add(contents)
         if contents.erased:
-            self.erased += contents.erased
             self.unerased.add(file.path, plural(contents.erased, "message", grouped=True))
         if name.quarantine:
             contents.add_to(self.quarantined)
@@ -234,48 +279,31 @@ class ArchiveScan:
             if name.last_seq <= bound:
                 self.newest = max(self.newest, contents.newest)
 
-    def find_copies(self, reader: ObjectExaminer, progress: Progress = ignore) -> Counter[ObjectName]:
-        """Compare the messages that several objects have; call it when all are added. Returns the copies by object."""
-        finder = CopyFinder(reader, self.examined, self.repeated, progress)
-        self.copies, self.in_both = tuple(finder.find()), finder.in_both
+    def find_copies(self, reader: ObjectExaminer, progress: Progress = ignore) -> Copies:
+        """Compare the messages that several objects have; call it when all are added."""
+        self.copies = CopyFinder(reader, self.examined, self.repeated, progress).find()
         if reader.incarnation is None:
             self.forked = Sequences()
         else:
-            self.forked.update(finder.forked)
-        return finder.copies
+            self.forked.update(self.copies.forked)
+        return self.copies
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the objects, and what could not be checked."""
-        note, warning, failure = Severity.NOTE, Severity.WARNING, Severity.FAILURE
-        yield from file_findings(
-            Kind.DAMAGED,
-            failure,
-            self.damaged,
-            "objects that are not counted until they are restored",
-            "jetcapture verify --repair stores their messages again, as far as the stream has them",
-        )
-        if self.unread.count:
-            objects, first = plural(self.unread.count, "object", grouped=True), self.unread.paths[0]
-            yield replace(
-                not_checked(f"{objects}, whose messages count as missing: {first.path}: {first.reason}", failure),
-                count=self.unread.count,
-                paths=tuple(self.unread.paths),
-            )
-        yield from file_findings(Kind.FOREIGN, warning, self.foreign, "files that are not objects of this archive")
-        yield from self.copies
-        if duplicates := self.messages - len(self.sequences) - len(self.forked) - len(self.in_both):
-            twice = any(finding.kind is Kind.READ_TWICE for finding in self.copies)
+        totals, copies = self.totals, self.copies
+        yield from self.unusable.findings()
+        yield from copies.findings
+        if duplicates := totals.messages - len(self.sequences) - len(self.forked) - len(copies.in_both):
+            twice = any(finding.kind is Kind.READ_TWICE for finding in copies.findings)
             dropped = "readers drop those under one key and bucket" if twice else "readers drop them"
             summary = f"{plural(duplicates, 'further copy', 'further copies', grouped=True)}; {dropped}"
-            yield Finding(kind=Kind.DUPLICATES, severity=note, summary=summary, count=duplicates)
-        if self.by_name:
-            objects = plural(self.by_name, "object", grouped=True)
+            yield Finding(kind=Kind.DUPLICATES, severity=Severity.NOTE, summary=summary, count=duplicates)
+        if totals.by_name:
+            objects = plural(totals.by_name, "object", grouped=True)
             yield not_checked(f"{objects} in a format of your own: only their names were checked")
-        if self.older:
-            messages = plural(self.older, "message", grouped=True)
+        if totals.older:
+            messages = plural(totals.older, "message", grouped=True)
             yield not_checked(f"{messages} of earlier incarnations of the stream: it no longer has them")
-        if self.unstable:
-            yield not_checked("some objects: they vanished during every listing (is a compaction running?)", failure)
 
     def layout_counts(self) -> dict[str, int]:
         """Count objects outside the quarantine by layout, as text."""
@@ -300,7 +328,9 @@ def survey(
     Blocks; call it in a thread. Raises StoreError if listing fails.
     """
     scan = ArchiveScan()
-    for file, contents in examine_all(reader, stream, scan, own_suffix=own_suffix, deep=deep, progress=progress):
+    for file, contents in examine_all(
+        reader, stream, scan.unusable, own_suffix=own_suffix, deep=deep, progress=progress
+    ):
         scan.add(file, contents, bound)
     scan.find_copies(reader, progress)
     return scan
@@ -309,13 +339,13 @@ def survey(
 def examine_all(
     reader: ObjectExaminer,
     stream: str,
-    scan: ArchiveScan,
+    unusable: UnusableFiles,
     *,
     own_suffix: str = "",
     deep: bool = False,
     progress: Progress = ignore,
 ) -> Iterator[tuple[File, ObjectContents]]:
-    """Yield the contents of every object, the quarantine last; `scan` gets the files that have none.
+    """Yield the contents of every object, the quarantine last; `unusable` gets the files that have none.
 
     Raises StoreError if listing fails.
     """
@@ -337,7 +367,7 @@ def examine_all(
             name = path.rpartition("/")[2]
             # of a killed process, or moved aside: nobody reads them
             if not (name.startswith(".") and name.endswith((".tmp", ASIDE))):
-                scan.foreign.add(path)
+                unusable.foreign.add(path)
         gone = False
         results = storage.map(lambda pair: examined(reader, *pair, deep=deep), objects, threads=threads)
         for done, ((file, _), result) in enumerate(zip(objects, results, strict=True), 1):
@@ -346,13 +376,13 @@ def examine_all(
             elif result is None:
                 gone = True
             elif isinstance(result, StoreError):
-                scan.unread.add(file.path, str(result))
+                unusable.unread.add(file.path, str(result))
             else:
-                scan.damaged.add(file.path, result)
+                unusable.damaged.add(file.path, result)
             progress("objects", done, len(objects))
         if not gone:
             return
-    scan.unstable = True
+    unusable.unstable = True
 
 
 def examined(

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from jetcapture_py.archive.arrays import Nanos, Seqs
 from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.removed import Erased, Expired
 from jetcapture_py.archive.watermark import ConsumerWatermark, Watermark
@@ -211,7 +211,7 @@ class Removed:
             yield Finding(kind=Kind.ERASED, severity=Severity.NOTE, count=len(self.erased), summary=count)
 
 
-def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[Any, Any]]:
+def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[Seqs, Seqs]]:
     """Yield first and last sequences of ranges that have expired, of an incarnation and of those that it continues."""
     for part in note.incarnations:
         firsts, lasts = part.spans
@@ -226,7 +226,7 @@ def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[A
 
 async def read(
     session: ReadSession, stream: str, filters: tuple[str, ...], stretches: Iterable[tuple[int, int]]
-) -> AsyncGenerator[tuple[bool, Any, Any, pa.BinaryArray]]:
+) -> AsyncGenerator[tuple[bool, Seqs, Nanos, pa.BinaryArray]]:
     """Read the messages in these ordered ranges of sequences, and possibly some beyond them.
 
     Yields whether a new range starts, the sequences, the timestamps in nanoseconds, and the subjects.

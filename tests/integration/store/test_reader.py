@@ -47,8 +47,13 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
         assert shelf.stream(file).read() == data
     for deep in (False, True):
         found = surveyed(shelf, deep=deep)
-        assert (found.objects, found.messages, len(found.quarantined), len(found.sequences)) == (4, 6, 1, 6)
-        assert (found.damaged.paths, found.foreign.paths) == ([], [])
+        assert (found.totals.objects, found.totals.messages, len(found.quarantined), len(found.sequences)) == (
+            4,
+            6,
+            1,
+            6,
+        )
+        assert (found.unusable.damaged.paths, found.unusable.foreign.paths) == ([], [])
 
 
 def test_another_streams_objects_are_none_of_this_one(place: Place) -> None:

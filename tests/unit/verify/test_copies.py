@@ -26,7 +26,7 @@ BUCKETS = (1_700_000_100, 1_700_001_000)
 
 
 def count(found: ArchiveScan, kind: Kind) -> int:
-    return sum(each.count for each in found.copies if each.kind is kind)
+    return sum(each.count for each in found.copies.findings if each.kind is kind)
 
 
 def time_of(part: SequenceRange) -> int:
@@ -35,7 +35,7 @@ def time_of(part: SequenceRange) -> int:
 
 
 def twice_read(found: ArchiveScan) -> list[SequenceRange]:
-    return [part for each in found.copies for part in each.ranges]
+    return [part for each in found.copies.findings for part in each.ranges]
 
 
 def surveyed(root: Path, life: Incarnation | None = LIFE) -> ArchiveScan:
@@ -102,7 +102,7 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
 
     monkeypatch.setattr(ObjectExaminer, "positions", positions)
     found = surveyed(tmp_path)
-    assert (count(found, Kind.READ_TWICE), [each.summary for each in found.copies]) == (
+    assert (count(found, Kind.READ_TWICE), [each.summary for each in found.copies.findings]) == (
         0,
         [f"{unread} object that may hold copies: they could not be reread"] * unread,
     )

@@ -78,7 +78,7 @@ def in_bundle(root: Path, bundle: str, keys: Sequence[str | None]) -> EncodedBlo
 @pytest.mark.parametrize("deep", [False, True])
 def test_an_object_without_gaps_is_a_range_and_another_is_its_sequences(tmp_path: Path, deep: bool) -> None:
     dense, sparse = look(tmp_path, encoded(DENSE), deep=deep), look(tmp_path, encoded(MESSAGES), deep=deep)
-    assert (dense.range, dense.seqs, dense.messages) == ((10, 19), None, 10)
+    assert (dense.range, dense.seqs.tolist(), dense.messages) == ((10, 19), [], 10)
     assert (sparse.range, sparse.seqs.tolist(), sparse.messages) == (None, [1, 2, 3, 5, 8], 5)
     assert (dense.newest, sparse.newest) == (NOW + 19, NOW + 8)
 
@@ -136,7 +136,12 @@ def test_a_message_of_several_rows_is_one_message(tmp_path: Path) -> None:
     merged = merge(tmp_path, [name for path in names if (name := layout.parse_path(path))])
     found = surveyed(tmp_path, 100, deep=True)
     assert merged.exists()
-    assert (found.objects, found.messages, len(found.sequences), found.damaged.paths) == (1, 15, 15, [])
+    assert (found.totals.objects, found.totals.messages, len(found.sequences), found.unusable.damaged.paths) == (
+        1,
+        15,
+        15,
+        [],
+    )
 
 
 # ------------------------------------------------------------------ lives
@@ -164,14 +169,14 @@ def test_an_object_merged_of_known_and_unknown_ones_is_judged_by_its_times(tmp_p
     names = [put(tmp_path, block).relative_to(tmp_path) for block in (encoded(old, created=""), encoded(MESSAGES))]
     merge(tmp_path, [name for path in names if (name := layout.parse_path(path.as_posix()))])
     found = surveyed(tmp_path, 100, deep=False)
-    assert (found.messages, found.older, len(found.sequences)) == (5, 3, 5)
+    assert (found.totals.messages, found.totals.older, len(found.sequences)) == (5, 3, 5)
 
 
 def test_a_clock_that_went_back_does_not_either_where_compaction_has_merged_one_life(tmp_path: Path) -> None:
     early = [(9, LIFE.since - 10**9)]
     names = [put(tmp_path, block).relative_to(tmp_path) for block in (encoded(early), encoded(MESSAGES))]
     merge(tmp_path, [name for path in names if (name := layout.parse_path(path.as_posix()))])
-    assert surveyed(tmp_path, 100, deep=False).messages == 6
+    assert surveyed(tmp_path, 100, deep=False).totals.messages == 6
 
 
 # ------------------------------------------------------------------ damage
@@ -325,8 +330,8 @@ def test_a_file_that_no_request_can_read_is_no_proof(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(ArchiveFiles, "read", refused)
     found = surveyed(tmp_path, 100, deep=False)
-    assert [problem.reason for problem in found.unread.paths] == ["cannot read it: access denied"]
-    assert (len(found.sequences), found.damaged.paths) == (0, [])
+    assert [problem.reason for problem in found.unusable.unread.paths] == ["cannot read it: access denied"]
+    assert (len(found.sequences), found.unusable.damaged.paths) == (0, [])
     (finding,) = found.findings()
     assert finding.is_unproven
 
@@ -345,7 +350,7 @@ def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged
 
     monkeypatch.setattr(ArchiveFiles, "again", stored_again)
     found = surveyed(tmp_path, 100, deep=True)
-    assert (found.damaged.paths, found.messages) == ([], 5)
+    assert (found.unusable.damaged.paths, found.totals.messages) == ([], 5)
 
 
 def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +366,7 @@ def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monk
 
     monkeypatch.setattr(ArchiveFiles, "files", always_another)
     monkeypatch.setattr(ArchiveFiles, "read", gone)
-    assert surveyed(tmp_path, 100, deep=False).unstable
+    assert surveyed(tmp_path, 100, deep=False).unusable.unstable
 
 
 def test_what_a_killed_store_leaves_is_not_foreign_and_everything_else_is(tmp_path: Path) -> None:
@@ -370,10 +375,10 @@ def test_what_a_killed_store_leaves_is_not_foreign_and_everything_else_is(tmp_pa
     for name in ("notes.txt", f"{path.name}.bak", ".hidden", "x.tmp"):
         (path.parent / name).write_bytes(b"")
     found = surveyed(tmp_path, 100, deep=False)
-    assert sorted(re.sub(r".*/", "", file.path) for file in found.foreign.paths) == sorted(
+    assert sorted(re.sub(r".*/", "", file.path) for file in found.unusable.foreign.paths) == sorted(
         [f"{path.name}.bak", ".hidden", "notes.txt", "x.tmp"]
     )
-    assert (found.objects, found.damaged.paths) == (1, [])
+    assert (found.totals.objects, found.unusable.damaged.paths) == (1, [])
 
 
 def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
@@ -399,7 +404,12 @@ def test_links_are_followed_unless_they_lead_nowhere_or_in_a_circle(tmp_path: Pa
     tangle(root, "b")
     found = surveyed(root, 100, deep=True)
     assert set(found.sequences.within(1, 100).tolist()) == {seq for seq, _ in DENSE}
-    assert (found.objects, found.foreign.paths, found.damaged.paths, found.unstable) == (3, [], [], False)
+    assert (
+        found.totals.objects,
+        found.unusable.foreign.paths,
+        found.unusable.damaged.paths,
+        found.unusable.unstable,
+    ) == (3, [], [], False)
 
 
 def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Path) -> None:
@@ -415,8 +425,8 @@ def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Pa
         copies += len(seqs) + 20
     names = list(ArchiveFiles(str(tmp_path), {}).files("ORDERS"))
     found = surveyed(tmp_path, 1000, deep=False)
-    assert found.objects == len(names)
-    assert (len(found.sequences), found.damaged.paths) == (len(reference), [])
-    assert found.messages <= copies
+    assert found.totals.objects == len(names)
+    assert (len(found.sequences), found.unusable.damaged.paths) == (len(reference), [])
+    assert found.totals.messages <= copies
     everything = np.arange(500, dtype=np.int64)
     assert set(everything[found.sequences.contains(everything)].tolist()) == reference
