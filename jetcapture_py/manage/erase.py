@@ -30,7 +30,7 @@ def run(
     """Erase the messages of a condition. Raises ConfigError, JetcaptureError."""
     log.setup(config.log.format, "error")
     done = asyncio.run(erase(config, condition, reason, in_stream=in_stream, dry_run=dry_run, progress=progress))
-    would = "would be " if done.dry_run else ""
+    would = "would be " if done.request.dry_run else ""
     erased = f"{plural(done.messages, 'message', grouped=True)} {would}erased"
     return CommandResult(
         summary="; ".join([erased, *(f"REMAINS: {line}" for line in done.remaining)]),
@@ -42,9 +42,12 @@ def run(
 
 def _fields(done: Erasure) -> dict[str, object]:
     """Return the certificate as plain values."""
+    fields = asdict(done)
     return {
-        **asdict(done),
-        "started": format_time(done.started),
+        **fields.pop("request"),
+        **fields,
+        "copies": done.copies,
+        "started": format_time(done.request.started),
         "ended": format_time(datetime.now(UTC)),
         "remains": done.remaining,
     }
@@ -54,10 +57,11 @@ def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
     def count(number: int, noun: str, nouns: str | None = None) -> str:
         return plural(number, noun, nouns, grouped=True)
 
-    would, were = ("would be ", "would be") if done.dry_run else ("", "were")
-    yield f"stream {done.stream}: {count(done.messages, 'message')} {would}erased"
-    if not done.dry_run:
-        yield f"at {format_time(done.started)} by {escaped(done.by)}: {text.one_line(done.reason)}"
+    request = done.request
+    would, were = ("would be ", "would be") if request.dry_run else ("", "were")
+    yield f"stream {request.stream}: {count(done.messages, 'message')} {would}erased"
+    if not request.dry_run:
+        yield f"at {format_time(request.started)} by {escaped(request.by)}: {text.one_line(request.reason)}"
     if done.earlier:
         yield f"{count(done.earlier, 'message')} of earlier erasures {were} still stored"
     if done.tombstone:
@@ -69,14 +73,14 @@ def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
     for item in done.objects:
         digest = f"  sha256 {item.sha256}" if item.sha256 else ""
         yield f"  {escaped(item.path)}: {count(item.messages, 'message')}{digest}"
-        if not done.dry_run:
+        if not request.dry_run:
             after = (
                 "removed" if item.after is None else f"{escaped(item.after)}  sha256 {item.sha256_after or 'compacted'}"
             )
             yield f"    now {after}"
     if done.versions:
         yield f"old versions of objects: {done.versions:,} {would}deleted"
-    if tables and not done.dry_run:
+    if tables and not request.dry_run:
         yield f"tables: {count(done.snapshots, 'snapshot')} expired"
     if done.in_stream is not None:
         yield f"in the stream: {count(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
@@ -87,7 +91,7 @@ def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
         if lines:
             yield f"{title}:"
             yield from (f"  {line}" for line in lines)
-    if not done.remaining and not done.dry_run:
+    if not done.remaining and not request.dry_run:
         where = "the archive and the stream" if done.in_stream else "the archive"
         until = "(no watermark says up to which sequence)" if done.up_to is None else f"up to sequence {done.up_to}"
         yield f"nothing remains in {where} of what was stored {until}"

@@ -69,15 +69,22 @@ class ErasedObject:
     """Of that one's bytes."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Erasure:
-    """What was erased, or would be: a certificate."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureRequest:
+    """Who erases messages of a stream, when and why."""
 
     stream: str
     reason: str
     by: str
     dry_run: bool
     started: datetime
+
+
+@dataclass(slots=True, kw_only=True)
+class Erasure:
+    """What was erased, or would be: a certificate."""
+
+    request: ErasureRequest
     tombstone: str | None = None
     """Path of the new tombstone; None without messages to erase."""
     searched: int = 0
@@ -88,10 +95,8 @@ class Erasure:
     """Selected messages."""
     earlier: int = 0
     """Further messages that earlier erasures had left somewhere."""
-    copies: int = 0
-    """Copies of all these that objects had."""
     objects: list[ErasedObject] = field(default_factory=list)
-    """Objects that had them."""
+    """Objects that had all these."""
     versions: int = 0
     """Old versions of objects that had them, in a bucket that keeps such."""
     snapshots: int = 0
@@ -102,6 +107,11 @@ class Erasure:
     """What still has messages, or cannot be told."""
     notes: list[str] = field(default_factory=list)
     """What was not searched."""
+
+    @property
+    def copies(self) -> int:
+        """Copies of the messages that objects had."""
+        return sum(item.messages for item in self.objects)
 
     @property
     def remaining(self) -> list[str]:
@@ -125,10 +135,10 @@ async def erase(
     """
     archive = open_archive(config.store.url, config.store.options)
     check_tables(config, archive)
-    eraser = _Eraser(config, archive, ObjectExaminer(archive, None), progress)
-    eraser.done = done = Erasure(
-        stream=config.source.stream, reason=reason, by=_who(), dry_run=dry_run, started=datetime.now(UTC)
-    )
+    stream, now = config.source.stream, datetime.now(UTC)
+    request = ErasureRequest(stream=stream, reason=reason, by=_who(), dry_run=dry_run, started=now)
+    eraser = _Eraser(config, archive, request, progress)
+    done = eraser.done
     erased = eraser.run(condition)
     if in_stream and (eraser.clean or dry_run):
         try:
@@ -163,11 +173,10 @@ class _Holder:
 class _Eraser:
     """One run."""
 
-    done: Erasure
-
-    def __init__(self, config: Config, archive: ArchiveFiles, examiner: ObjectExaminer, progress: Progress) -> None:
-        self._config, self._archive, self._examiner = config, archive, examiner
-        self._progress = progress
+    def __init__(self, config: Config, archive: ArchiveFiles, request: ErasureRequest, progress: Progress) -> None:
+        self.done = Erasure(request=request)
+        self._config, self._archive, self._progress = config, archive, progress
+        self._examiner = ObjectExaminer(archive, None)
         self._budget = MemoryBudget(config.limits.memory)
         self._left: dict[str, str] = {}
         """Why objects keep erased messages, by their paths."""
@@ -197,7 +206,7 @@ class _Eraser:
         if erased:
             self._remove(erased, selected.messages)
             self._remove_versions(erased)
-        if erased and not done.dry_run:
+        if erased and not done.request.dry_run:
             self._forget(erased)
             present = self._tidy()
         else:
@@ -219,15 +228,16 @@ class _Eraser:
 
     def _bury(self, chosen: MessageSet, known: Erased) -> Erased:
         """Write the tombstone of selected messages that have none yet; return all that is erased."""
-        done, stream = self.done, self._config.source.stream
+        done, request = self.done, self.done.request
         new = chosen.without(known)
         done.messages = len(chosen)
         if not len(new):
             return known
-
-        stone = Tombstone(stream=stream, time=done.started, by=done.by, reason=done.reason, messages=new)
+        stone = Tombstone(
+            stream=request.stream, time=request.started, by=request.by, reason=request.reason, messages=new
+        )
         path = stone.path
-        if done.dry_run:
+        if request.dry_run:
             return Erased({path: stone}, known)
         store = self._archive.store
         if not isinstance(store, NoteStore):
@@ -235,7 +245,7 @@ class _Eraser:
         data = stone.encode()
         change_note(store, path, lambda _: data)
         done.tombstone = path
-        erased = self._archive.erased(stream, known)
+        erased = self._archive.erased(request.stream, known)
         if path not in erased.tombstones:
             raise JetcaptureError(f"{path} was written and cannot be read: nothing was erased")
         return erased
@@ -278,8 +288,7 @@ class _Eraser:
                 break
             seen = MessageSet.union([seen, *(holder.messages for holder in holders)])
             done.earlier = len(seen.without(chosen))
-            if done.dry_run:
-                done.copies = sum(len(holder.messages) for holder in holders)
+            if done.request.dry_run:
                 done.objects = [
                     ErasedObject(path=holder.file.path, messages=len(holder.messages), sha256="") for holder in holders
                 ]
@@ -350,7 +359,6 @@ class _Eraser:
             with suppress(VanishedError):  # compacted already
                 digest_after = _sha256(self._archive, self._archive.at(after))
         messages = len(holder.messages)
-        self.done.copies += messages
         self.done.objects.append(
             ErasedObject(
                 path=holder.file.path, messages=messages, sha256=digest, after=after, sha256_after=digest_after
@@ -366,7 +374,7 @@ class _Eraser:
             self._archive,
             (stream, f"{layout.QUARANTINE}/{stream}"),
             lambda version: self._had(version, erased),
-            dry_run=done.dry_run,
+            dry_run=done.request.dry_run,
         )
         done.remains += problems
 

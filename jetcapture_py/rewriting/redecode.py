@@ -9,7 +9,7 @@ finds it there. Right before an object of the quarantine is removed, every messa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
@@ -33,7 +33,7 @@ from jetcapture_py.errors import ConfigError, StoreError, VanishedError
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.reasons import COLUMNS, ReasonCounter, ReasonSummary, matching
 from jetcapture_py.retry import retried
-from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
+from jetcapture_py.store.archive import File, open_archive
 from jetcapture_py.store.object_file import open_parquet
 from jetcapture_py.table.commit import drop_quarantined
 from jetcapture_py.transform.frames import received_of
@@ -116,29 +116,28 @@ async def redecode(
     """
     if own_suffix(config):
         raise ConfigError(f"block.format: {config.block.format} cannot be read back, which redecode needs")
-    archive = open_archive(config.store.url, config.store.options)
-    examiner = ObjectExaminer(archive, None)
-    redecoder = _Redecoder(config, archive, examiner, selection, dry_run=dry_run)
+    redecoder = _Redecoder(config, selection, dry_run=dry_run)
     with redecoder.recapture:
         return await redecoder.run(progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of the messages of a batch."""
+
+    decoded: list[MessageSet] = field(default_factory=list)
+    failures: list[pa.RecordBatch] = field(default_factory=list)
+    """The identities and the new reasons of those that were not decoded."""
 
 
 class _Redecoder:
     """Decodes the quarantine's messages, batch by batch."""
 
-    def __init__(
-        self,
-        config: Config,
-        archive: ArchiveFiles,
-        examiner: ObjectExaminer,
-        selection: QuarantineSelection,
-        *,
-        dry_run: bool,
-    ) -> None:
+    def __init__(self, config: Config, selection: QuarantineSelection, *, dry_run: bool) -> None:
         self.recapture = Recapture(config, _SEALED_BY, self._choose, self._put)
-        self._config = config
-        self._archive, self._examiner, self._selection = archive, examiner, selection
-        self._files = Files(archive)
+        self._config, self._selection = config, selection
+        self._archive = open_archive(config.store.url, config.store.options)
+        self._files = Files(self._archive)
         self._budget = MemoryBudget(config.limits.memory)
         self._done = Redecoded(dry_run=dry_run)
         self._erased = Erased()
@@ -147,13 +146,12 @@ class _Redecoder:
         """The creation of the stream, and the consumer, that footers name."""
         self._stored = _NONE
         """Messages of the batch that were stored before an object of it was found to be gone."""
-        self._decoded: list[MessageSet] = []
-        self._failures: list[pa.RecordBatch] = []
+        self._outcome = _Outcome()
 
     async def run(self, progress: Progress) -> Redecoded:
         """Decode everything. Raises JetcaptureError."""
         stream, done = self._config.source.stream, self._done
-        sources = Files(self._archive).find([f"{layout.QUARANTINE}/{stream}"])
+        sources = self._files.find([f"{layout.QUARANTINE}/{stream}"])
         if not sources:
             # raises an error if there is no such archive either
             ReadRequest(files=self._archive, stream=stream, quarantine=True).plan()
@@ -170,7 +168,7 @@ class _Redecoder:
                 except VanishedError:
                     if attempt + 1 == _ATTEMPTS:
                         raise
-                    self._stored = MessageSet.union([self._stored, *self._decoded])
+                    self._stored = MessageSet.union([self._stored, *self._outcome.decoded])
             rows += sum(source.name.rows for source in batch)
             progress("messages", rows, total)
         done.reasons = self._reasons.summaries()
@@ -179,16 +177,16 @@ class _Redecoder:
     async def _redecode(self, paths: Sequence[str]) -> None:
         """Decode the messages of objects, as far as these still exist: a compaction replaces them by others."""
         done = self._done
-        self._decoded, self._failures = [], []
+        self._outcome = outcome = _Outcome()
         self._erased = self._archive.erased(self._config.source.stream, self._erased)
         self._files = Files(self._archive)
         infos = [info for info in map(self._files.info_at, paths) if info is not None]
         selected = MessageSet.union(map(self._messages, infos))
         before = self._find(selected)
         seen = await self._decode(infos, before)
-        failed = _messages(self._failures)
-        decoded = MessageSet.union(self._decoded).without(failed)
-        gone, reasons = MessageSet.union([before, decoded]), _Reasons(self._failures)
+        failed = _messages(outcome.failures)
+        decoded = MessageSet.union(outcome.decoded).without(failed)
+        gone, reasons = MessageSet.union([before, decoded]), _Reasons(outcome.failures)
         rewritten: list[Rewritten] = []
         if not done.dry_run:
             changes = [info for info in infos if self._changes(info, gone, reasons)]
@@ -203,7 +201,7 @@ class _Redecoder:
         done.decoded += len(decoded) + len(before) - len(before.without(self._stored))
         done.failed += len(failed)
         done.without_payload += len(selected) - len(before) - len(seen)
-        for failures in self._failures:
+        for failures in outcome.failures:
             self._reasons.add(pa.Table.from_batches([failures]))
         if rewritten:
             drop_quarantined(
@@ -250,29 +248,31 @@ class _Redecoder:
     def _choose(self, rows: pa.RecordBatch, runs: Sequence[Run], quarantine: bool) -> Rows:
         """Return decoded rows, to be stored; record what was decoded, and what was not."""
         if rows.num_rows and quarantine:
-            self._failures.append(pa.RecordBatch.from_arrays(rows.select(COLUMNS).columns, COLUMNS))
+            self._outcome.failures.append(pa.RecordBatch.from_arrays(rows.select(COLUMNS).columns, COLUMNS))
         elif rows.num_rows:
-            self._decoded.append(_messages([rows]))
+            self._outcome.decoded.append(_messages([rows]))
         return (rows.slice(0, 0), ()) if quarantine or self._done.dry_run else (rows, runs)
 
     async def _put(self, encoded: EncodedBlock) -> None:
         """Store an object; one of rows that cannot be written, which is for the quarantine, only gives the reasons."""
         if encoded.name.quarantine:
             table = open_parquet(pa.BufferReader(encoded.data)).read(list(COLUMNS), use_threads=False)
-            self._failures += pa.table(dict(zip(COLUMNS, table.select(COLUMNS).columns, strict=True))).to_batches()
+            plain = pa.table(dict(zip(COLUMNS, table.select(COLUMNS).columns, strict=True)))
+            self._outcome.failures.extend(plain.to_batches())
             return
         await self.recapture.put(encoded)
         self._done.objects += 1
 
     def _find(self, messages: MessageSet) -> MessageSet:
         """Return those of the messages that are in objects of the archive."""
+        examiner = ObjectExaminer(self._archive, None)
 
         def held(file: File) -> MessageSet:
             if file.name is None:
                 return _NONE
             try:
                 with self._budget.taken(searching(Source(file.name, file.size), local=self._archive.local)):
-                    seqs, times = self._examiner.positions(file, file.name)
+                    seqs, times = examiner.positions(file, file.name)
             except DamagedError:
                 return _NONE
             mask = messages.contains(seqs, times)
