@@ -8,23 +8,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import FrameType
 
-from jetcapture_py import text
 from jetcapture_py.compaction.summary import failure
-from jetcapture_py.config.captures import CaptureFiles, CaptureId, Captures
+from jetcapture_py.config.captures import CaptureFiles, Captures
 from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import leave
 from jetcapture_py.maintain.compact import CompactionSettings
-from jetcapture_py.maintain.passes import Pass, PassRequest, Progress, run_pass
-from jetcapture_py.manage.many import NOTHING, CommandResult, show_line, show_one
+from jetcapture_py.maintain.passes import PassRequest, Progress, run_pass
+from jetcapture_py.manage import many
+from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
-from jetcapture_py.text import MAX_LOGGED, escaped, one_line
+from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.maintain")
 
@@ -55,44 +54,29 @@ def maintain(
 ) -> int:
     """Make one pass over the archive of each capture, with `request` only of compaction; return the exit code.
 
-    Raises ConfigError, and JetcaptureError for a request that cannot be met.
+    Raises ConfigError, and JetcaptureError if the pass over the only archive fails.
     """
+    required(files, section=request is None)
+
+    def work(config: Config, progress: Progress) -> CommandResult:
+        notices: list[str] = []
+        asked = PassRequest.of(config) if request is None else PassRequest(compact=request.of(config))
+        asked = replace(asked, dry_run=dry_run, tell=notices.append, progress=_bars(progress))
+        try:
+            result = run_pass(config, open_archive(config.store.url, config.store.options), asked)
+        except Exception as error:  # also a bug, or a library's
+            raise JetcaptureError(reason_of(error)) from error
+        reason = failure(result.errors)
+        return CommandResult(
+            summary=result.summary,
+            lines=result.lines(),
+            records=[result.as_dict()],
+            notices=[*notices, reason] if reason else notices,
+            code=FAILED if reason else DONE,
+        )
+
     with handling(_interrupted, signal.SIGINT):
-        return _one_pass(files, request, dry_run=dry_run, as_json=as_json)
-
-
-def _one_pass(files: CaptureFiles, request: CompactRequest | None, *, dry_run: bool, as_json: bool) -> int:
-    results: list[tuple[CaptureId, str, Pass]] = []
-    selected = required(files, section=request is None)
-    for lines in selected.problems.values():
-        for line in lines:
-            _tell("", line)
-    if not selected.configs and not selected.problems:
-        sys.stderr.write(NOTHING)
-    code = FAILED if selected.problems else DONE
-    single = files.shows_one(selected)
-    width = max((len(escaped(capture.name)) for capture in selected.configs), default=0)
-    with text.progress_bars() as show:
-        for capture, config in selected.configs.items():
-            label = "" if single else f"{capture.name}: "
-            asked = PassRequest.of(config) if request is None else PassRequest(compact=request.of(config))
-            asked = replace(asked, dry_run=dry_run, tell=partial(_tell, label), progress=_bars(show, label))
-            try:
-                archive = open_archive(config.store.url, config.store.options)
-                results.append((capture, label, run_pass(config, archive, asked)))
-            except Exception as error:  # also a bug, or a library's: other archives go on
-                _tell(label, reason_of(error))
-                code = FAILED
-    for capture, label, result in results:
-        done = CommandResult(summary=result.summary, lines=result.lines(), records=[result.as_dict()])
-        if single and not as_json:
-            show_one(done, as_json=False)
-        else:
-            show_line(capture.name, result.stream, done, width, as_json=as_json)
-        if reason := failure(result.errors):
-            _tell(label, reason)
-            code = FAILED
-    return code
+        return many.run(files, work, as_json=as_json)
 
 
 def required(files: CaptureFiles, *, section: bool) -> Captures:
@@ -107,14 +91,14 @@ def required(files: CaptureFiles, *, section: bool) -> Captures:
 _NO_SECTION = "maintain: required by `jetcapture maintain`, but not set, such as {compact: {}}"
 
 
-def _bars(show: Callable[[str, int, int], None], label: str) -> Progress:
+def _bars(show: Progress) -> Progress:
     """Return what shows a bar for each part of an archive."""
     totals: dict[str, int] = {}
 
     def progress(part: str, objects: int, _size: int) -> None:
         total = totals.setdefault(part, objects)
         if total:
-            show(f"{label}compacting {part}", total - objects, total)
+            show(f"compacting {part}", total - objects, total)
 
     return progress
 
@@ -125,10 +109,6 @@ def reason_of(error: Exception) -> str:
         return str(error)
     log.debug("traceback", exc_info=error)
     return one_line(error)
-
-
-def _tell(label: str, line: str) -> None:
-    sys.stderr.write(f"jetcapture: {label}{one_line(line, MAX_LOGGED)}\n")
 
 
 @contextmanager

@@ -87,6 +87,8 @@ class CommandResult:
     """The same as JSON objects, one a line."""
     as_list: bool = False
     """Whether the records of a single capture are printed as one JSON array."""
+    notices: Iterable[str] = ()
+    """Lines for standard error."""
     code: int = 0
     """The exit code."""
 
@@ -114,30 +116,38 @@ def run(
     if files.shows_one(selected) or (of_one and selected.configs and not selected.problems):
         with text.progress_bars() as progress:
             result = work(next(iter(selected.configs.values())), progress)
-        return show_one(result, as_json=as_json)
+        code = show_one(result, as_json=as_json)
+        _tell("", result.notices)
+        return code
     others = selected.left_out if tell_left_out else {}
     captures = sorted({*selected.configs, *selected.problems, *others}, key=lambda capture: capture.name)
     width = max((len(escaped(capture.name)) for capture in captures), default=0)
     codes = [0 if captures else if_none]
     if not captures:
         sys.stderr.write(NOTHING)
-    with ThreadPoolExecutor(CAPTURES_AT_ONCE if at_once else 1, "captures") as pool:
+    with ThreadPoolExecutor(CAPTURES_AT_ONCE, "captures") as pool:
 
         def attempted(capture: CaptureId) -> CommandResult:
             if capture in others:
                 return CommandResult(summary=f"left out: {others[capture]}", records=[{"left_out": others[capture]}])
             if capture in selected.problems:
                 return failed(ConfigError(*(line.removeprefix(f"{capture}: ") for line in selected.problems[capture])))
+            config = selected.configs[capture]
             try:
-                return work(selected.configs[capture], ignore)
+                if at_once:
+                    return work(config, ignore)
+                with text.progress_bars() as show:
+                    return work(config, lambda stage, *amounts: show(f"{capture.name}: {stage}", *amounts))
             except Exception as error:  # also a bug, or a library's: the others are done
                 return failed(error)
 
-        for capture, result in zip(captures, pool.map(attempted, captures), strict=True):
+        results = pool.map(attempted, captures) if at_once else map(attempted, captures)
+        for capture, result in zip(captures, results, strict=True):
             codes.append(result.code)
             config = selected.configs.get(capture)
             stream = capture.stream if config is None else config.source.stream
-            show_line(capture.name, stream, result, width, as_json=as_json)
+            _show_line(capture.name, stream, result, width, as_json=as_json)
+            _tell(f"{capture.name}: ", result.notices)
     return max(codes, key=_WORST.index)
 
 
@@ -157,7 +167,7 @@ def show_one(result: CommandResult, *, as_json: bool = False) -> int:
     return result.code
 
 
-def show_line(name: str, stream: str, result: CommandResult, width: int, *, as_json: bool) -> None:
+def _show_line(name: str, stream: str, result: CommandResult, width: int, *, as_json: bool) -> None:
     """Print one of many captures: as JSON, a line for each record."""
     if as_json:
         about = {"capture": name, "stream": stream}
@@ -165,6 +175,10 @@ def show_line(name: str, stream: str, result: CommandResult, width: int, *, as_j
     else:
         sys.stdout.write(f"{escaped(name).ljust(width)}  {one_line(result.summary, text.MAX_LOGGED)}\n")
     sys.stdout.flush()
+
+
+def _tell(label: str, notices: Iterable[str]) -> None:
+    sys.stderr.writelines(f"jetcapture: {label}{one_line(notice, text.MAX_LOGGED)}\n" for notice in notices)
 
 
 def _json(value: object) -> str:

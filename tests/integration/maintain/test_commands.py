@@ -100,8 +100,8 @@ def test_a_capture_whose_archive_cannot_be_read_fails_alone(tmp_path: Path) -> N
         capture(tmp_path / "captures", stream, archive.root)
     done = jetcapture("maintain", tmp_path / "captures")
     assert done.returncode == 1
-    assert done.stderr.startswith("jetcapture: events: _watermark/EVENTS/archive.json is damaged: ")
-    assert done.stderr.count("\n") == 1
+    assert done.stdout.startswith("events  failed: _watermark/EVENTS/archive.json is damaged: ")
+    assert (done.stdout.count("\n"), done.stderr) == (2, "")
     assert len(objects(archive.root)) == 15 + 3
 
 
