@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
 from jetcapture_py.capture.daemon_thread import in_pool
-from jetcapture_py.config.shares import DECODE_SHARE, FIRST_BATCH, MAX_DECODED, PREPARING_COPIES
+from jetcapture_py.config.shares import DECODE_SHARE, FIRST_DECODED_MESSAGES, MAX_DECODED_BYTES, PREPARING_COPIES
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.ledger import Ledger
 from jetcapture_py.transform.batch import BatchTooWideError
@@ -21,7 +21,7 @@ class Decoding:
         self.preparer = preparer
         self.batch = Received()
         self._ledger = ledger
-        self._messages = FIRST_BATCH  # at once, so that their columns take about so many bytes
+        self._messages = FIRST_DECODED_MESSAGES  # at once, so that their columns take about so many bytes
         self._since: float | None = None
         self._threads = ThreadPoolExecutor(1, "decode")
 
@@ -43,7 +43,7 @@ class Decoding:
                 continue
             finally:
                 self._since = None
-            size = min(self._ledger.memory.part // DECODE_SHARE, MAX_DECODED)
+            size = min(self._ledger.memory.part // DECODE_SHARE, MAX_DECODED_BYTES)
             self._messages = max(1, len(piece) * size // max(prepared.rows.nbytes, 1))
             self._take(rest)
             yield prepared

@@ -12,8 +12,8 @@ from jetcapture_py.config.shares import (
     SEALED_BLOCKS_SHARE,
     SEALED_MEMORY_SHARE,
     SEALED_UNACKED_SHARE,
-    SMALL_BLOCK,
-    TOGETHER,
+    SMALL_BLOCK_BYTES,
+    SMALL_BLOCKS,
 )
 
 _UNLIMITED = 1 << 62
@@ -53,5 +53,5 @@ def seal(
 
 def room(workers: int, waiting: int, waiting_bytes: int) -> int:
     """Return how many more blocks may wait for the store, where so many do."""
-    small = waiting_bytes < workers * TOGETHER * SMALL_BLOCK
-    return workers * (TOGETHER if small else LARGE_BLOCKS_WAITING) - waiting
+    small = waiting_bytes < workers * SMALL_BLOCKS * SMALL_BLOCK_BYTES
+    return workers * (SMALL_BLOCKS if small else LARGE_BLOCKS_WAITING) - waiting

@@ -137,7 +137,11 @@ class CaptureState:
     async def sealed_blocks(self) -> list[Block]:
         """Wait for sealed blocks: a large one, or several small ones that share a thread's turn."""
         blocks = [await self.sealed.get()]
-        while blocks[-1].bytes < shares.SMALL_BLOCK and len(blocks) < shares.TOGETHER and not self.sealed.empty():
+        while (
+            blocks[-1].bytes < shares.SMALL_BLOCK_BYTES
+            and len(blocks) < shares.SMALL_BLOCKS
+            and not self.sealed.empty()
+        ):
             blocks.append(self.sealed.get_nowait())
         self.waiting_bytes -= sum(block.bytes for block in blocks)
         return blocks

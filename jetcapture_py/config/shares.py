@@ -11,12 +11,12 @@ from __future__ import annotations
 
 PULLED_SHARE = 3
 """All pulls together ask for at most this part of the memory; the rest is for what they have brought before."""
-MAX_PULLED = 24 << 20
+MAX_PULLED_BYTES = 24 << 20
 """Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and what waits for a client that
 is dropped comes back only later. More than this gains no speed (measured with messages of 250 bytes to 1 MB)."""
-MIN_PULLED = 4 << 20
+MIN_PULLED_BYTES = 4 << 20
 """With each lost connection that limit is halved for a while, but not below this."""
-RECEIVE_SHARE, MAX_RECEIVED = 8, 256 << 20
+RECEIVE_SHARE, MAX_RECEIVED_BYTES = 8, 256 << 20
 """Received messages are handed on in batches of this part of the memory, so that a batch and its copies fit, and an
 Arrow column of byte strings must stay below 2 GiB."""
 DRAIN_SHARE = 4
@@ -30,10 +30,10 @@ are busy). Captures that share a limit leave room for that, at most this part of
 
 # ------------------------------------------------------------------ decoding and blocks
 
-DECODE_SHARE, MAX_DECODED = 8, 16 << 20
+DECODE_SHARE, MAX_DECODED_BYTES = 8, 16 << 20
 """Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
 of received memory."""
-FIRST_BATCH = 4096
+FIRST_DECODED_MESSAGES = 4096
 """Messages decoded at once while the size of their columns is unknown."""
 PREPARING_COPIES = 3
 """A batch in preparation is in memory three times: as received, as columns, and as routed columns."""
@@ -63,7 +63,7 @@ ENCODING_SHARE = 8 / 3
 ENCODING_COPIES, ENCODING_PIECES = 3, 4
 """Encoding a block takes up to three times its size: a copy, and an object in memory twice while it grows. An object in
 a file takes this many pieces of its rows (measured: 0.4 to 5, most for rows in no order)."""
-SMALL_BLOCK, TOGETHER = 64 << 10, 64
+SMALL_BLOCK_BYTES, SMALL_BLOCKS = 64 << 10, 64
 """Blocks below this many bytes share a worker thread's turn, up to this many of them."""
 LARGE_BLOCKS_WAITING = 2
 """Larger blocks that may wait for each worker."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED, MIN_PULLED, PULLED_SHARE
+from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED_BYTES, MIN_PULLED_BYTES, PULLED_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import Consumer
@@ -128,7 +128,7 @@ class PullLimits:
     """
 
     def __init__(self, memory: int, slots: int) -> None:
-        self.limit = MAX_PULLED
+        self.limit = MAX_PULLED_BYTES
         self.memory, self._slots = memory, slots
         self._reduced_at = 0.0
         self._largest = self._largest_before = 0
@@ -137,7 +137,7 @@ class PullLimits:
 
     def broken(self, now: float) -> None:
         """Record a lost connection: a server drops a client that is too slow for what it asked for."""
-        self.limit, self._reduced_at = max(MIN_PULLED, self.limit // 2), now
+        self.limit, self._reduced_at = max(MIN_PULLED_BYTES, self.limit // 2), now
 
     def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, largest: int, now: float) -> Ask | None:
         """Return the size of the next pull, or None if there must be none now.
@@ -146,8 +146,8 @@ class PullLimits:
         may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit, and
         `largest` the server's for a message.
         """
-        while self.limit < MAX_PULLED and now - self._reduced_at >= RECOVERY:
-            self.limit = min(MAX_PULLED, self.limit * 2)
+        while self.limit < MAX_PULLED_BYTES and now - self._reduced_at >= RECOVERY:
+            self.limit = min(MAX_PULLED_BYTES, self.limit * 2)
             self._reduced_at += RECOVERY
         ask = Ask(max_bytes=largest, batch=1, limited=False) if self.alone else Ask(max_bytes=self._usual(ceiling))
         if in_flight and (self.alone or in_flight + ask.max_bytes > self.limit):

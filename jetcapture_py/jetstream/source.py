@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.shares import MAX_RECEIVED, RECEIVE_SHARE
+from jetcapture_py.config.shares import MAX_RECEIVED_BYTES, RECEIVE_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api, connect, reason_of
 from jetcapture_py.jetstream.consumer import Consumer, ConsumerState
@@ -250,7 +250,7 @@ class PullSource:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER):
                     await self._enough.wait()
-        received = self._inbox.take_run(min(self._ledger.memory.part // RECEIVE_SHARE, MAX_RECEIVED))
+        received = self._inbox.take_run(min(self._ledger.memory.part // RECEIVE_SHARE, MAX_RECEIVED_BYTES))
         if not self.ended and not self.waiting:
             self._ready.clear()
         if received.lacks_payload() and not await self.look_again():

@@ -32,11 +32,11 @@ from jetcapture_py.store.object_file import open_parquet
 from jetcapture_py.text import one_line
 from jetcapture_py.verify.ranges import Sequences
 
-TAIL = footer.USUAL
+TAIL_BYTES = footer.USUAL
 """Bytes read first from an object's end; most footers fit."""
-WHOLE = 32 << 20
+WHOLE_BYTES = 32 << 20
 """Maximum bytes of an object that is read into memory at once."""
-PIECE = 8 << 20
+PIECE_BYTES = 8 << 20
 
 _MAX_ROWS = 1 << 31
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
@@ -251,7 +251,7 @@ class _ParquetObject:
         self._storage, self._file, self._name = storage, file, name
         if file.size < len(footer.MAGIC) * 3:
             raise DamagedError(f"it has only {file.size} bytes")
-        tail = storage.read(file, max(0, file.size - TAIL))
+        tail = storage.read(file, max(0, file.size - TAIL_BYTES))
         self._data = tail if len(tail) == file.size else None
         length = footer.length(tail)
         if not length or (len(tail) == file.size and tail[:4] != footer.MAGIC):
@@ -334,7 +334,7 @@ class _ParquetObject:
     def check_bytes(self) -> None:
         """Check the object's checksum, and read every page, which checks the page checksums."""
         size = self._file.size
-        if size <= WHOLE and self._data is None:
+        if size <= WHOLE_BYTES and self._data is None:
             self._data = self._storage.read(self._file)
             if len(self._data) != size:
                 raise DamagedError(f"it has {len(self._data)} bytes, not {size}")
@@ -384,7 +384,7 @@ class _ParquetObject:
         if self._data is not None:
             yield memoryview(self._data)
             return
-        yield from self._storage.pieces(self._file, PIECE)
+        yield from self._storage.pieces(self._file, PIECE_BYTES)
 
     def identities(self) -> tuple[Seqs, Micros]:
         """Return sequence and timestamp in microseconds of each distinct message, as int64 arrays in file order."""

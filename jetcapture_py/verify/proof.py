@@ -46,9 +46,9 @@ from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan, survey
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Removed, Scope, ServerState, read, server_state
 
-TIMEOUT = 10.0
+SERVER_TIMEOUT_S = 10.0
 """Seconds without a server's answer, or without progress in a range, after which the stream counts as unavailable."""
-CLOSE = 20_000
+MAX_READ_ON = 20_000
 """Distance in sequences up to which reading on is cheaper than starting a new range."""
 
 
@@ -88,7 +88,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         try:
             name = f"jetcapture verify {stream}/{consumer}"
             session = await stack.enter_async_context(
-                ReadSession(config.nats, name, timeout=TIMEOUT, connect_timeout=TIMEOUT / 2)
+                ReadSession(config.nats, name, timeout=SERVER_TIMEOUT_S, connect_timeout=SERVER_TIMEOUT_S / 2)
             )
             server = await server_state(session, stream, consumer, archived)
             if archived is not None:
@@ -234,7 +234,7 @@ class _Comparison:
 
     async def _look_up(self, part: Stretch, first: int, last: int) -> AsyncGenerator[int]:
         """Look up what the archive lacks from `first` to `last`, which lie in `part`; yield sequences on the way."""
-        gaps = list(self.holes.archived.stretches(first, last, CLOSE)) if first <= last else []
+        gaps = list(self.holes.archived.stretches(first, last, MAX_READ_ON)) if first <= last else []
         if not gaps:
             return
         try:

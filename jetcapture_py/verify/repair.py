@@ -35,11 +35,11 @@ from jetcapture_py.text import plural
 from jetcapture_py.transform.keys import Run
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import MAX_LISTED, Kind, Progress, Report, ignore, indented
-from jetcapture_py.verify.proof import TIMEOUT, Evidence, prove
+from jetcapture_py.verify.proof import SERVER_TIMEOUT_S, Evidence, prove
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import examined
 
-CLOSE = 1_000
+MAX_READ_THROUGH = 1_000
 """Distance in sequences up to which reading on is cheaper than starting a new range."""
 MAX_REPLACED = 100
 """Maximum damaged objects that are replaced under their own names; for each, a range of the stream is read."""
@@ -232,7 +232,7 @@ class _Repairer:
         source = self._config.source
         await self.recapture.check_store()
         name = f"jetcapture repair {source.stream}/{source.consumer}"
-        async with ReadSession(self._config.nats, name, timeout=TIMEOUT) as session:
+        async with ReadSession(self._config.nats, name, timeout=SERVER_TIMEOUT_S) as session:
             if self._mark is not None:
                 session.know(source.stream, self._mark.origin, progressed=True)  # verify has compared them
             if (await session.state(source.stream)).created != self._created:
@@ -263,7 +263,7 @@ class _Repairer:
     def _stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of sequences to read, without long gaps."""
         for seqs in self._left(first, last):
-            yield from _runs(seqs, CLOSE)
+            yield from _runs(seqs, MAX_READ_THROUGH)
 
     def _gone(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges that the stream no longer had when it was read."""

@@ -174,7 +174,7 @@ class CopyFinder:
             )
 
 
-ROUNDS = 10
+MAX_LISTINGS = 10
 """Maximum listings; listing repeats while objects disappear, because compaction moves their messages to others."""
 _DEEP_THREADS = 4
 _ATTEMPTS = 3
@@ -351,7 +351,7 @@ def examine_all(
     """
     known, storage = set[str](), reader.storage
     threads = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
-    for _ in range(ROUNDS):
+    for _ in range(MAX_LISTINGS):
         files = [file for file in storage.files(stream) if file.place not in known]
         known.update(file.place for file in files)
         objects = [

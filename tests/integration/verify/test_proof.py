@@ -562,7 +562,7 @@ def test_it_leaves_nothing_behind_on_the_server(nats_server: Start, tmp_path: Pa
 @pytest.mark.usefixtures("each_layout")
 def test_a_random_loss_is_told_exactly(nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(4)
-    monkeypatch.setattr("jetcapture_py.verify.proof.CLOSE", 8)  # so that it is read in many ranges
+    monkeypatch.setattr("jetcapture_py.verify.proof.MAX_READ_ON", 8)  # so that it is read in many ranges
 
     async def scenario() -> None:
         server = nats_server()

@@ -310,7 +310,7 @@ def test_a_repair_runs_beside_replicas_and_compaction(nats_server: Start, tmp_pa
 def test_more_than_fits_in_memory_is_stored_in_between(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CLOSE", 5)
+    monkeypatch.setattr(module, "MAX_READ_THROUGH", 5)
     root = tmp_path / "archive"
     _, found = captured(nats_server, root, 2000, block={}, limits={"memory": "32MiB", "open_blocks": 1})
     before = contents(root)

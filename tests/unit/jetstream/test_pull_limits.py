@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.config.shares import MAX_PULLED, MIN_PULLED
+from jetcapture_py.config.shares import MAX_PULLED_BYTES, MIN_PULLED_BYTES
 from jetcapture_py.jetstream.pulls import RECOVERY, REMEMBERED, Ask, PullLimits
 
 MEMORY = 1 << 30
@@ -51,7 +51,7 @@ def test_all_pulls_together_ask_for_no_more_than_the_limit() -> None:
         in_flight += pull.max_bytes
         count += 1
     assert count == SLOTS
-    assert MAX_PULLED - SLOTS <= in_flight <= MAX_PULLED
+    assert MAX_PULLED_BYTES - SLOTS <= in_flight <= MAX_PULLED_BYTES
 
 
 def test_a_pull_fits_into_the_memory_that_is_left_unless_nothing_is_held() -> None:
@@ -80,7 +80,7 @@ def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_m
     assert ask(of, in_flight=0, free=MB, held=True) is None
     for period in range(1, 4):
         of.received(1000, period * REMEMBERED + 1)
-    assert ask(of) == Ask(max_bytes=MAX_PULLED // SLOTS)
+    assert ask(of) == Ask(max_bytes=MAX_PULLED_BYTES // SLOTS)
 
 
 def test_a_pull_asks_for_no_more_than_the_consumer_allows() -> None:
@@ -92,9 +92,9 @@ def test_a_lost_connection_halves_what_is_asked_for_until_a_while_has_passed_wit
     of = limits()
     for _ in range(10):
         of.broken(0.0)
-    assert ask(of) == Ask(max_bytes=MIN_PULLED // SLOTS)
-    assert ask(of, now=RECOVERY) == Ask(max_bytes=2 * MIN_PULLED // SLOTS)
-    assert ask(of, now=20 * RECOVERY) == Ask(max_bytes=MAX_PULLED // SLOTS)
+    assert ask(of) == Ask(max_bytes=MIN_PULLED_BYTES // SLOTS)
+    assert ask(of, now=RECOVERY) == Ask(max_bytes=2 * MIN_PULLED_BYTES // SLOTS)
+    assert ask(of, now=20 * RECOVERY) == Ask(max_bytes=MAX_PULLED_BYTES // SLOTS)
 
 
 @given(

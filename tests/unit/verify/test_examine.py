@@ -102,7 +102,7 @@ def test_a_footer_is_all_that_is_read_of_an_object_without_gaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[int]
 ) -> None:
     block = encoded([(seq, NOW) for seq in range(1, 50_000)])
-    monkeypatch.setattr(verify_object, "TAIL", 4096)
+    monkeypatch.setattr(verify_object, "TAIL_BYTES", 4096)
     assert look(tmp_path, block).range == (1, 49_999)
     assert read == [4096] < [block.data.size]
 
@@ -116,12 +116,13 @@ def test_a_small_object_is_read_at_once(tmp_path: Path, read: list[int], deep: b
 
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize(
-    ("setting", "value"), [("TAIL", 1 << 20), ("WHOLE", 1 << 20), ("PIECE", 7), ("PIECE", 1 << 20)]
+    ("setting", "value"),
+    [("TAIL_BYTES", 1 << 20), ("WHOLE_BYTES", 1 << 20), ("PIECE_BYTES", 7), ("PIECE_BYTES", 1 << 20)],
 )
 def test_it_does_not_matter_in_which_parts_an_object_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool, setting: str, value: int
 ) -> None:
-    for name, least in (("TAIL", 100), ("WHOLE", 0), (setting, value)):
+    for name, least in (("TAIL_BYTES", 100), ("WHOLE_BYTES", 0), (setting, value)):
         monkeypatch.setattr(verify_object, name, least)
     block = encoded(MESSAGES)
     assert look(tmp_path, block, deep=deep).seqs.tolist() == [1, 2, 3, 5, 8]
