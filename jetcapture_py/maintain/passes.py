@@ -219,7 +219,7 @@ def _commit_tables(
             quarantine=quarantine,
             after=compact.after,
             outcomes=compactions[part].merged if part in compactions else (),
-            expired=expiry.paths if expiry else (),
+            expired=frozenset(expiry.paths if expiry else ()),
             recent=compact.grace,
             dry_run=request.dry_run,
         )

@@ -191,7 +191,7 @@ def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = Fal
 def drop_quarantined(config: Config, archive: ArchiveFiles, paths: Collection[str]) -> None:
     """Take objects that are about to be removed out of the quarantine's table, if there is one. Raises as `commit`."""
     if True in table_names(config):
-        commit(config, archive, CommitRequest(quarantine=True, expired=paths))
+        commit(config, archive, CommitRequest(quarantine=True, expired=frozenset(paths)))
 
 
 def _summary(mark: watermark.Watermark | None) -> dict[str, str]:

@@ -69,7 +69,7 @@ def drop_objects(
                 exists = table.loaded is not None
             if not exists:
                 continue
-            committed = commit(config, archive, CommitRequest(quarantine=quarantine, expired=paths, forget=True))
+            committed = commit(config, archive, CommitRequest(quarantine=quarantine, expired=leaving, forget=True))
             done.snapshots += committed.forgotten
             done.remains += [f"table {name}: {place} cannot be deleted" for place in committed.remains]
             with open_table(config, archive, quarantine=quarantine) as table:

@@ -74,7 +74,7 @@ class CommitRequest:
     """Seconds since a bucket's end; None for `maintain.compact.after`."""
     outcomes: Sequence[Merged] = ()
     """What a compaction of these objects has verified."""
-    expired: Collection[str] = ()
+    expired: frozenset[str] = frozenset()
     """Paths of objects that are about to be removed, beyond those of which the archive's note says so."""
     recent: float = 0.0
     """For how many seconds to tell what was dropped."""
@@ -141,7 +141,6 @@ class TablePlan:
 
         self.archive, self.table, self.request = archive, table, request
         self.stream = config.source.stream
-        self.directory = f"{layout.QUARANTINE}/{self.stream}" if request.quarantine else self.stream
         self.columns = TableColumns(table.loaded.schema() if table.loaded else first_columns(table.time))
         self.tally = Tally()
         self.mark: Watermark | None = archive.watermark(self.stream)
@@ -152,12 +151,16 @@ class TablePlan:
         if self.mark is not None:
             self.closed = min(self.closed, self.mark.time.timestamp())
         self._keep = config.maintain.keep if config.maintain else None
-        self._expired = frozenset(request.expired)
         self._replaced = {path: outcome for outcome in request.outcomes for path in outcome.removable}
         """What compaction has verified, by the paths of replaced objects."""
         self._reader = InfoReader()
         self._leaves: dict[int, list[Leaf] | None] = {}
         """The columns with bounds by the number of a schema; None for objects that the table cannot have."""
+
+    @property
+    def directory(self) -> str:
+        """Where the archive has the table's objects."""
+        return f"{layout.QUARANTINE}/{self.stream}" if self.request.quarantine else self.stream
 
     def changes(self) -> Iterator[Joining | Leaving]:
         """Yield what changes.
@@ -250,7 +253,7 @@ class TablePlan:
             seqs = np.array([(name.first_seq, name.last_seq) for name in names], np.int64).reshape(-1, 2)
             gone = note.contains(seqs[:, 0]) & note.contains(seqs[:, 1])
             paths = [name.path for name, is_gone in zip(names, gone, strict=True) if not is_gone]
-        return [path for path in paths if path not in self._expired]
+        return [path for path in paths if path not in self.request.expired]
 
     def _joining(self, bucket: _Bucket, footers: Mapping[ObjectName, bytes]) -> Iterator[Joining]:
         """Yield the objects among these that join the table, and note which stay in it."""
