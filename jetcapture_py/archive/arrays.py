@@ -12,6 +12,9 @@ Micros = Int64s
 """Times in microseconds since the epoch."""
 Nanos = Int64s
 """Times in nanoseconds since the epoch."""
+Int32s = npt.NDArray[np.int32]
+UInt32s = npt.NDArray[np.uint32]
+Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]

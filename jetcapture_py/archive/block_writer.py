@@ -28,6 +28,8 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int64s
+from jetcapture_py.archive.arrow_bytes import joined
 
 NULL = "\\N"
 """Null in CSV, never quoted. Many databases use it; some readers cannot distinguish empty fields from empty text."""
@@ -81,7 +83,7 @@ def csv_header(names: list[str]) -> bytes:
 
 def json_lines(batch: pa.RecordBatch) -> memoryview:
     """Return each row as a JSON object on a line."""
-    return _bytes(pc.binary_join_element_wise(*_members(batch.schema.names, batch.columns), "}\n", ""))
+    return joined(pc.binary_join_element_wise(*_members(batch.schema.names, batch.columns), "}\n", "")).data
 
 
 def csv_lines(batch: pa.RecordBatch) -> memoryview:
@@ -89,13 +91,7 @@ def csv_lines(batch: pa.RecordBatch) -> memoryview:
     parts: list[Any] = []
     for column in batch.columns:
         parts += [*([","] if parts else []), csv_fields(column)]
-    return _bytes(pc.binary_join_element_wise(*parts, "\n", ""))
-
-
-def _bytes(lines: pa.StringArray) -> memoryview:
-    _, offsets, data = lines.buffers()
-    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-    return memoryview(data)[ends[0] : ends[-1]]
+    return joined(pc.binary_join_element_wise(*parts, "\n", "")).data
 
 
 def _constant(text: str, count: int) -> pa.StringArray:
@@ -175,7 +171,7 @@ def _maps(array: pa.MapArray) -> pa.StringArray:
     return _joined(pairs, np.diff(offsets), "{", "}")
 
 
-def _joined(texts: pa.StringArray, lengths: Any, begin: str, end: str) -> pa.StringArray:
+def _joined(texts: pa.StringArray, lengths: Int64s, begin: str, end: str) -> pa.StringArray:
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
     inner = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), ",")
     return pc.binary_join_element_wise(begin, inner, end, "")

@@ -6,11 +6,12 @@ the UTF-8 bytes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from jetcapture_py.archive.arrays import Int64s, UInt32s
+from jetcapture_py.archive.arrow_bytes import text_of
 
 MIN_ROWS, MAX_ROWS = 1 << 14, 1 << 16
 """Rows of a row group, if the object has as many and they are not too large: small enough to skip most of an object for
@@ -21,7 +22,7 @@ _GROUPS = 16
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 
-def bundle_numbers(keys: pa.StringArray, bundles: int) -> Any:
+def bundle_numbers(keys: pa.StringArray, bundles: int) -> Int64s:
     """Return the bundle of each key as int64; null and "" belong to bundle 0."""
     numbers = ((_murmur3(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(bundles)).astype(np.int64)
     if keys.null_count:
@@ -39,7 +40,7 @@ def bundle_text(number: int, bundles: int) -> str:
     return f"{number:0{len(str(bundles - 1))}}"
 
 
-def key_order(keys: pa.ChunkedArray, order: Any) -> Any:
+def key_order(keys: pa.ChunkedArray, order: Int64s | None) -> Int64s:
     """Sort rows by key, without a key first, and otherwise as in `order` (None: as they are); return their indexes."""
     encoded = keys.combine_chunks().dictionary_encode()
     ranks = np.empty(len(encoded.dictionary) + 1, np.int64)
@@ -59,14 +60,12 @@ def row_group_rows(rows: int) -> int:
     return -(-rows // groups)
 
 
-def _murmur3(texts: pa.StringArray) -> Any:
+def _murmur3(texts: pa.StringArray) -> UInt32s:
     """Return murmur3_x86_32 with seed 0 of each text's UTF-8 bytes as uint32; of null, any value."""
     count = len(texts)
-    _, offsets, data = texts.buffers()
-    ends = np.frombuffer(offsets, np.int32, count + 1, texts.offset * 4).astype(np.int64)
+    ends, text = text_of(texts)
     starts, lengths = ends[:-1], np.diff(ends)
-    text = b"" if data is None else memoryview(data)[int(ends[0]) : int(ends[-1])]
-    padded = bytes(text) + b"\0\0\0\0"  # so that four bytes can be read at the end
+    padded = text[ends[0] : ends[-1]].tobytes() + b"\0\0\0\0"  # so that four bytes can be read at the end
     words = np.ndarray(len(padded) - 3, "<u4", padded, strides=(1,))  # the four bytes from each position on
     starts = starts - ends[0]
     hashes = np.zeros(count, np.uint32)
@@ -84,9 +83,9 @@ def _murmur3(texts: pa.StringArray) -> Any:
     return hashes ^ (hashes >> np.uint32(16))
 
 
-def _scrambled(words: Any) -> Any:
+def _scrambled(words: UInt32s) -> UInt32s:
     return _rotated(words * _C1, 15) * _C2
 
 
-def _rotated(words: Any, bits: int) -> Any:
+def _rotated(words: UInt32s, bits: int) -> UInt32s:
     return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Floats, Int64s, Mask, Micros, Seqs
 from jetcapture_py.archive.bundles import key_order, row_group_rows
 from jetcapture_py.archive.encodings import is_text
+from jetcapture_py.archive.messages import first_rows
 
 PIECE_BYTES = 28 << 20
 """Bytes to copy at once: those of a row group, without the column of the stream's name."""
@@ -43,13 +44,13 @@ def ordered(table: pa.Table, size: int = PIECE_BYTES, *, by_key: bool = False) -
     return _pieces(table, order, ends), table.num_rows - ends[-1]
 
 
-def identity(table: pa.Table) -> tuple[Any, Any]:
+def identity(table: pa.Table) -> tuple[Seqs, Micros]:
     """Return sequences and timestamps in microseconds of all rows."""
     seqs = table.column(layout.SEQ).to_numpy()
     return seqs, table.column(layout.TIMESTAMP).to_numpy().view(np.int64)
 
 
-def _order(table: pa.Table) -> tuple[Any, Any]:
+def _order(table: pa.Table) -> tuple[Int64s | None, Mask | None]:
     """Return the rows to write, in order (None: all, as they are), and which of them begin a message (None: all)."""
     seqs, timestamps = identity(table)
     if (seqs[1:] > seqs[:-1]).all():
@@ -59,14 +60,13 @@ def _order(table: pa.Table) -> tuple[Any, Any]:
         row = pc.fill_null(table.column(layout.ROW), 0).to_numpy()
     order = np.lexsort((row, timestamps, seqs))
     seqs, timestamps, row = seqs[order], timestamps[order], row[order]
-    begins = np.ones(len(order), bool)
-    begins[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
+    begins = first_rows(seqs, timestamps)
     first = begins.copy()
     first[1:] |= row[1:] != row[:-1]
     return order[first], begins[first]
 
 
-def _ends(table: pa.Table, order: Any, begins: Any, size: int) -> list[int]:
+def _ends(table: pa.Table, order: Int64s | None, begins: Mask | None, size: int) -> list[int]:
     """Return the ends of the pieces, which take about as many bytes each.
 
     All rows of a message are in one piece.
@@ -83,7 +83,7 @@ def _ends(table: pa.Table, order: Any, begins: Any, size: int) -> list[int]:
     return [*(int(end) for end in np.unique(ends) if 0 < end < rows), rows]
 
 
-def _group_ends(upto: Any, nbytes: int, size: int) -> list[int]:
+def _group_ends(upto: Floats, nbytes: int, size: int) -> list[int]:
     """Return the ends of the row groups of rows that take `upto` bytes up to each; a row group takes at most `size`."""
     count = len(upto)
     rows = row_group_rows(count) or 1
@@ -97,13 +97,13 @@ def _group_ends(upto: Any, nbytes: int, size: int) -> list[int]:
     return ends[1:]
 
 
-def _upto(texts: Any, order: Any, nbytes: int) -> Any:
+def _upto(texts: Floats, order: Int64s | None, nbytes: int) -> Floats:
     """Return the bytes of the rows up to each one in order: of their texts, and an equal share of the rest."""
     sizes = texts + max(nbytes - texts.sum(), 0.0) / max(len(texts), 1)
     return np.cumsum(sizes if order is None else sizes[order])
 
 
-def _text_bytes(table: pa.Table) -> Any:
+def _text_bytes(table: pa.Table) -> Floats:
     """Return the bytes of each row's texts and payloads."""
     sizes = np.zeros(table.num_rows)
     for column in table.columns:
@@ -112,7 +112,7 @@ def _text_bytes(table: pa.Table) -> Any:
     return sizes
 
 
-def _pieces(table: pa.Table, order: Any, ends: Sequence[int]) -> Iterator[pa.Table]:
+def _pieces(table: pa.Table, order: Int64s | None, ends: Sequence[int]) -> Iterator[pa.Table]:
     batches = table.to_batches()
     start = 0
     for end in ends:
@@ -124,7 +124,7 @@ def _pieces(table: pa.Table, order: Any, ends: Sequence[int]) -> Iterator[pa.Tab
         start = end
 
 
-def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
+def _in_order(batches: Sequence[pa.RecordBatch], order: Int64s) -> pa.Table:
     """Return the rows of `order`: as slices of the batches if these are few, else copied."""
     if len(batches) == 1:
         return pa.Table.from_batches([batches[0].take(pa.array(order))])
@@ -141,7 +141,7 @@ def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
     return pa.Table.from_batches([batches[owner].slice(offset, length) for owner, offset, length in places])
 
 
-def _copied(batches: Sequence[pa.RecordBatch], ends: Any, order: Any) -> pa.Table:
+def _copied(batches: Sequence[pa.RecordBatch], ends: Int64s, order: Int64s) -> pa.Table:
     """Copy the rows of `order` out of their batches."""
     owners = np.searchsorted(ends, order, side="right")
     grouped = np.argsort(owners, kind="stable")

@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Micros, Seqs
 from jetcapture_py.archive.block_writer import TextWriter, UserWriter
 from jetcapture_py.archive.bundles import MAX_ROWS
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.messages import MessageSet, first_rows
 from jetcapture_py.archive.ordering import identity, ordered
 from jetcapture_py.archive.schema import (
     KEY_FIELD,
@@ -186,20 +188,23 @@ class Encoder:
         sink: FileSink | None,
     ) -> EncodedBlock:
         """Encode sorted rows, each message once, in a format other than Parquet."""
-        found: list[tuple[Any, Any, int]] = []
+        rows, parts = 0, list[tuple[Seqs, Micros]]()
 
         def counted() -> Iterator[pa.Table]:
             for piece in pieces:
-                found.append((*_messages(piece), piece.num_rows))
+                nonlocal rows
+                rows += piece.num_rows
+                parts.append(_messages(piece))
                 yield piece
 
         out = pa.BufferOutputStream() if sink is None else sink
         format.write(counted(), schema, out)
-        seqs, timestamps = _joined(*list(zip(*found, strict=True))[:2], in_order=not block.bundle)
-        rows = sum(count for *_, count in found)
-        name = _name(self, block, schema, (seqs, timestamps), rows, format.suffix)
+        messages = _joined(parts)
+        name = _name(self, block, schema, messages, rows, format.suffix)
         data = out.getvalue()
-        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates, in_file=sink is not None)
+        return EncodedBlock(
+            name=name, data=data, messages=len(messages), duplicates=duplicates, in_file=sink is not None
+        )
 
     def encode_or_salvage(
         self,
@@ -249,8 +254,7 @@ class ObjectWriter:
         self._in_file = sink is not None
         self._sink = pa.BufferOutputStream() if sink is None else sink
         self._file: pq.ParquetWriter | None = None
-        self._seqs: list[Any] = []
-        self._timestamps: list[Any] = []
+        self._messages: list[tuple[Seqs, Micros]] = []
         self._rows = 0
 
     def __enter__(self) -> Self:
@@ -275,9 +279,7 @@ class ObjectWriter:
             by_key = bool(self._block.bundle)
             how = settings(table, encoder.compression, by_key=by_key, compatible=encoder.compatible)
             self._file = pq.ParquetWriter(self._sink, self._numbered, **how)
-        seqs, timestamps = _messages(table)
-        self._seqs.append(seqs)
-        self._timestamps.append(timestamps)
+        self._messages.append(_messages(table))
         self._rows += table.num_rows
         rows = table.num_rows
         if self._block.bundle:
@@ -291,16 +293,16 @@ class ObjectWriter:
         """Return the completed object; `duplicates` is the number of dropped rows. Raises ValueError without rows."""
         if self._file is None:
             raise ValueError("an object without rows has no name")
-        seqs, timestamps = _joined(self._seqs, self._timestamps, in_order=not self._block.bundle)
-        name = _name(self._encoder, self._block, self._numbered, (seqs, timestamps), self._rows)
+        messages = _joined(self._messages)
+        name = _name(self._encoder, self._block, self._numbered, messages, self._rows)
         # random placeholders: user data cannot contain them by chance
         unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
-        own = self._metadata(name, len(seqs), sealed_by) | unsigned
+        own = self._metadata(name, len(messages), sealed_by) | unsigned
         self._file.add_key_value_metadata({layout.METADATA_PREFIX + entry: text for entry, text in own.items()})
         self._file.close()
         data = self._sink.getvalue()
         _sign(data, unsigned)
-        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates, in_file=self._in_file)
+        return EncodedBlock(name=name, data=data, messages=len(messages), duplicates=duplicates, in_file=self._in_file)
 
     def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str) -> dict[str, str]:
         own = {
@@ -344,12 +346,12 @@ def _name(
     encoder: Encoder,
     block: BlockId,
     schema: pa.Schema,
-    messages: tuple[Any, Any],
+    messages: MessageSet,
     rows: int,
     suffix: str = layout.SUFFIX,
 ) -> layout.ObjectName:
-    """Return the name of an object with these sequences and timestamps, sorted, each message once."""
-    seqs, timestamps = messages
+    """Return the name of an object with these messages."""
+    seqs, timestamps = messages.seqs, messages.times
     return layout.ObjectName(
         stream=encoder.stream,
         key=block.key,
@@ -365,18 +367,9 @@ def _name(
     )
 
 
-def _joined(seqs: Sequence[Any], timestamps: Sequence[Any], *, in_order: bool) -> tuple[Any, Any]:
-    """Join the messages of pieces, sorted, each once; `in_order` says that they already are."""
-    seq, time = np.concatenate(seqs), np.concatenate(timestamps)
-    if in_order:
-        return seq, time
-    order = np.argsort(seq, kind="stable")
-    if (np.diff(seq[order]) == 0).any():  # rows of one message, or of several lives of the stream
-        order = np.lexsort((time, seq))
-    seq, time = seq[order], time[order]
-    first = np.ones(len(seq), bool)
-    first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])
-    return seq[first], time[first]
+def _joined(parts: Sequence[tuple[Seqs, Micros]]) -> MessageSet:
+    """Return the messages of pieces, of which those of a bundle are not in order."""
+    return MessageSet(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
@@ -427,11 +420,10 @@ def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
     return rows
 
 
-def _messages(table: pa.Table) -> tuple[Any, Any]:
+def _messages(table: pa.Table) -> tuple[Seqs, Micros]:
     """Return sequences and timestamps of sorted rows, each message once."""
     seqs, timestamps = identity(table)
     if layout.ROW not in table.schema.names:
         return seqs, timestamps
-    first = np.ones(len(seqs), bool)
-    first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
+    first = first_rows(seqs, timestamps)
     return seqs[first], timestamps[first]

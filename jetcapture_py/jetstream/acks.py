@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrow_bytes import between, joined, text_of
 from jetcapture_py.errors import DeniedError
 from jetcapture_py.jetstream.wire.client import Connection
-from jetcapture_py.jetstream.wire.inbox import between, joined, text_of
 from jetcapture_py.log import event
 
 _PACKED = 16

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive.arrays import Int64s, Nanos, Seqs
+from jetcapture_py.archive.arrow_bytes import joined
 from jetcapture_py.jetstream.restore import CHUNK
-from jetcapture_py.jetstream.wire.inbox import joined
 
 MAGIC = b"NATSARC1"
 END = bytes(5)
@@ -63,7 +63,7 @@ def messages(
     ]
     columns = [subjects, payloads] if headers is None else [subjects, headers, payloads]
     entries = pc.binary_join_element_wise(_joined(numbers), *columns, pa.scalar(b"", pa.binary()))
-    return memoryview(joined(entries))
+    return joined(entries).data
 
 
 def framed(data: bytes | memoryview) -> list[bytes]:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.archive.schema import REPLY, conform, unify_batches
 from jetcapture_py.text import one_line
 
@@ -135,7 +136,7 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
     return _together([decode_checked(decoder, batch.slice(index, 1)) for index in range(len(batch))])
 
 
-def decode_some(decoder: Decoder, batch: MessageBatch, chosen: Any) -> Decoded:
+def decode_some(decoder: Decoder, batch: MessageBatch, chosen: Mask) -> Decoded:
     """Decode the messages in the mask `chosen`; the others are rows without values. Raises BatchTooWideError."""
     if chosen.all():
         return decoder.decode(batch)

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrow_bytes import between, joined, text_of
 from jetcapture_py.archive.layout import NOT_UTF8, escape_subject
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.jetstream.acks import ack_numbers, packed
-from jetcapture_py.jetstream.wire.inbox import HEADERS, PAYLOAD, SUBJECT, Received, between, joined, text_of
+from jetcapture_py.jetstream.wire.inbox import HEADERS, PAYLOAD, SUBJECT, Received
 from jetcapture_py.transform.batch import Failure, MessageBatch
 
 _VERSION = b"NATS/1.0\r\n"
@@ -97,7 +98,7 @@ def without_pins(blocks: pa.BinaryArray) -> pa.BinaryArray:
         only = _ADDED_ONLY.fullmatch(blocks[0].as_py())
         if only is not None and _all_are(only[0], edges, text):
             return pa.repeat(pa.scalar(b"", pa.binary()), len(blocks))
-    if _MAYBE_ADDED.search(memoryview(text)[edges[0] : edges[-1]]) is None:  # costs 1 % of reading the headers
+    if _MAYBE_ADDED.search(text.data[edges[0] : edges[-1]]) is None:  # costs 1 % of reading the headers
         return blocks
     stored = pc.replace_substring_regex(blocks, _ADDED, "\r\n\r\n")
     emptied = pc.and_(pc.equal(stored, NO_HEADERS), pc.not_equal(blocks, NO_HEADERS))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int64s
+from jetcapture_py.archive.arrow_bytes import text_of
 from jetcapture_py.jetstream.publish.frames import header_blocks
-from jetcapture_py.jetstream.wire.inbox import Received, text_of
+from jetcapture_py.jetstream.wire.inbox import Received
 
 
 def unescaped(subjects: pa.Array, escaped: pa.BooleanArray) -> pa.Array:
@@ -59,7 +59,7 @@ def received_of(rows: pa.RecordBatch, consumer: str) -> Received:
     blocks = pa.array([b""] * len(rows), pa.binary()) if blocks is None else blocks
     parts = [subjects_of(rows), pc.binary_join_element_wise(*texts, b"."), blocks, rows.column(layout.PAYLOAD)]
     edges, memory = text_of(pc.binary_join_element_wise(*parts, b""))
-    lengths: list[Any] = [pc.binary_length(part).to_numpy().astype(np.int64) for part in parts]
+    lengths: list[Int64s] = [pc.binary_length(part).to_numpy().astype(np.int64) for part in parts]
     subject, reply, headers = np.cumsum(lengths[:3], axis=0) + edges[:-1]
     offsets = np.stack([edges[:-1], subject, subject, reply, reply, headers, edges[1:]], axis=1).astype(np.int32)
     received.add(memory, offsets, int((lengths[2] + lengths[3]).sum()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int64s
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_text
 from jetcapture_py.config.template import STREAM, TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch, header_values
@@ -142,9 +143,9 @@ def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:
     return column
 
 
-def buckets(timestamps: pa.Array, interval: int) -> Any:
+def buckets(timestamps: pa.Array, interval: int) -> Int64s:
     """Return the start of each message's interval as int64 seconds since the epoch; `interval` is in seconds."""
-    seconds = timestamps.cast(pa.int64()).to_numpy(zero_copy_only=False) // 1_000_000
+    seconds: Int64s = timestamps.cast(pa.int64()).to_numpy(zero_copy_only=False) // 1_000_000
     return seconds - seconds % interval
 
 
@@ -168,7 +169,7 @@ def without_empty(keys: pa.StringArray) -> pa.StringArray:
 
 
 def group(
-    rows: pa.RecordBatch, keys: pa.StringArray, starts: Any, bundles: int = 0
+    rows: pa.RecordBatch, keys: pa.StringArray, starts: Int64s, bundles: int = 0
 ) -> tuple[pa.RecordBatch, Sequence[Run]]:
     """Group rows by (key, bucket), otherwise in their order, and return where each group is.
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.arrays import Hashes, Nanos, Seqs
+from jetcapture_py.archive.arrow_bytes import text_of
 from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.errors import StoreError
@@ -25,7 +26,7 @@ from jetcapture_py.jetstream.acks import positions
 from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.jetstream.wire.inbox import Received, text_of
+from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.transform.envelope import NO_HEADERS, assemble, without_pins
 from jetcapture_py.verify.findings import Progress
@@ -240,7 +241,7 @@ def hashes(column: pa.BinaryArray) -> Hashes:
     long = lengths > _PIECE
     for row in np.flatnonzero(long).tolist():
         value = text[edges[row] : edges[row + 1]]
-        result[row] = int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little")
+        result[row] = int.from_bytes(hashlib.blake2b(value.data, digest_size=8).digest(), "little")
     rows = np.flatnonzero((lengths > 0) & ~long)
     begins, ends = edges[rows], edges[rows + 1]
     start = 0

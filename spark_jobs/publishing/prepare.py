@@ -19,17 +19,12 @@ import pyarrow.compute as pc
 from pyspark.sql import types as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrow_bytes import byte_strings
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.subjects import regex_of
 from jetcapture_py.config.template import part_name
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.jetstream.publish.frames import (
-    MESSAGE_ID,
-    byte_strings,
-    check_subject,
-    header_blocks,
-    unusual_subjects,
-)
+from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, check_subject, header_blocks, unusual_subjects
 from jetcapture_py.reading.convert import encode_json, rfc3339, text_of
 from jetcapture_py.reading.output import check_names
 from jetcapture_py.text import one_line

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrow_bytes import byte_strings
 from jetcapture_py.errors import SourceError
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -185,14 +185,6 @@ def frames(subjects: pa.Array, replies: pa.Array, blocks: pa.Array | None, paylo
 
 def _digits(numbers: pa.Array) -> pa.BinaryArray:
     return numbers.cast(pa.string()).cast(pa.binary())
-
-
-def byte_strings(array: pa.BinaryArray) -> list[bytes]:
-    """Return the elements as byte strings; several times faster than to_pylist."""
-    _, offsets, data = array.buffers()
-    whole = data.to_pybytes() if data is not None else b""
-    places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].tolist()
-    return [whole[start:stop] for start, stop in pairwise(places)]
 
 
 def slices(payloads: pa.Array) -> Iterator[tuple[int, int]]:

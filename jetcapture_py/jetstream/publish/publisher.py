@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrow_bytes import byte_strings
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.publish.frames import (
     MESSAGE_ID,
-    byte_strings,
     check_subject,
     fitting,
     frames,

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrow_bytes import between
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 
 MESSAGE_OVERHEAD = 192
@@ -21,8 +22,6 @@ SUBJECT, REPLY, HEADERS, PAYLOAD, PLACES = 0, 2, 4, 5, 7
 """Columns of a message's row of offsets: subject start, end; reply start, end; headers start; payload start, end. They
 increase, so consecutive rows are the offsets of an Arrow array in which every seventh element is a subject."""
 
-_INLINE = 12
-"""Maximum size of a value that a view of Arrow's contains instead of referring to it."""
 _SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
 """Header that a consumer with `headers_only` adds in place of a non-empty payload."""
 
@@ -47,44 +46,6 @@ class Segment:
         """See `Received.columns`; copies."""
         rows = self.ordered()
         return [between(self.memory, rows[:, column], rows[:, column + 1]) for column in which]
-
-
-def text_of(array: pa.BinaryArray) -> tuple[Any, Any]:
-    """Return the offsets of an array's values, with the end of the last one, and the bytes they refer to."""
-    _, offsets, data = array.buffers()
-    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    return edges, np.frombuffer(data or b"", np.uint8)
-
-
-def joined(array: pa.BinaryArray) -> Any:
-    """Return all values one after another, as an array of bytes without a copy."""
-    if not len(array):
-        return np.zeros(0, np.uint8)
-    edges, text = text_of(array)
-    return text[edges[0] : edges[-1]]
-
-
-def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
-    """Copy the values between `starts` and `ends` of a byte array, which do not overlap.
-
-    Arrow copies values from views in one go. Selecting elements is up to four times slower, because it guesses how many
-    bytes they have.
-    """
-    count, sizes = len(starts), ends - starts
-    if not sizes.any():
-        return pa.array([b""] * count, pa.binary())
-    if sizes.min() > _INLINE:
-        views = np.zeros((count, 4), np.int32)  # size, prefix, number of the buffer, offset; the prefix is not read
-        views[:, 0], views[:, 3] = sizes, starts
-        buffers = [None, pa.py_buffer(views), pa.py_buffer(text)]
-        return pa.Array.from_buffers(pa.binary_view(), count, buffers).cast(pa.binary())
-    if (starts[1:] < ends[:-1]).any():
-        order = np.argsort(starts, kind="stable")
-        return between(text, starts[order], ends[order]).take(pa.array(np.argsort(order)))
-    offsets = np.empty(2 * count + 1, np.int32)
-    offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.binary(), 2 * count, buffers).take(pa.array(np.arange(0, 2 * count, 2)))
 
 
 @dataclass(slots=True)

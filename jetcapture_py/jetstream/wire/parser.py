@@ -13,7 +13,8 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-from jetcapture_py.jetstream.wire.inbox import PLACES, Inbox, between, text_of
+from jetcapture_py.archive.arrow_bytes import between, text_of
+from jetcapture_py.jetstream.wire.inbox import PLACES, Inbox
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 from jetcapture_py.log import event
 

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.wire.inbox import joined
+from jetcapture_py.archive.arrays import Bytes
+from jetcapture_py.archive.arrow_bytes import joined
 from jetcapture_py.transform.batch import BatchTooWideError, Failure, MessageBatch
 from jetcapture_py.transform.decode.common import owners_of, payloads_of, texts_of, views_of
 
@@ -64,7 +65,7 @@ class ObjectFormat:
     """Returns msgspec's decoder for a type."""
     payloads: Callable[[MessageBatch], tuple[list[Any], dict[int, Failure]]]
     """Returns all payloads, and failures for those that cannot be decoded at all."""
-    containers: Callable[[Any], tuple[int, int]]
+    containers: Callable[[Bytes], tuple[int, int]]
     """Counts the objects (or maps), and the lists, that an array of bytes begins at most."""
     skeleton: Callable[[bytes], bytes | bytearray]
     """Returns a payload without what its containers are not counted in."""
@@ -77,7 +78,7 @@ class ObjectFormat:
         Containers are counted more closely in a single message, which cannot be split.
         """
 
-        def at_most(data: Any) -> int:
+        def at_most(data: Bytes) -> int:
             counts = self.containers(data)
             return objects * counts[0] + lists * counts[1]
 
@@ -90,12 +91,12 @@ class ObjectFormat:
             raise BatchTooWideError(reason)
 
 
-def json_containers(data: Any) -> tuple[int, int]:
+def json_containers(data: Bytes) -> tuple[int, int]:
     """Return how many objects and lists an array of bytes begins at most, if it is JSON."""
     return int(np.count_nonzero(data == ord("{"))), int(np.count_nonzero(data == ord("[")))
 
 
-def msgpack_containers(data: Any) -> tuple[int, int]:
+def msgpack_containers(data: Bytes) -> tuple[int, int]:
     """Return how many maps and lists an array of bytes begins at most, if it is MessagePack."""
     objects = np.count_nonzero((data & 0xF0 == 0x80) | (data & 0xFE == 0xDE))
     lists = np.count_nonzero((data & 0xF0 == 0x90) | (data & 0xFE == 0xDC))

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.wire.inbox import text_of
+from jetcapture_py.archive.arrays import Int32s
+from jetcapture_py.archive.arrow_bytes import text_of
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 
@@ -51,8 +52,8 @@ class MisfitError(ValueError):
 class RowBatch(MessageBatch):
     """The rows of messages as a batch of their own."""
 
-    owners: Any
-    """The message of each (NumPy int32, ascending)."""
+    owners: Int32s
+    """The message of each, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,7 @@ def views_of(column: pa.BinaryArray) -> list[Any]:
     edges, text = text_of(column)
     if edges[-1] - edges[0] < _LARGE * len(column):
         return column.to_pylist()  # type: ignore[no-any-return]
-    view = memoryview(text)
+    view = text.data
     return [view[start:end] for start, end in pairwise(edges.tolist())]
 
 
@@ -180,13 +181,13 @@ def unique_names(columns: Mapping[str, str]) -> None:
             )
 
 
-def owners_of(batch: MessageBatch) -> Any:
+def owners_of(batch: MessageBatch) -> Int32s | None:
     """Return the message of each row, if messages may have several; else None."""
     return batch.owners if isinstance(batch, RowBatch) else None
 
 
 def assemble(
-    columns: Sequence[Values], messages: Sequence[int], failures: dict[int, Failure], owners: Any = None
+    columns: Sequence[Values], messages: Sequence[int], failures: dict[int, Failure], owners: Int32s | None = None
 ) -> Decoded:
     """Build `columns`, whose values are those of `messages` in order; a value that does not fit fails its message.
 
@@ -214,7 +215,7 @@ def assemble(
     )
 
 
-def _build(column: Values, owners: Any) -> tuple[pa.Array, dict[int, str]]:
+def _build(column: Values, owners: Int32s | None) -> tuple[pa.Array, dict[int, str]]:
     """The column, null where a value does not fit, and the reasons by position."""
     values, bad = column.values, dict[int, str]()
     while True:
@@ -232,7 +233,7 @@ def _build(column: Values, owners: Any) -> tuple[pa.Array, dict[int, str]]:
             values = [None if gone else value for gone, value in zip(failed, values, strict=True)]
 
 
-def _misfits(build: Build, values: Any, error: Exception, owners: Any) -> dict[int, str]:
+def _misfits(build: Build, values: Any, error: Exception, owners: Int32s | None) -> dict[int, str]:
     """Return which of `values`, for which `build` raised `error`, do not fit, and why; of a message, the first row."""
     if not isinstance(error, MisfitError):
         reasons = _search(build, values, owners)
@@ -246,7 +247,7 @@ def _misfits(build: Build, values: Any, error: Exception, owners: Any) -> dict[i
     return {row: error.rows[row] for row in rows[first].tolist()}
 
 
-def _search(build: Build, values: Any, owners: Any) -> dict[int, str]:
+def _search(build: Build, values: Any, owners: Int32s | None) -> dict[int, str]:
     """Return which of `values` (a sequence that slices) `build` refuses, and why; of a message, the first row.
 
     By bisection: one bad value among n costs as much as building 2 n values, not n builds.

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int32s
+from jetcapture_py.archive.arrow_bytes import joined
 from jetcapture_py.config.column_types import JSON, stored
-from jetcapture_py.jetstream.wire.inbox import joined
 from jetcapture_py.transform.batch import Decoded, MessageBatch
 from jetcapture_py.transform.decode.bounds import MAX_ROWS, check_rows, check_values
 from jetcapture_py.transform.decode.common import (
@@ -118,7 +119,7 @@ class DelimitedDecoder:
         arrays = [pc.if_else(pc.equal(array, self._null_text), null, array) for array in arrays]
         return self._assembled(arrays, None)
 
-    def _assembled(self, arrays: list[pa.BinaryArray], owners: Any) -> Decoded:
+    def _assembled(self, arrays: list[pa.BinaryArray], owners: Int32s | None) -> Decoded:
         columns = [
             Values(name=column.name, type=column.type, values=array.cast(pa.string()), build=column.build)
             for column, array in zip(self._columns, arrays, strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Int32s
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_rows, rows_error
 from jetcapture_py.transform.decode.common import REFUSALS, RowBatch, failure
@@ -29,7 +30,7 @@ class Unpacker:
     inflate: Inflate | None = None
     split: Split | None = None
 
-    def __call__(self, payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, Any, dict[int, Failure]]:
+    def __call__(self, payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, Int32s, dict[int, Failure]]:
         """Return the payloads to decode, the row of each one's message, and the failures of messages.
 
         Raises BatchTooWideError when they are too large for one batch.
@@ -92,7 +93,7 @@ def _with_payloads(batch: MessageBatch, payloads: pa.BinaryArray) -> MessageBatc
     return MessageBatch(stream=batch.stream, rows=batch.rows.set_column(at, layout.PAYLOAD, payloads))
 
 
-def of_messages(decoded: Decoded, owners: Any, failures: dict[int, Failure]) -> Decoded:
+def of_messages(decoded: Decoded, owners: Int32s, failures: dict[int, Failure]) -> Decoded:
     """Turn decoded items into rows of their messages; a message with a failed item has none."""
     sources = owners if decoded.messages is None else owners[decoded.messages.to_numpy()]
     several = np.bincount(owners) > 1 if len(owners) else np.zeros(0, np.bool_)

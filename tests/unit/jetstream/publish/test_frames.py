@@ -14,16 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
+from jetcapture_py.archive.arrow_bytes import byte_strings
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.publish.frames import (
-    byte_strings,
-    check_subject,
-    frames,
-    header_blocks,
-    unusual_subjects,
-    without,
-)
+from jetcapture_py.jetstream.publish.frames import check_subject, frames, header_blocks, unusual_subjects, without
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from tests.support.publishing import frame, header_block
