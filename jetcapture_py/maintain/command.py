@@ -27,7 +27,7 @@ from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.maintain")
 
-DONE, FAILED, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+DONE, FAILED = 0, 1
 """Exit codes."""
 
 
@@ -124,4 +124,4 @@ def handling(handler: Callable[[int, FrameType | None], object], *numbers: signa
 
 def _interrupted(*_: object) -> None:
     sys.stderr.write("jetcapture: interrupted; another pass goes on from here\n")
-    leave(INTERRUPTED)
+    leave(many.INTERRUPTED)

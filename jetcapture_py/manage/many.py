@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from jetcapture_py.config.model import Config, parse
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server
+from jetcapture_py.log import leave
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.root import NOT_OURS
 from jetcapture_py.text import escaped, one_line
@@ -40,6 +42,7 @@ from jetcapture_py.verify.findings import Progress, ignore
 log = logging.getLogger("jetcapture.many")
 
 NOTHING = "no captures: the configuration selects no stream and no bucket\n"
+INTERRUPTED = 128 + signal.SIGINT
 _WORST = (0, 3, 1, 2)
 """Exit codes, the worst last."""
 
@@ -142,12 +145,17 @@ def run(
                 return failed(error)
 
         results = pool.map(attempted, captures) if at_once else map(attempted, captures)
-        for capture, result in zip(captures, results, strict=True):
-            codes.append(result.code)
-            config = selected.configs.get(capture)
-            stream = capture.stream if config is None else config.source.stream
-            _show_line(capture.name, stream, result, width, as_json=as_json)
-            _tell(f"{capture.name}: ", result.notices)
+        try:
+            for capture, result in zip(captures, results, strict=True):
+                codes.append(result.code)
+                config = selected.configs.get(capture)
+                stream = capture.stream if config is None else config.source.stream
+                _show_line(capture.name, stream, result, width, as_json=as_json)
+                _tell(f"{capture.name}: ", result.notices)
+        except KeyboardInterrupt:
+            if at_once:
+                leave(INTERRUPTED)  # a thread may run for long, or hang
+            raise
     return max(codes, key=_WORST.index)
 
 

@@ -295,3 +295,21 @@ def test_a_signal_during_a_restart_that_cannot_drain_ends_with_exit_code_1(nats_
         == f"drain_timeout: messages not stored and acknowledged in time: {MESSAGES}; they are redelivered"
     )
     assert len(list(running.events("capture.started"))) == 1
+
+
+def test_a_process_whose_reload_hangs_in_user_code_drains_and_ends(nats_server: Start, tmp_path: Path) -> None:
+    server, imported = nats_server(), tmp_path / "imported"
+    asyncio.run(publish(server.url, three()))
+    code = f"import pathlib, time\npathlib.Path({str(imported)!r}).touch()\ntime.sleep(3600)"
+    (tmp_path / "endless.py").write_text(code)
+    with Command(
+        tmp_path, settings(server.url, tmp_path / "archive"), environment={"PYTHONPATH": str(tmp_path)}
+    ) as running:
+        running.start()
+        awaited(lambda: held(server.url, "ORDERS") == 1000, "all are delivered")
+        write(tmp_path, "replica", settings(server.url, tmp_path / "archive", key="endless:key"))
+        running.process.send_signal(signal.SIGHUP)
+        awaited(imported.exists, "it hangs")
+        running.drain()
+    assert len(list(running.events("capture.started"))) == 1
+    assert len(rows(tmp_path / "archive")) == len(three())
