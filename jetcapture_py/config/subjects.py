@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_TOKEN = re.compile(r"[^\s.]+")
+WORD = r"[^\s.*>]+"
+"""A token of a subject."""
+_PATTERN = re.compile(rf"(?:(?:\*|{WORD})\.)*(?:[*>]|{WORD})")
 
 
 def check_pattern(pattern: str) -> str:
     """Return the pattern; raise ValueError if it is invalid."""
-    tokens = pattern.split(".")
-    if not all(_TOKEN.fullmatch(token) for token in tokens) or ">" in tokens[:-1]:
-        raise ValueError(f"{pattern!r} is not a subject pattern such as orders.*.new or orders.>")
+    if not _PATTERN.fullmatch(pattern) or not pattern.isprintable():
+        raise ValueError("expected a subject such as orders.*.new or orders.>")
     return pattern
 
 

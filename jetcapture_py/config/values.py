@@ -29,6 +29,7 @@ from pydantic import (
 from jetcapture_py import plugins
 from jetcapture_py.config import buckets, yaml_text
 from jetcapture_py.config.section import did_you_mean, hidden
+from jetcapture_py.config.subjects import WORD, check_pattern
 from jetcapture_py.config.template import parse_template
 from jetcapture_py.config.units import (
     DURATION_PATTERN,
@@ -42,8 +43,7 @@ from jetcapture_py.config.units import (
 from jetcapture_py.errors import ConfigError
 
 DAY = 86_400
-_WORD = r"[^\s.*>]+"
-_SUBJECT = rf"{_WORD}(?:\.{_WORD})*"
+_SUBJECT = rf"{WORD}(?:\.{WORD})*"
 _SCHEMES = ("nats", "tls", "ws", "wss")
 TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
 """Text formats of objects, and their compressions."""
@@ -108,7 +108,7 @@ def _secret(value: object) -> SecretStr:
         raise hidden("expected text; put it in quotes")
     if not value:
         raise hidden("expected non-empty text")
-    return SecretStr(str(value))
+    return SecretStr(value)
 
 
 def _path(value: object) -> Path:
@@ -279,15 +279,6 @@ def _store_url(value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _plain(value: Any) -> Any:
-    """The same values as exact built-in types, which is what client libraries look for."""
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, str) else value
-
-
 def _schema(pattern: str, number: str) -> WithJsonSchema:
     return WithJsonSchema({"type": ["string", number], "pattern": pattern, "minimum": 0})
 
@@ -342,9 +333,7 @@ BucketName = Annotated[str, _text(buckets.is_name, "ASCII letters, digits, '-' a
 """A name that NATS accepts for a KV bucket or an object store."""
 Subject = Annotated[str, _WITHOUT_WILDCARDS]
 """A subject without wildcards."""
-FilterSubject = Annotated[
-    str, _text(_printable(rf"(?:(?:\*|{_WORD})\.)*(?:[*>]|{_WORD})"), "a subject such as orders.*.new or orders.>")
-]
+FilterSubject = Annotated[str, AfterValidator(check_pattern)]
 """A subject, with wildcards or without."""
 Servers = Annotated[
     tuple[Annotated[str, AfterValidator(_server)], ...],
@@ -376,11 +365,10 @@ Listen = Annotated[str, _text(_is_listen, "an address and a port such as 127.0.0
 """Address and port to listen on; without an address, all of this host; port 0 is any free one."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
 """Location of the archive: an absolute path or an fsspec URL."""
-Options = Annotated[dict[str, Any], AfterValidator(_plain)]
+Options = dict[str, Any]
 """Any values, passed on."""
 
 _STREAM_NAME: TypeAdapter[str] = TypeAdapter(StreamName)
-_OPTIONS: TypeAdapter[dict[str, Any]] = TypeAdapter(Options)
 
 
 def parse_option(text: str) -> tuple[str, object]:
@@ -389,7 +377,7 @@ def parse_option(text: str) -> tuple[str, object]:
     if not name or not equals:
         raise ValueError("NAME=VALUE is expected")
     try:
-        return name, _OPTIONS.validate_python({name: yaml_text.read(value, os.environ)})[name]
+        return name, yaml_text.read(value, os.environ)
     except ConfigError as error:
         problem = error.problems[0].removeprefix(": ")
     raise ValueError(f"{name}: {problem}")

@@ -27,8 +27,9 @@ from jetcapture_py.compaction.memory import MemoryBudget, searching
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.subjects import matches
+from jetcapture_py.config.subjects import check_pattern, matches
 from jetcapture_py.config.template import STREAM, parse_template
+from jetcapture_py.config.units import got
 from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import PlanReader, partition_of
 from jetcapture_py.reading.columns import Table, as_read, inexact_columns
@@ -89,9 +90,10 @@ class Condition:
             raise ConfigError("expected one of --key, --subject, --seq and --where")
         if key == "":
             raise ConfigError("--key: expected a key; messages without one can be selected by --where 'key IS NULL'")
-        tokens = (subject or "x").split(".")
-        if "" in tokens or ">" in tokens[:-1]:
-            raise ConfigError("--subject: expected a subject or a pattern such as orders.*.new or orders.eu.>")
+        try:
+            check_pattern(subject or "x")
+        except ValueError as error:
+            raise ConfigError(f"--subject: {got(str(error), subject)}") from None
         return cls(key=key, subject=subject, where=where, seqs=None if seqs is None else _range(seqs))
 
     def may_match(self, name: ObjectName) -> bool:

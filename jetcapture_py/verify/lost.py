@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jetcapture_py.archive.arrays import Seqs
+from jetcapture_py.archive.messages import bounds_of
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import MissingStreamError, SourceError
@@ -353,12 +354,10 @@ def _expected(config: Mapping[str, Any]) -> list[str]:
 
 def _ranges(seqs: Seqs, front: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return sorted sequences as ranges, the first of them listed; `front` is a range before them."""
-    breaks = np.flatnonzero(np.diff(seqs) > 1)
-    starts, ends = seqs[np.concatenate([[0], breaks + 1])[: len(seqs)]], seqs[[*breaks, len(seqs) - 1][: len(seqs)]]
-    pairs = zip(starts[:MAX_LISTED].tolist(), ends[:MAX_LISTED].tolist(), strict=True)
-    head = [] if front is None else [front]
-    listed = [SequenceRange(first=first, last=last) for first, last in [*head, *pairs][:MAX_LISTED]]
-    return {"ranges": tuple(listed), "range_count": len(starts) + len(head)}
+    bounds, head = bounds_of(seqs), [] if front is None else [front]
+    pairs = [*head, *bounds[:MAX_LISTED].tolist()][:MAX_LISTED]
+    listed = [SequenceRange(first=first, last=last) for first, last in pairs]
+    return {"ranges": tuple(listed), "range_count": len(bounds) + len(head)}
 
 
 def _count(messages: int) -> str:
