@@ -34,7 +34,7 @@ from jetcapture_py.transform.decode.avro_schema import (
     without_logical,
 )
 from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_values, rows_error, width
-from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, json_texts, payloads_of
+from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, decode_rows, json_texts, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import of_messages
 
@@ -228,10 +228,8 @@ class AvroDecoder:
         if self._container:
             return self._containers(payloads, failures)
         hint = ": set decode.registry" if self._registry is None else None
-        datums = decode_each(self._datum, payloads, failures, hint)
-        messages = [index for index in range(len(payloads)) if index not in failures]
-        rows = [datums[index] for index in messages] if failures else datums
-        return assemble([column.values(rows) for column in self._columns], messages, failures)
+        messages, rows = decode_rows(self._datum, payloads, failures, hint)
+        return assemble([column.of(rows) for column in self._columns], messages, failures)
 
     def _containers(self, payloads: list[bytes], failures: dict[int, Failure]) -> Decoded:
         read = inflated = 0
@@ -249,7 +247,7 @@ class AvroDecoder:
         messages = [rows or () for rows in decode_each(rows_of, payloads, failures)]
         owners = np.repeat(np.arange(len(payloads), dtype=np.int32), list(map(len, messages)))
         rows = list(chain.from_iterable(messages))
-        decoded = assemble([column.values(rows) for column in self._columns], range(len(rows)), {}, owners)
+        decoded = assemble([column.of(rows) for column in self._columns], range(len(rows)), {}, owners)
         return of_messages(decoded, owners, failures)
 
     def _datum(self, payload: bytes) -> Any:

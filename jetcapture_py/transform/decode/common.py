@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, TypeVar
@@ -56,32 +56,25 @@ class RowBatch(MessageBatch):
     """The message of each, ascending."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """A column to be built of one value for each message that was decoded."""
-
-    name: str
-    type: pa.DataType
-    values: Any
-    """A list, or an array of texts."""
-    build: Build
-
-
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """A column whose values are read from decoded messages."""
+    """A column, and how it is made of decoded messages."""
 
     name: str
     type: pa.DataType
-    reads: tuple[Read, ...]
-    """Lead from a message to its value, one record after the other."""
     build: Build
+    reads: tuple[Read, ...] = ()
+    """Readers of fields, applied in turn from the message to the value."""
 
-    def values(self, rows: list[Any]) -> Values:
-        """The column's values of `rows`."""
+    def of(self, rows: list[Any]) -> Filled:
+        """Return the column with the values of `rows`."""
         for read in self.reads:
             rows = read(rows)
-        return Values(name=self.name, type=self.type, values=rows, build=self.build)
+        return self, rows
+
+
+Filled = tuple[ReadColumn, Any]
+"""A column with one value for each message that was decoded: a list, or an array of texts."""
 
 
 def failure(index: int, error: object, stage: str = "decode") -> Failure:
@@ -170,15 +163,26 @@ def decode_each(
             return rows
 
 
-def unique_names(columns: Mapping[str, str]) -> None:
-    """Raise ValueError when two of the `columns`, by the names they were declared with, get the same name in Spark."""
-    taken: dict[str, str] = {}
-    for declared, name in columns.items():
-        if (other := taken.setdefault(name.lower(), declared)) != declared:
-            raise ValueError(
-                f"columns {show(other)} and {show(declared)} are the same column to Spark (case-insensitive, and"
-                f" {', '.join(layout.RESERVED)} and _nats_... get _ appended)"
-            )
+def decode_rows(
+    decode: Callable[[Any], Row], payloads: list[Any], failures: dict[int, Failure], hint: str | None = ""
+) -> tuple[Sequence[int], list[Any]]:
+    """Return the messages that can be decoded, and their rows; otherwise as `decode_each`."""
+    rows = decode_each(decode, payloads, failures, hint)
+    if not failures:
+        return range(len(rows)), rows
+    messages = [index for index in range(len(rows)) if index not in failures]
+    return messages, [rows[index] for index in messages]
+
+
+def require(conditions: pa.Array, values: Any, expected: str) -> None:
+    """Raise MisfitError for values (a list, or an array of texts) of which a condition is not true."""
+    if pc.all(conditions).as_py() is not False:
+        return
+    reasons = {}
+    for row in np.flatnonzero(~conditions.fill_null(fill_value=True).to_numpy(zero_copy_only=False)).tolist():
+        value = values[row].as_py() if isinstance(values, pa.Array) else values[row]
+        reasons[row] = f"expected {expected}, got {show(value)}"
+    raise MisfitError(reasons)
 
 
 def owners_of(batch: MessageBatch) -> Int32s | None:
@@ -187,7 +191,7 @@ def owners_of(batch: MessageBatch) -> Int32s | None:
 
 
 def assemble(
-    columns: Sequence[Values], messages: Sequence[int], failures: dict[int, Failure], owners: Int32s | None = None
+    columns: Sequence[Filled], messages: Sequence[int], failures: dict[int, Failure], owners: Int32s | None = None
 ) -> Decoded:
     """Build `columns`, whose values are those of `messages` in order; a value that does not fit fails its message.
 
@@ -197,12 +201,13 @@ def assemble(
     late: dict[int, Failure] = {}
     if owners is not None and len(messages) < len(owners):
         owners = owners[np.asarray(messages, np.int64)]
-    for column in columns:
-        array, bad = _build(column, owners)
+    for column, values in columns:
+        array, bad = _build(column.build, values, owners)
         arrays.append(array)
         for row, reason in bad.items():
             late.setdefault(row, failure(messages[row], f"column {show(column.name)}: {reason}"))
-    fields = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
+    schema = pa.schema([(column.name, column.type) for column, _ in columns])
+    fields = pa.RecordBatch.from_arrays(arrays, schema=schema)
     if late:
         rows = [row for row in range(len(messages)) if row not in late]
         fields = fields.take(pa.array(rows, pa.int32()))
@@ -215,14 +220,14 @@ def assemble(
     )
 
 
-def _build(column: Values, owners: Int32s | None) -> tuple[pa.Array, dict[int, str]]:
+def _build(build: Build, values: Any, owners: Int32s | None) -> tuple[pa.Array, dict[int, str]]:
     """The column, null where a value does not fit, and the reasons by position."""
-    values, bad = column.values, dict[int, str]()
+    bad: dict[int, str] = {}
     while True:
         try:
-            return column.build(values), bad
+            return build(values), bad
         except REFUSALS as error:
-            bad |= _misfits(column.build, values, error, owners)
+            bad |= _misfits(build, values, error, owners)
         failed = np.zeros(len(values), np.bool_)
         failed[list(bad)] = True
         if owners is not None:  # the whole message fails

@@ -6,7 +6,6 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,14 +23,14 @@ from jetcapture_py.transform.decode.common import (
     REFUSALS,
     Build,
     MisfitError,
-    Values,
+    ReadColumn,
     assemble,
     failure,
+    require,
     show,
     texts_of,
-    unique_names,
 )
-from jetcapture_py.transform.decode.json_declared import codec, declaration, fitting_decimal
+from jetcapture_py.transform.decode.json_declared import codec, each_declared, fitting_decimal
 from jetcapture_py.transform.decode.unpack import of_messages
 
 if TYPE_CHECKING:
@@ -39,18 +38,6 @@ if TYPE_CHECKING:
 
 _MAX_FIELDS = 10_000
 """Maximum fields of a header: each costs memory, however short the message is."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A declared column."""
-
-    name: str
-    source: str
-    """Its name in a header."""
-    type: pa.DataType
-    build: Build
-    """Builds it from an array of texts."""
 
 
 class DelimitedDecoder:
@@ -70,8 +57,16 @@ class DelimitedDecoder:
         null_text: str = "",
         lines: bool = False,
     ) -> None:
-        self._columns = [_column(name, column, header=header) for name, column in columns.items()]
-        unique_names({declared: column.name for declared, column in zip(columns, self._columns, strict=True)})
+        self._sources: list[str] = []
+        """The columns' names in a header."""
+
+        def add(name: str, column: Column, declared: pa.DataType, path: list[str]) -> ReadColumn:
+            if column.path is not None and not header:
+                raise ValueError("path: only with decode.header; without, columns are the fields in their order")
+            self._sources.append(".".join(path))
+            return ReadColumn(name, stored(declared), text_builder(declared, column.unit))
+
+        self._columns = each_declared(columns, add)
         self._delimiter, self._null_text = delimiter.encode(), null_text.encode()
         self._header, self._lines = header, lines
         separator = re.escape(self._delimiter)
@@ -120,10 +115,7 @@ class DelimitedDecoder:
         return self._assembled(arrays, None)
 
     def _assembled(self, arrays: list[pa.BinaryArray], owners: Int32s | None) -> Decoded:
-        columns = [
-            Values(name=column.name, type=column.type, values=array.cast(pa.string()), build=column.build)
-            for column, array in zip(self._columns, arrays, strict=True)
-        ]
+        columns = [(column, array.cast(pa.string())) for column, array in zip(self._columns, arrays, strict=True)]
         return assemble(columns, range(len(arrays[0])), {}, owners)
 
     def _rows(self, payload: bytes) -> Sequence[Sequence[bytes | None]]:
@@ -173,7 +165,7 @@ class DelimitedDecoder:
         """Return the field of each declared column in a header, None if it is not there. Raises ValueError."""
         if len(names) > _MAX_FIELDS:
             raise ValueError(f"the header names more than {_MAX_FIELDS} fields")
-        sources = [column.source for column in self._columns]
+        sources = self._sources
         if twice := [name for name in sources if names.count(name) > 1]:
             raise ValueError(f"the header names {show(twice[0])} twice")
         if not set(sources).intersection(names):
@@ -194,18 +186,6 @@ def make(config: DecodeConfig) -> DelimitedDecoder:
         null_text=config.null_text,
         lines=config.rows == "lines",
     )
-
-
-def _column(name: str, column: Column, *, header: bool) -> _Column:
-    try:
-        declared, _ = declaration(name, column)
-        if column.path is not None and not header:
-            raise ValueError("path: only with decode.header; without, columns are the fields in their order")
-        return _Column(
-            layout.field_name(name), column.path or name, stored(declared), text_builder(declared, column.unit)
-        )
-    except ValueError as error:
-        raise ValueError(f"column {show(name)}: {error}") from None
 
 
 # ------------------------------------------------------------------ columns of texts
@@ -246,20 +226,14 @@ def text_builder(declared: pa.DataType, unit: str | None = None) -> Build:
 
 
 def _matching(texts: pa.StringArray, pattern: str, expected: str) -> pa.StringArray:
-    return _where(pc.match_substring_regex(texts, pattern), texts, expected)
-
-
-def _where(fits: pa.BooleanArray, texts: pa.StringArray, expected: str) -> pa.StringArray:
-    if pc.all(fits).as_py() is False:
-        rows = np.flatnonzero(~fits.fill_null(fill_value=True).to_numpy(zero_copy_only=False)).tolist()
-        raise MisfitError({row: f"expected {expected}, got {show(texts[row].as_py())}" for row in rows})
+    require(pc.match_substring_regex(texts, pattern), texts, expected)
     return texts
 
 
 def _floats(declared: pa.DataType) -> Build:
     def build(texts: pa.StringArray) -> pa.Array:
         numbers = _matching(texts, _NUMBER, "a number").cast(declared)
-        _where(pc.is_finite(numbers), texts, f"a number that fits {declared}")
+        require(pc.is_finite(numbers), texts, f"a number that fits {declared}")
         return numbers
 
     return build

@@ -12,10 +12,9 @@ import decimal
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -44,9 +43,9 @@ from jetcapture_py.transform.decode.common import (
     list_builder,
     map_builder,
     owners_of,
+    require,
     show,
     struct_builder,
-    unique_names,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +76,7 @@ class Codec:
 
 
 Special = Callable[[pa.DataType], Codec | None]
+Made = TypeVar("Made")
 
 
 def codec(declared: pa.DataType, unit: str | None = None, special: Special = lambda _: None) -> Codec:
@@ -205,9 +205,9 @@ def fitting_decimal(declared: pa.Decimal128Type) -> Callable[[str], decimal.Deci
 
 def _dates(values: list[str | None]) -> pa.Array:
     texts = pa.array(values, pa.string())
-    _require(pc.match_substring_regex(texts, _DATE), values, "a date as YYYY-MM-DD")
+    require(pc.match_substring_regex(texts, _DATE), values, "a date as YYYY-MM-DD")
     days = texts.cast(pa.date32())
-    _require(pc.greater_equal(days.cast(pa.int32()), YEAR_1 // 86_400_000_000), values, "a date from year 1 on")
+    require(pc.greater_equal(days.cast(pa.int32()), YEAR_1 // 86_400_000_000), values, "a date from year 1 on")
     return days
 
 
@@ -217,7 +217,7 @@ def timestamps(values: list[str | None]) -> pa.Array:
     stamps = moments(texts)
     if stamps.null_count > texts.null_count:
         expected = "an RFC 3339 timestamp with a zone, such as 2026-01-31T12:00:00Z"
-        _require(pc.or_(stamps.is_valid(), texts.is_null()), values, expected)
+        require(pc.or_(stamps.is_valid(), texts.is_null()), values, expected)
     return in_years(stamps, values)
 
 
@@ -250,14 +250,8 @@ def in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
     """Return `stamps` if they are in the range of Spark and Python (years 1 to 9999). Raises MisfitError otherwise."""
     numbers = stamps.cast(pa.int64())
     inside = pc.and_(pc.greater_equal(numbers, YEAR_1), pc.less(numbers, YEAR_10000))
-    _require(inside, values, _YEARS)
+    require(inside, values, _YEARS)
     return stamps
-
-
-def _require(conditions: pa.Array, values: list[Any], expected: str) -> None:
-    if pc.all(conditions).as_py() is False:
-        bad = np.flatnonzero(~conditions.fill_null(fill_value=True).to_numpy(zero_copy_only=False)).tolist()
-        raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad})
 
 
 def _struct(declared: pa.StructType, special: Special) -> Codec:
@@ -313,12 +307,28 @@ class ObjectDecoder:
         self, columns: Mapping[str, Column], reading: ObjectFormat = JSON_FORMAT, special: Special = lambda _: None
     ) -> None:
         passes: list[_Object] = []
+
+        def add(name: str, column: Column, declared: pa.DataType, path: list[str]) -> tuple[int, ReadColumn]:
+            """Return the number of the column's pass, and the column.
+
+            Columns that need one field in two shapes (`customer` as json, and `customer.id`) need a second pass over
+            the payloads.
+            """
+            leaf = codec(declared, column.unit, special)
+            struct_type([(part, None) for part in dict.fromkeys(path)])
+            turn = 0
+            while True:
+                if turn == len(passes):
+                    passes.append(_Object())
+                if (attributes := passes[turn].add(path, leaf)) is not None:
+                    return turn, ReadColumn(name, stored(declared), leaf.build, tuple(map(reader, attributes)))
+                turn += 1
+
         self._format = reading
-        self._columns = [_column(name, column, passes, special) for name, column in columns.items()]
+        self._columns = each_declared(columns, add)
         self._decode = [reading.decoder(object_.accepts()).decode for object_ in passes]
         types = [column.type for _, column in self._columns]
         self._width, self._heaviest = sum(map(width, types)), max(map(heaviest, types), default=0)
-        unique_names({declared: column.name for declared, (_, column) in zip(columns, self._columns, strict=True)})
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError when that would take too much memory."""
@@ -332,41 +342,38 @@ class ObjectDecoder:
         messages = [i for i in range(len(batch)) if i not in failures] if failures else range(len(batch))
         if failures:
             passes = [[rows[i] for i in messages] for rows in passes]
-        columns = [column.values(passes[turn]) for turn, column in self._columns]
+        columns = [column.of(passes[turn]) for turn, column in self._columns]
         return assemble(columns, messages, failures, owners_of(batch))
 
 
-def declaration(name: str, column: Column) -> tuple[pa.DataType, list[str]]:
-    """Return the declared type of a column, and the names on the path to its value. Raises ValueError."""
-    if not is_text(name):
-        raise ValueError("the name is not valid text: it contains a surrogate")
-    declared = parse_declared(column.type)
-    path = [name] if column.path is None else column.path.split(".")
-    if "" in path and column.path is not None:
-        raise ValueError(f"path: {show(column.path)}: names separated by one dot, such as customer.address.city")
-    return declared, path
+def each_declared(
+    columns: Mapping[str, Column], make: Callable[[str, Column, pa.DataType, list[str]], Made]
+) -> list[Made]:
+    """Make the declared columns, each from its stored name, declaration, type, and the names on the path to its value.
 
-
-def _column(name: str, column: Column, passes: list[_Object], special: Special) -> tuple[int, ReadColumn]:
-    """Add the column `name` to `passes`; return the number of its pass, and the column.
-
-    Columns that need one field in two shapes (`customer` as json, and `customer.id`) need a second pass over the
-    payloads.
+    Raises ValueError with one line for a column that is wrong, or the same to Spark as another one.
     """
-    try:
-        declared, path = declaration(name, column)
-        leaf = codec(declared, column.unit, special)
-        struct_type([(part, None) for part in dict.fromkeys(path)])
-    except ValueError as error:
-        raise ValueError(f"column {show(name)}: {error}") from None
-    turn = 0
-    while True:
-        if turn == len(passes):
-            passes.append(_Object())
-        if (attributes := passes[turn].add(path, leaf)) is not None:
-            reads = tuple(map(reader, attributes))
-            return turn, ReadColumn(layout.field_name(name), stored(declared), reads, leaf.build)
-        turn += 1
+    made: list[Made] = []
+    taken: dict[str, str] = {}
+    for name, column in columns.items():
+        try:
+            if not is_text(name):
+                raise ValueError("the name is not valid text: it contains a surrogate")
+            declared = parse_declared(column.type)
+            path = [name] if column.path is None else column.path.split(".")
+            if "" in path and column.path is not None:
+                problem = "names separated by one dot, such as customer.address.city"
+                raise ValueError(f"path: {show(column.path)}: {problem}")
+            made.append(make(layout.field_name(name), column, declared, path))
+        except ValueError as error:
+            raise ValueError(f"column {show(name)}: {error}") from None
+    for name in columns:
+        if (other := taken.setdefault(layout.field_name(name).lower(), name)) != name:
+            raise ValueError(
+                f"columns {show(other)} and {show(name)} are the same column to Spark (case-insensitive, and"
+                f" {', '.join(layout.RESERVED)} and _nats_... get _ appended)"
+            )
+    return made
 
 
 # ------------------------------------------------------------------ the format

@@ -23,7 +23,7 @@ from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import JSON_FORMAT, ObjectFormat
 from jetcapture_py.transform.decode.common import (
-    Values,
+    ReadColumn,
     assemble,
     decode_each,
     failure,
@@ -103,10 +103,7 @@ class InferringDecoder:
                 raise
             failures |= {index: failure(index, _TOO_WIDE, stage="schema") for index in documents}
             return assemble([], [], failures)
-        columns = [
-            Values(name=name, type=of, values=values[key], build=shape.build)
-            for key, name, shape, of in self._root.stored()
-        ]
+        columns = [(ReadColumn(name, of, shape.build), values[key]) for key, name, shape, of in self._root.stored()]
         if self._budget.changed:
             self._columns = pa.schema(self._root.types(known=True))
             self._budget.changed = False

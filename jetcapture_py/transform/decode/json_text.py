@@ -40,13 +40,13 @@ class PayloadTexts:
     ) -> None:
         self._names, self._format, self._unpack, self._times = names, reading, unpack, times
         paths = [name.split(".") for name in names]
-        self._message = _Object([*names, *(path[0] for path in paths)], reading)
-        self._inner = {step: _Object([step], reading) for path in paths for step in path[1:]}
+        self._message = _fields(list(dict.fromkeys([*names, *(path[0] for path in paths)])), reading)
+        self._inner = {step: _fields([step], reading) for path in paths for step in path[1:]}
 
     def __call__(self, batch: MessageBatch) -> Mapping[str, pa.StringArray]:
         """The texts of each field, one a message; of a message with several rows, those of the first."""
         batch = batch if self._unpack is None else self._unpack(batch)
-        fields = self._message.read(without_mark(batch.column(layout.PAYLOAD)).to_pylist())
+        fields = self._message(without_mark(batch.column(layout.PAYLOAD)).to_pylist())
         return {name: self._texts(self._follow(name, fields)) for name in self._names}
 
     def _follow(self, name: str, fields: Mapping[str, Sent]) -> Sent:
@@ -55,7 +55,7 @@ class PayloadTexts:
             return fields[name]
         values = fields[head]
         for step in steps:
-            values = self._inner[step].read(values)[step]
+            values = self._inner[step](values)[step]
         return [inner if own is None else own for own, inner in zip(fields[name], values, strict=True)]
 
     def _texts(self, values: Sent) -> pa.StringArray:
@@ -64,31 +64,28 @@ class PayloadTexts:
         return pa.array(texts, pa.string()).take(sent.indices)
 
 
-class _Object:
-    """Reads fields of objects."""
+def _fields(names: Sequence[str], reading: ObjectFormat) -> Callable[[Sent], dict[str, Sent]]:
+    """Return a reader of these fields of objects; a payload that is no object, as a deletion may have, has none."""
+    readers: list[Read]
+    try:
+        type_: Any = struct_type([(name, msgspec.Raw) for name in names])
+        readers = [reader(f"f{number}") for number in range(len(names))]
+    except ValueError:  # a name with a quote, a backslash or a control character
+        type_ = dict[str, msgspec.Raw]
+        readers = [_item(name) for name in names]
+    decode = reading.decoder(type_).decode
 
-    def __init__(self, names: Sequence[str], reading: ObjectFormat) -> None:
-        fields = list(dict.fromkeys(names))
-        readers: list[Read]
+    def decoded(value: msgspec.Raw | bytes | None) -> Any:
         try:
-            type_: Any = struct_type([(name, msgspec.Raw) for name in fields])
-            readers = [reader(f"f{number}") for number in range(len(fields))]
-        except ValueError:  # a name with a quote, a backslash or a control character
-            type_ = dict[str, msgspec.Raw]
-            readers = [_item(name) for name in fields]
-        self._decode = reading.decoder(type_).decode
-        self._readers = dict(zip(fields, readers, strict=True))
-
-    def read(self, objects: Sent) -> dict[str, Sent]:
-        """The values of each field; a payload that is no object, as a deletion in a bucket may have, has none."""
-        rows = list(map(self._object, objects))
-        return {name: read(rows) for name, read in self._readers.items()}
-
-    def _object(self, value: msgspec.Raw | bytes | None) -> Any:
-        try:
-            return self._decode(value) if value else None
+            return decode(value) if value else None
         except REFUSALS:
             return None
+
+    def read(objects: Sent) -> dict[str, Sent]:
+        rows = list(map(decoded, objects))
+        return {name: field(rows) for name, field in zip(names, readers, strict=True)}
+
+    return read
 
 
 def _item(name: str) -> Read:

@@ -19,7 +19,7 @@ from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import MAX_ROWS, check_values, width
-from jetcapture_py.transform.decode.common import Read, assemble, decode_each, json_text, owners_of, payloads_of
+from jetcapture_py.transform.decode.common import Read, assemble, decode_rows, json_text, owners_of, payloads_of
 from jetcapture_py.transform.decode.json_declared import YEAR_1, YEAR_10000, reader
 from jetcapture_py.transform.decode.shapes import (
     Shape,
@@ -82,10 +82,8 @@ class ProtobufDecoder:
         """Decode every message of `batch`. BatchTooWideError when there are too many rows of so many columns."""
         check_values(self._width * len(batch), batch.column(layout.PAYLOAD).nbytes)
         payloads, failures = payloads_of(batch), dict[int, Failure]()
-        parsed = decode_each(self._message, payloads, failures)
-        messages = [index for index in range(len(payloads)) if index not in failures]
-        rows = [parsed[index] for index in messages] if failures else parsed
-        return assemble([column.values(rows) for column in self._columns], messages, failures, owners_of(batch))
+        messages, rows = decode_rows(self._message, payloads, failures)
+        return assemble([column.of(rows) for column in self._columns], messages, failures, owners_of(batch))
 
     def _message(self, payload: bytes) -> Any:
         try:

@@ -18,9 +18,8 @@ from jetcapture_py.transform.decode.common import (
     map_builder,
     show,
     struct_builder,
-    unique_names,
 )
-from jetcapture_py.transform.decode.json_declared import codec, declaration
+from jetcapture_py.transform.decode.json_declared import codec, each_declared
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import Column
@@ -42,13 +41,23 @@ def columns_of(root: Shape, declared: Mapping[str, Column], texts: Build) -> lis
     `texts` builds a column of the JSON texts of any values.
     """
     fields = root.fields or {}
+
+    def column(name: str, given: Column, kind: pa.DataType, path: list[str]) -> ReadColumn:
+        reads: list[Read] = []
+        shape = Shape(type=pa.null(), build=texts, fields=fields)
+        for number, step in enumerate(path, 1):
+            if step not in (shape.fields or {}):
+                raise ValueError(f"the schema has no field {show('.'.join(path[:number]))}")
+            read, shape = (shape.fields or {})[step]
+            reads.append(read)
+        build = texts if kind == JSON else _conversion(shape, kind, given.unit)
+        return ReadColumn(name, stored(kind), build, tuple(reads))
+
     if declared:
-        columns = [_declared(name, column, fields, texts) for name, column in declared.items()]
-        unique_names({name: column.name for name, column in zip(declared, columns, strict=True)})
-        return columns
+        return each_declared(declared, column)
     names = distinct([layout.field_name(name) for name in fields])
     return [
-        ReadColumn(name, shape.type, (read,), shape.build)
+        ReadColumn(name, shape.type, shape.build, (read,))
         for name, (read, shape) in zip(names, fields.values(), strict=True)
     ]
 
@@ -63,22 +72,6 @@ def distinct(names: Sequence[str]) -> list[str]:
         taken.add(name.lower())
         free.append(name)
     return free
-
-
-def _declared(name: str, column: Column, fields: Mapping[str, tuple[Read, Shape]], texts: Build) -> ReadColumn:
-    try:
-        kind, path = declaration(name, column)
-        reads: list[Read] = []
-        shape = Shape(type=pa.null(), build=texts, fields=fields)
-        for number, step in enumerate(path, 1):
-            if step not in (shape.fields or {}):
-                raise ValueError(f"the schema has no field {show('.'.join(path[:number]))}")
-            read, shape = (shape.fields or {})[step]
-            reads.append(read)
-        build = texts if kind == JSON else _conversion(shape, kind, column.unit)
-        return ReadColumn(layout.field_name(name), stored(kind), tuple(reads), build)
-    except ValueError as error:
-        raise ValueError(f"column {show(name)}: {error}") from None
 
 
 def _conversion(shape: Shape, declared: pa.DataType, unit: str | None) -> Build:
