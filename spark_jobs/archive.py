@@ -22,6 +22,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.incarnations import Bounds
 from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD, with_key_column
 from jetcapture_py.config import buckets
+from jetcapture_py.config.buckets import SUBJECTS
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.config.model import Config, load
 from jetcapture_py.config.units import microseconds_of
@@ -30,7 +31,6 @@ from jetcapture_py.reading.arrow import PlanReader
 from jetcapture_py.reading.bucket import (
     NEEDED,
     QUARANTINED,
-    SUBJECTS,
     BucketIncarnation,
     EntryReader,
     check_name,

@@ -21,7 +21,8 @@ from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.event_time import make_event_time
 from jetcapture_py.transform.keys import KeyFunction, make_key
-from jetcapture_py.transform.prepare import BucketDecoder, Preparer
+from jetcapture_py.transform.kv import BucketDecoder
+from jetcapture_py.transform.prepare import Preparer
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -20,8 +20,12 @@ COLUMNS = ("key_name", "operation", "revision")
 """Columns of a bucket's entries, beside those of the decoded values."""
 PUT = "put"
 """The operation of an entry without a header that names another one."""
+SUBJECTS = r"^\$KV\.[^.]+\."
+"""How subjects of entries begin, before the key."""
+OPERATION = "KV-Operation"
+"""Header of entries that delete others."""
 OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
-"""Operations by the header KV-Operation."""
+"""Operations by `OPERATION`."""
 MARKER = "Nats-Marker-Reason"
 """Header of messages that the server writes in place of those that it removed; they have no payload."""
 REASONS = {"MaxAge": "expire", "Purge": "purge", "Remove": "delete"}

@@ -26,7 +26,7 @@ from jetcapture_py.archive.arrays import Mask, Micros, Seqs
 from jetcapture_py.archive.incarnations import Bounds, bounds_by_incarnation, continued
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.config import buckets
-from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PREFIXES, PUT, REASONS, is_name
+from jetcapture_py.config.buckets import COLUMNS, PREFIXES, PUT, SUBJECTS, is_name
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
@@ -34,6 +34,8 @@ from jetcapture_py.reading.columns import INSTANT, listed, outputs
 from jetcapture_py.reading.convert import convert
 from jetcapture_py.reading.plan import Dedupe
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
+from jetcapture_py.transform.batch import header_values
+from jetcapture_py.transform.kv import operations
 
 NEEDED = (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS)
 """Columns of the archive that an entry's key, operation and lifetime follow from."""
@@ -42,8 +44,6 @@ EXPIRES = "_nats_expires"
 KEY, OPERATION, REVISION = COLUMNS
 QUARANTINED = "_nats_quarantined"
 """Whether an entry was not decoded, for `EntryReader.read`."""
-SUBJECTS = r"^\$KV\.[^.]+\."
-"""How subjects of entries begin, before the key."""
 _UNLIMITED = 1 << 30
 _MAX_SECONDS = 10**10
 """Seconds from which on a TTL counts as never: the server's durations end before."""
@@ -315,7 +315,7 @@ class _Entries:
         return MessageSet(self.seqs[mask], self.times[mask])
 
 
-_OPERATION, _REASON, _TTL, _ROLLUP = _HEADERS = ("KV-Operation", "Nats-Marker-Reason", "Nats-TTL", "Nats-Rollup")
+_OPERATION, _REASON, _TTL, _ROLLUP = _HEADERS = (buckets.OPERATION, buckets.MARKER, "Nats-TTL", "Nats-Rollup")
 """The headers that count, of which the first values do."""
 _FACTS = pa.schema(
     [(layout.SEQ, pa.int64()), (layout.TIMESTAMP, pa.int64()), *((name, pa.string()) for name in (KEY, *_HEADERS))]
@@ -326,28 +326,14 @@ def _facts(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return sequences, times in microseconds, keys ("" for what is no entry of a bucket), and the headers."""
     times = batch.column(layout.TIMESTAMP).cast(pa.int64())
     keys = pc.struct_field(pc.extract_regex(batch.column(layout.SUBJECT), f"{SUBJECTS}(?P<key>.+)$"), "key")
-    headers = (_header(batch.column(layout.HEADERS), name) for name in _HEADERS)
+    headers = (header_values(batch.column(layout.HEADERS), name) for name in _HEADERS)
     return pa.RecordBatch.from_arrays(
         [batch.column(layout.SEQ), times, pc.fill_null(keys, ""), *headers], schema=_FACTS
     )
 
 
-def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
-    """Return the first value of a header; null without it."""
-    values = pc.map_lookup(headers, pa.scalar(name), "first")
-    return pc.list_element(pc.list_slice(values, 0, 1, return_fixed_size_list=True), 0)
-
-
 def _operations(facts: pa.RecordBatch) -> pa.Array:
-    texts = facts.column(_OPERATION)
-    unmarked = pc.equal(pc.fill_null(texts, ""), "")
-    meaning = pc.if_else(unmarked, _meaning(facts.column(_REASON), REASONS), _meaning(texts, OPERATIONS))
-    return pc.fill_null(meaning, PUT)
-
-
-def _meaning(texts: pa.Array, meanings: Mapping[str, str]) -> pa.Array:
-    positions = pc.index_in(texts, pa.array(list(meanings), pa.string()))
-    return pa.array(list(meanings.values()), pa.string()).take(positions)
+    return operations(facts.column(_OPERATION), facts.column(_REASON))
 
 
 def _ends(facts: pa.RecordBatch, bucket: BucketIncarnation) -> pa.Array:

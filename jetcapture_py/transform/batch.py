@@ -111,7 +111,7 @@ def header_values(headers: pa.MapArray, name: str) -> pa.StringArray:
 
 _TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.RESERVED}
 """Column names reserved for the archive."""
-_OURS = ("jetcapture_py.transform.decode", "jetcapture_py.transform.prepare")
+_OURS = ("jetcapture_py.transform.decode", "jetcapture_py.transform.kv")
 _MAX_STAGE = 40
 _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrays import Bytes, Int64s
 from jetcapture_py.archive.arrow_bytes import between, joined, text_of
 from jetcapture_py.archive.layout import NOT_UTF8, escape_subject
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
@@ -39,7 +39,7 @@ class Assembled:
     failures: tuple[Failure, ...]
     raw_headers: dict[int, bytes]
     """By row, the header block of a message whose headers are not valid."""
-    sizes: Any = field(compare=False)
+    sizes: Int64s = field(compare=False)
     """Bytes of each message's subject, ack subject and headers, as received."""
     strays: int
     """Frames that did not come from the consumer (something else published to our inbox), and are not in the batch."""
@@ -105,7 +105,7 @@ def without_pins(blocks: pa.BinaryArray) -> pa.BinaryArray:
     return pc.if_else(emptied, pa.scalar(b"", pa.binary()), stored)
 
 
-def _all_are(block: bytes, edges: Any, text: Any) -> bool:
+def _all_are(block: bytes, edges: Int64s, text: Bytes) -> bool:
     """Whether all header blocks are this one."""
     size = len(block)
     if edges[-1] - edges[0] != size * (len(edges) - 1) or (np.diff(edges) != size).any():

@@ -6,9 +6,9 @@ reason and the raw bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
-from jetcapture_py.config.buckets import COLUMNS, MARKER, OPERATIONS, PUT, REASONS
+from jetcapture_py.archive.arrays import Int64s
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import (
     BatchTooWideError,
@@ -25,8 +25,6 @@ from jetcapture_py.transform.batch import (
     Failure,
     MessageBatch,
     decode_checked,
-    decode_some,
-    header_values,
 )
 from jetcapture_py.transform.envelope import assemble
 from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, without_empty
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from jetcapture_py.transform.event_time import EventTime
 
 
-_KEY = r"^\$KV\.[^.]+\."
 LARGE = 2048
 """Bytes a message from which on it is cheaper to copy messages in the order of their subjects than to group them."""
 ENVELOPE_BYTES = 64 << 20
@@ -194,7 +191,9 @@ Read = Callable[[MessageBatch, pa.RecordBatch], tuple[pa.Array, dict[int, str]]]
 """Returns a value for every row of messages and their fields, and by row why it has none."""
 
 
-def _of_first(read: Read, rows: MessageBatch, fields: pa.RecordBatch, first: Any) -> tuple[pa.Array, dict[int, str]]:
+def _of_first(
+    read: Read, rows: MessageBatch, fields: pa.RecordBatch, first: Int64s | None
+) -> tuple[pa.Array, dict[int, str]]:
     """Read only the first row of every message, because all its rows go to one block, which acknowledges it."""
     if first is None:
         return read(rows, fields)
@@ -224,7 +223,7 @@ def _row_by_row(
     return pa.concat_arrays(values), wrong
 
 
-def _without_bulk(batch: MessageBatch, sizes: Any, decoded: Decoded) -> Decoded:
+def _without_bulk(batch: MessageBatch, sizes: Int64s, decoded: Decoded) -> Decoded:
     """Fail a message whose envelope of `sizes` bytes, repeated in each of its rows, would take over `ENVELOPE_BYTES`.
 
     Raises BatchTooWideError when several messages together would.
@@ -245,7 +244,7 @@ def _without_bulk(batch: MessageBatch, sizes: Any, decoded: Decoded) -> Decoded:
     return replace(decoded, fields=decoded.fields.slice(0, 0), messages=messages.slice(0, 0), failures=failures)
 
 
-def first_rows(messages: pa.Int32Array | None) -> Any:
+def first_rows(messages: pa.Int32Array | None) -> Int64s | None:
     """Return for every row the first row of its message; None when every message has one row."""
     if messages is None:
         return None
@@ -257,7 +256,7 @@ def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
     return MessageBatch(stream=batch.stream, rows=batch.rows.take(indices))
 
 
-def rows_of(batch: MessageBatch, messages: pa.Int32Array, first: Any) -> MessageBatch:
+def rows_of(batch: MessageBatch, messages: pa.Int32Array, first: Int64s | None) -> MessageBatch:
     """Return the envelope of each row; a message's payload is in its first row only, or memory would not suffice."""
     if first is None:
         return _take(batch, messages)
@@ -275,59 +274,3 @@ def _span(batch: MessageBatch) -> Sequence[tuple[int, int]]:
     seqs, timestamps = batch.column(layout.SEQ), batch.column(layout.TIMESTAMP)
     order = seqs.to_numpy()
     return [(seqs[at].as_py(), timestamps[at].value) for at in (int(order.argmin()), int(order.argmax()))]
-
-
-# ------------------------------------------------------------------ KV buckets
-
-
-class BucketDecoder:
-    """Decodes the entries of a KV bucket (ADR-8): key, operation, revision, and the columns of another decoder.
-
-    Deletions and markers have no value. They are not decoded, and the value's columns are null.
-    """
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-
-    def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`; BatchTooWideError as by the decoder of values."""
-        operations = operations_of(batch)
-        values = pc.equal(operations, PUT).to_numpy(zero_copy_only=False)
-        decoded = decode_some(self.decoder, batch, values)
-        messages = decoded.messages
-        subjects = batch.column(layout.SUBJECT)
-        keys = pc.replace_substring_regex(subjects, _KEY, "", max_replacements=1)
-        keys = pc.if_else(pc.match_substring_regex(subjects, _KEY + "."), keys, pa.scalar(None, pa.string()))
-        columns = {"key_name": keys, "operation": operations, "revision": batch.column(layout.SEQ)}
-        if messages is not None:
-            columns = {name: column.take(messages) for name, column in columns.items()}
-        fields = decoded.fields
-        columns |= dict(zip(map(_column_name, fields.schema.names), fields.columns, strict=True))
-        return Decoded(
-            fields=pa.RecordBatch.from_pydict(columns),
-            messages=messages,
-            failures=decoded.failures,
-            columns=decoded.columns
-            and pa.schema([field.with_name(_column_name(field.name)) for field in decoded.columns]),
-        )
-
-
-def operations_of(batch: MessageBatch) -> pa.StringArray:
-    """Return what each message does: put, delete, purge or expire."""
-    headers = batch.column(layout.HEADERS)
-    if headers.null_count == len(headers):
-        return pa.array([PUT] * len(headers), pa.string())
-    told, reason = (header_values(headers, name) for name in ("KV-Operation", MARKER))
-    unmarked = pc.equal(pc.coalesce(told, ""), "")
-    return pc.coalesce(pc.if_else(unmarked, _looked_up(reason, REASONS), _looked_up(told, OPERATIONS)), PUT)
-
-
-def _looked_up(texts: pa.StringArray, meanings: Mapping[str, str]) -> pa.StringArray:
-    """Return the meaning of each text; null for others."""
-    at = pc.index_in(texts, pa.array(list(meanings), pa.string()))
-    return pa.array(list(meanings.values()), pa.string()).take(at)
-
-
-def _column_name(name: str) -> str:
-    """Return the column of a value's field: fields that are called like columns of the bucket get `_` appended."""
-    return f"{name}_" if name.lower().rstrip("_") in COLUMNS else name

@@ -15,7 +15,7 @@ from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch, decode
 from jetcapture_py.transform.decode import RawDecoder, make_decoder
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from jetcapture_py.transform.keys import make_key
-from jetcapture_py.transform.prepare import BucketDecoder, operations_of
+from jetcapture_py.transform.kv import BucketDecoder, operations_of
 from tests.support.batches import Declared, decode_settings, outcomes
 
 Entry = tuple[str, bytes, Mapping[str, str]]
@@ -59,8 +59,8 @@ def decoded(decoder: Any, *found: Entry) -> list[dict[str, Any] | None]:
 )
 def test_headers_tell_the_operation_as_clients_read_them(headers: dict[str, str], operation: str) -> None:
     batch = entries(("$KV.s.a", b"", headers), ("$KV.s.b", b"1", PUT), ("$KV.s.c", b"", DELETE))
-    assert operations_of(batch).to_pylist() == [operation, "put", "delete"]
-    assert operations_of(batch.slice(0, 1)).to_pylist() == [operation]
+    assert operations_of(batch.column(layout.HEADERS)).to_pylist() == [operation, "put", "delete"]
+    assert operations_of(batch.slice(0, 1).column(layout.HEADERS)).to_pylist() == [operation]
 
 
 def test_every_entry_has_its_key_operation_and_revision() -> None:

@@ -16,7 +16,8 @@ from jetcapture_py.transform.batch import Decoded, MessageBatch
 from jetcapture_py.transform.decode import RawDecoder, make_decoder
 from jetcapture_py.transform.event_time import EventTime, make_event_time
 from jetcapture_py.transform.keys import make_key
-from jetcapture_py.transform.prepare import BucketDecoder, Prepared, Preparer
+from jetcapture_py.transform.kv import BucketDecoder
+from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.unit.transform.test_prepare import Sent, faults, received, seqs
 
 NOON = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
