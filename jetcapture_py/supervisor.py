@@ -30,6 +30,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.unreadable import Notifier
 from jetcapture_py.ledger import Memory
 from jetcapture_py.log import about, event, leave, setup
+from jetcapture_py.monitoring.facts import counts
 from jetcapture_py.monitoring.http import Site
 from jetcapture_py.monitoring.http_server import HttpServer, server_at
 from jetcapture_py.plugins import is_reference
@@ -172,12 +173,12 @@ class Supervisor:
 
     @property
     def unacked(self) -> int:
-        return sum(member.capture.state.unacked for member in self._members.values() if member.running)
+        return sum(member.capture.source.unacked for member in self._members.values() if member.running)
 
     @property
     def opened(self) -> bool:
         """Whether any capture may hold messages."""
-        return any(member.capture.state.opened for member in self._members.values() if member.running)
+        return any(member.capture.opened for member in self._members.values() if member.running)
 
     async def run(self, selected: Captures) -> None:
         """Run captures, and those of files and streams that come later, until every one has ended.
@@ -345,7 +346,7 @@ class Supervisor:
             for capture, lines in self._selected.problems.items()
         }
         failures |= {member.name: member.failure for member in self._members.values() if member.failure}
-        site.show({member.name: member.capture.state for member in self._members.values()}, failures)
+        site.show({member.name: member.capture for member in self._members.values()}, failures)
 
     # ------------------------------------------------------------------ one capture
 
@@ -372,7 +373,7 @@ class Supervisor:
                         single=self._files.single,
                     )
                 if self._encode_threads is not None and not is_reference(config.block.format):  # user code may hang
-                    member.capture.state.encode_threads = self._encode_threads
+                    member.capture.archiver.encoding.threads = self._encode_threads
             except ConfigError as error:
                 prefix = "" if self._files.single else f"{capture}: "
                 selected.problems[capture] = tuple(f"{prefix}{line}" for line in error.problems)
@@ -389,7 +390,7 @@ class Supervisor:
         if (old := self._members[capture]) is not new:
             if old.running:
                 with about(old.label):
-                    event(log, logging.INFO, "capture.draining", signal="SIGHUP", unacked=old.capture.state.unacked)
+                    event(log, logging.INFO, "capture.draining", signal="SIGHUP", unacked=old.capture.source.unacked)
             await self._end(old)
         if self.stopping:
             return
@@ -424,9 +425,9 @@ class Supervisor:
         except (Exception, BaseExceptionGroup) as error:
             self._failed(member, error)
             return
-        member.capture.state.ended = ""
-        self.abandoned |= member.capture.state.store_hangs
-        event(log, logging.INFO, "capture.stopped", **member.capture.state.stats.fields())
+        member.capture.ended = ""
+        self.abandoned |= member.capture.marks.store_hangs
+        event(log, logging.INFO, "capture.stopped", **counts(member.capture))
 
     def _failed(self, member: _Member, error: BaseException) -> None:
         """Report the failure of a capture; stop the others."""
@@ -435,11 +436,11 @@ class Supervisor:
             raise error
         if member.id.stream and not (self._until_caught_up or self.stopping or member.stop.is_set()):
             member.error = next(_leaves(error))  # `run` looks whether its stream is gone
-            member.capture.state.ended = member.failure = _reason(member.error)
+            member.capture.ended = member.failure = _reason(member.error)
             self._show(self._site)
             return
         reasons = [log_failure(leaf) for leaf in _leaves(error)]
-        member.capture.state.ended = reasons[-1]
+        member.capture.ended = reasons[-1]
         if member.stop.is_set() and not self.stopping:  # it was being replaced
             self.abandoned = True
             return
@@ -453,7 +454,7 @@ class Supervisor:
         """Drain a capture, or cancel it before it can hold messages."""
         member.stop.set()
         while task := member.running:
-            if not member.capture.state.opened:
+            if not member.capture.opened:
                 task.cancel()
             await asyncio.wait((task,), timeout=CANCEL_AGAIN)
 

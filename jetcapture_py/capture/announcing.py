@@ -12,6 +12,7 @@ import inspect
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +22,11 @@ from jetcapture_py import plugins
 from jetcapture_py.archive.layout import ObjectName, bucket_text
 from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.capture.daemon_thread import DaemonThread
-from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.config.model import OnStoredConfig
+from jetcapture_py.config.model import Config, OnStoredConfig
 from jetcapture_py.config.subjects import covers
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.consumer import filters_of
+from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, refusal
 from jetcapture_py.log import event
@@ -107,26 +108,27 @@ def configured_call(config: OnStoredConfig) -> OnStored | None:
 class Announcer:
     """Announces to the configured subject, and to `call` or the configured function."""
 
-    def __init__(self, state: CaptureState, call: OnStored | None, others: Notifiers = tuple) -> None:
-        config = state.config.on_stored
-        self.subject = state.config.stored_subject
+    def __init__(self, config: Config, source: PullSource, call: OnStored | None, others: Notifiers = tuple) -> None:
+        self.subject = config.stored_subject
         self.notifier: Notifier | None = None
         """Known once the subject has been checked."""
-        self._state, self._others = state, others
+        self.failures: Counter[str] = Counter()
+        """Objects that were not announced, by receiver."""
+        self._source, self._others = source, others
         self._limits: dict[str, LogLimit] = {}
         self._denied_on = -1  # the connection on which a denial was logged
         self._receivers: dict[str, _Receiver] = {}
         if self.subject:
             self._receivers["subject"] = _Receiver(self._publish, contextlib.nullcontext())
-            state.source.on_denied = self._denied
-        call = configured_call(config) if call is None else call
+            source.on_denied = self._denied
+        call = configured_call(config.on_stored) if call is None else call
         if call is not None:
             thread = _CallThread(call, TIMEOUT)
             self._receivers["call"] = _Receiver(thread.run, contextlib.closing(thread))
 
     async def check(self) -> None:
         """Refuse a subject whose messages come back to the capture, also through others. Raises ConfigError."""
-        source = self._state.source
+        source = self._source
         if not self.subject:
             return
         taken, filters = await source.stream_subjects(), filters_of(source.state.config)
@@ -189,23 +191,23 @@ class Announcer:
                     receiver.waiting.task_done()
 
     async def _publish(self, stored: StoredObject) -> None:
-        await self._state.source.publish(self.subject, json.dumps(stored.fields()).encode())
+        await self._source.publish(self.subject, json.dumps(stored.fields()).encode())
 
     def _denied(self, denial: Denial) -> bool:
         """Return whether a denial is about the announcements' subject; log it once per connection."""
         if (subject := denial.about(self.subject)) is None:
             return False
-        reconnects = self._state.source.reconnects
+        reconnects = self._source.reconnects
         if self._denied_on != reconnects:
             self._denied_on = reconnects
             self._limits["subject"] = LogLimit()  # this line is not held back
             self._failed("subject", refusal(subject), "")
         else:
-            self._state.stats.on_stored_failures["subject"] += 1
+            self.failures["subject"] += 1
         return True
 
     def _failed(self, kind: str, error: object, path: str, count: int = 1) -> None:
-        self._state.stats.on_stored_failures[kind] += count
+        self.failures[kind] += count
         limit = self._limits.setdefault(kind, LogLimit())
         if objects := limit.due(asyncio.get_running_loop().time(), count):
             where = {"object": path} if path else {}

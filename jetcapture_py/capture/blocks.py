@@ -1,4 +1,4 @@
-"""Blocks: messages received and not yet stored, and the rules that seal a block.
+"""Blocks: messages received and not yet stored. `sealing` says when one is sealed.
 
 Routed batches are kept whole as chunks, in which every block's rows are one run; a block is a list of (chunk, run).
 Ten thousand keys cost ten thousand short lists, not ten thousand tables. A chunk's memory is freed with its last run,
@@ -12,7 +12,6 @@ caller's monotonic clock, sizes are bytes.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
@@ -26,6 +25,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify
 from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture.sealing import Amount, Reason, SealRules
 from jetcapture_py.ledger import Ledger
 from jetcapture_py.transform.keys import Run
 
@@ -38,10 +38,6 @@ SMALL = 4
 TOGETHER = 8
 """Small chunks that are merged at once. Merged ones have eight times the rows and are merged with their like, so a row
 is copied once for each power of eight."""
-MAX_NULLS = 1 << 25
-"""Values that rows of a block may lack because other rows have more columns. They take no memory while they are held,
-but each costs time when the object is made (60,000 rows beside one with 10,000 columns: 98 s, and a footer of 250 MB).
-"""
 _EMPTY = pa.RecordBatch.from_arrays([], names=[])
 
 
@@ -140,7 +136,7 @@ class Block:
     columns: int = 0
     values: float = 0
     """Values in those of the columns that the rows came with."""
-    sealed_by: str = ""
+    sealed_by: Reason = ""
     sealed_at: float = 0.0
     """Time when it was handed on to the store."""
     pieces: list[_Piece] = field(default_factory=list)
@@ -181,15 +177,6 @@ class StoredBlock(NamedTuple):
         if encoded is None:
             return cls(block)
         return cls(block, encoded.name, encoded.messages, encoded.data.size, location)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealRules:
-    """When a block is sealed: `max_age` in seconds since its first message, or by size in bytes or rows."""
-
-    max_age: float
-    max_bytes: int
-    max_rows: int
 
 
 class Blocks:
@@ -236,9 +223,14 @@ class Blocks:
         """Count the distinct keys of the open blocks."""
         return len({name.key for name in self._open if not (name.quarantine or name.bundle)})
 
+    @property
+    def opened(self) -> float | None:
+        """When the first message of the oldest open block came; None without one."""
+        return next((block.opened for block in self._open.values()), None)
+
     def oldest_age(self, now: float) -> float:
         """Seconds since the oldest open block's first message; 0 without one."""
-        return next((now - block.opened for block in self._open.values()), 0.0)
+        return 0.0 if self.opened is None else now - self.opened
 
     def oldest(self, count: int) -> list[Block]:
         """Return the oldest open blocks, at most `count`."""
@@ -268,8 +260,7 @@ class Blocks:
                 block = self._open.get(name)
                 if block is None:
                     block = self._open[name] = Block(id=name, opened=now)
-                room = before[start] + self.rules.max_bytes - block.bytes
-                fitting = stop if before[stop] <= room else bisect_right(before, room, start, stop) - 1
+                fitting = self.rules.fitting(block.bytes, before, start, stop)
                 if block.columns != columns:
                     fitting = min(fitting, start + self._more_rows(block, columns, items, values))
                 if fitting <= start and block.rows:
@@ -286,10 +277,8 @@ class Blocks:
                 parts.append((start, end - start))
                 owners.append(block)
                 start = end
-                if block.rows >= self.rules.max_rows:
-                    full += self.seal([block], "messages")
-                elif block.bytes >= self.rules.max_bytes:
-                    full += self.seal([block], "bytes")
+                if reason := self.rules.full(block.rows, block.bytes):
+                    full += self.seal([block], reason)
         sizes = [before[start + length] - before[start] for start, length in parts]
         chunk = Chunk(parts, owners, sizes, family=(quarantine, numbers is not None))
         for index, block in enumerate(owners):
@@ -302,7 +291,7 @@ class Blocks:
         """Return how many rows with these columns fit into a block with others, because of the nulls they make."""
         both, count = block.columns | columns, self._columns.values
         lacking = count(both, block.rows, block.items) - block.values
-        return int((MAX_NULLS - lacking) // max(count(both, 1, items) - values, MAX_NULLS / self.rules.max_rows))
+        return self.rules.with_others(lacking, count(both, 1, items) - values)
 
     def _grow(self, block: Block, messages: int, rows: int, size: int) -> None:
         """Count what is added to a block."""
@@ -429,7 +418,7 @@ class Blocks:
 
     # ------------------------------------------------------------------ sealing
 
-    def seal(self, blocks: Iterable[Block], reason: str) -> list[Block]:
+    def seal(self, blocks: Iterable[Block], reason: Reason) -> list[Block]:
         """Seal `blocks`."""
         sealed = list(blocks)
         for block in sealed:
@@ -444,21 +433,22 @@ class Blocks:
                 self._count(chunk, chunk.memory)
         return sealed
 
-    def seal_due(self, now: float, age: float | None = None, reason: str = "age") -> list[Block]:
+    def seal_due(self, now: float, age: float | None = None, reason: Reason = "age") -> list[Block]:
         """Seal the blocks that have reached `age`, by default the maximum."""
         due: list[Block] = []
         for block in self._open.values():
-            if now - block.opened < (self.rules.max_age if age is None else age):
+            if block.opened + (self.rules.max_age if age is None else age) > now:
                 break
             due.append(block)
         return self.seal(due, reason)
 
-    def seal_all(self, reason: str) -> list[Block]:
+    def seal_all(self, reason: Reason) -> list[Block]:
         """Seal every open block."""
         return self.seal(list(self._open.values()), reason)
 
-    def seal_largest(self, *, messages: int = 0, size: int = 0, blocks: int = 0, limit: int = 1 << 30) -> list[Block]:
-        """Seal the largest blocks, at most `limit`, until this much is sealed: messages, bytes (`size`) and blocks."""
+    def seal_largest(self, amount: Amount, limit: int = 1 << 30) -> list[Block]:
+        """Seal the largest blocks, at most `limit`, until this much is sealed."""
+        messages, size, blocks = amount
         if limit <= 0 or (messages <= 0 and size <= 0 and blocks <= 0):
             return []
         by_bytes = size > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +16,10 @@ from jetcapture_py.archive.sparse import ColumnSet
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.spool import SpoolFile
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.daemon_thread import in_pool
+from jetcapture_py.capture.spool import SpoolFile, Spooling
 from jetcapture_py.config.shares import ENCODING_COPIES, ENCODING_PIECES, RELEASE_SHARE
+from jetcapture_py.ledger import Ledger
 
 _Work = tuple[BlockId, str, Sequence[pa.RecordBatch], ColumnSet | None]
 
@@ -25,16 +27,16 @@ _Work = tuple[BlockId, str, Sequence[pa.RecordBatch], ColumnSet | None]
 class Encoding:
     """Encodes blocks with `encoder`, and with all columns that the decoder is known to have."""
 
-    def __init__(self, state: CaptureState, encoder: Encoder) -> None:
-        self.encoder = encoder
-        self._state = state
+    def __init__(self, encoder: Encoder, ledger: Ledger, spooling: Spooling | None, threads: Executor) -> None:
+        self.encoder, self.threads = encoder, threads
+        """Several captures may share the threads."""
+        self.erased = Erased()
+        """Messages that are not stored again."""
+        self.left_out = 0
+        """How many of them were delivered again."""
+        self._ledger, self._spooling = ledger, spooling
         self._known: ColumnSet | None = None
-        self._resident = Resident(state.config.limits.memory // RELEASE_SHARE)
-
-    def stream_known(self) -> None:
-        """Set the stream and consumer that objects name as their source."""
-        source = self._state.source
-        self.encoder = self.encoder.for_stream(source.origin.created, source.consumer)
+        self._resident = Resident(ledger.memory.limit // RELEASE_SHARE)
 
     def set_columns(self, columns: pa.Schema | None) -> None:
         """Remember all columns that the decoder knows of."""
@@ -42,19 +44,14 @@ class Encoding:
             self._known = ColumnSet(columns)
 
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock | None]:
-        """Encode blocks without erased messages, and free their rows; None for a block of which nothing is left."""
-        state = self._state
-        async with state.ledger.encoding(sum(map(self._memory, blocks))):
+        """Encode blocks without erased messages; None for a block of which nothing is left."""
+        async with self._ledger.encoding(sum(map(self._memory, blocks))):
             work = [
                 (block.spooled, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
                 for block in blocks
             ]
-            objects, erased = await state.in_thread(state.encode_threads, self._encode, work, state.erased)
-        for block, encoded in zip(blocks, objects, strict=True):
-            state.blocks.release(block)
-            state.ledger["encoded"] += 0 if encoded is None else encoded.memory
-        state.stats.erased += erased
-        state.progress.set()
+            objects, left_out = await in_pool(self.threads, self._encode, work, self.erased)
+        self.left_out += left_out
         return objects
 
     def _columns_of(self, block: Block) -> ColumnSet | None:
@@ -80,7 +77,7 @@ class Encoding:
 
     def _encode_to_file(self, work: _Work) -> EncodedBlock:
         """Make the object of spooled rows in the spool as well; in memory, where that fails."""
-        spooling = self._state.spooling
+        spooling = self._spooling
         if spooling is not None and spooling.works:
             try:
                 sink = SpoolFile(spooling.spool)

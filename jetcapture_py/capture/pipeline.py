@@ -12,13 +12,17 @@ from dataclasses import replace
 from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.capture import parts, side_tasks, startup_checks
 from jetcapture_py.capture.announcing import Announcer, Notifiers, OnStored
-from jetcapture_py.capture.blocks import StoredBlock, replies_of
-from jetcapture_py.capture.encoding import Encoding
-from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.capture.storing import put_all
+from jetcapture_py.capture.archiver import Archiver
+from jetcapture_py.capture.blocks import replies_of
+from jetcapture_py.capture.marks import Marks
+from jetcapture_py.capture.side_tasks import SideTasks
+from jetcapture_py.capture.stats import Stats
 from jetcapture_py.config.model import Config
-from jetcapture_py.errors import DrainError, SourceError
-from jetcapture_py.ledger import Memory
+from jetcapture_py.errors import DrainError
+from jetcapture_py.jetstream.ordered_acks import Ordered
+from jetcapture_py.jetstream.shared import Acks, Shared
+from jetcapture_py.jetstream.source import PullSource
+from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.store import Store, configured_store
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.keys import KeyFunction
@@ -27,9 +31,10 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 
 
 class Capture:
-    """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
+    """One replica: a source, an archiver, and acknowledgements.
 
-    `state` is for side tasks and metrics. Captures may share `memory`; those of `notifiers` notify. Raises ConfigError.
+    `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names. Captures may share
+    `memory`; those of `notifiers` notify. Raises ConfigError.
     """
 
     def __init__(
@@ -44,87 +49,82 @@ class Capture:
         memory: Memory | None = None,
         notifiers: Notifiers = tuple,
     ) -> None:
+        ordered, stats = config.source.mode == "ordered", Stats()
+        self.config, self.stats = config, stats
+        self.ledger = Ledger(memory or Memory(config.limits.memory))
+        self.source = PullSource(config, self.ledger)
+        self.acks: Acks = (Ordered if ordered else Shared)(self.source, stats)
         store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
-        preparer = replace(parts.preparer(config, decoder, key), pinned=config.source.mode == "ordered")
-        self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks, memory=memory, preparer=preparer)
-        self.encoding = Encoding(self.state, encoder)
-        self.announcer = Announcer(self.state, on_stored, notifiers)
+        preparer = replace(parts.preparer(config, decoder, key), pinned=ordered)
+        self.archiver = Archiver(config, self.ledger, store, preparer, encoder)
+        self.marks = Marks(config.block, self.source, self.archiver, stats, config.store.url)
+        self.announcer = Announcer(config, self.source, on_stored, notifiers)
+        self.side_tasks = SideTasks(self.acks, self.archiver)
+        self.opened = False
+        self.ended: str | None = None
+        """None until the capture has ended, then the reason for its failure, or "" after a drain."""
+
+    @property
+    def draining(self) -> bool:
+        return self.source.pulls.stopped
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
         """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""
-        with self.state.ledger.joined():
-            await self._run(stop, until_caught_up=until_caught_up)
-
-    async def _run(self, stop: asyncio.Event, *, until_caught_up: bool) -> None:
-        state = self.state
-        try:
-            await state.acks.open()
-        except SourceError as error:
-            raise await startup_checks.advised(state, error) from error
-        try:
-            await startup_checks.check(state, self.encoding.encoder, stop)
-            await side_tasks.read_erased(state)
-            await self.announcer.check()
-            self.encoding.stream_known()
-            state.opened = True
-            async with asyncio.TaskGroup() as tasks:
-                work = side_tasks.tasks(state, stop, until_caught_up=until_caught_up)
-                work += [state.source.pull(), state.acks.run(), *self.announcer.tasks()]
-                work += [self._store() for _ in range(state.config.store.concurrency)]
-                work += [self._acknowledge() for _ in range(ACKNOWLEDGING)]
-                others = [tasks.create_task(task) for task in work]
-                intake, stopped = tasks.create_task(self._intake()), tasks.create_task(stop.wait())
-                try:
-                    await asyncio.wait((intake, stopped), return_when=asyncio.FIRST_COMPLETED)
-                    await self._drain(intake)
-                finally:
-                    await side_tasks.end(intake, stopped, *others)
-        finally:
-            await state.close()
-        if state.source.failure is not None:
-            raise await startup_checks.advised(state, state.source.failure)
+        source, archiver = self.source, self.archiver
+        with self.ledger.joined():
+            await startup_checks.open_source(self.acks, self.marks)
+            try:
+                await startup_checks.check(self.marks, source, archiver, stop)
+                await self.announcer.check()
+                self.opened = True
+                async with asyncio.TaskGroup() as tasks:
+                    work = self.side_tasks.tasks(stop, until_caught_up=until_caught_up)
+                    work += [source.pull(), self.acks.run(), self.marks.keep(), *self.announcer.tasks()]
+                    work += [self._store() for _ in range(archiver.uploads.workers)]
+                    work += [self._acknowledge() for _ in range(ACKNOWLEDGING)]
+                    others = [tasks.create_task(task) for task in work]
+                    intake, stopped = tasks.create_task(self._intake()), tasks.create_task(stop.wait())
+                    try:
+                        await asyncio.wait((intake, stopped), return_when=asyncio.FIRST_COMPLETED)
+                        await self._drain(intake)
+                    finally:
+                        await side_tasks.end(intake, stopped, *others)
+            finally:
+                self.stats.quarantine.end()
+                source.halt()  # after a failure, do not wait for open pulls
+                await self.acks.stop()  # first, or the messages would be redelivered right here
+                await self.acks.close(self.side_tasks.held_replies())
+                archiver.close()
+        if source.failure is not None:
+            raise await startup_checks.advised(source.failure, source, self.marks)
 
     async def _intake(self) -> None:
         """Put received messages into blocks; seal blocks that are full, or that exceed a budget together."""
-        state, loop = self.state, asyncio.get_running_loop()
-        while (received := await state.source.receive()) is not None:
-            async for prepared in state.decoding.pieces(state.acks.admit(received)):  # decoded and routed
-                for seq, timestamp in prepared.span:
-                    state.observer.saw(seq, timestamp)
-                self.encoding.set_columns(prepared.columns)
-                blocks, now = state.blocks, loop.time()
-                full = blocks.add(prepared.rows, prepared.runs, now)
-                full += blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True)
-                state.send_to_store(full)
-                state.stats.count_prepared(prepared)
-                state.seal_under_pressure()
-                await state.memory_freed()
+        archiver = self.archiver
+        while (received := await self.source.receive()) is not None:
+            async for prepared in archiver.decoded(self.acks.admit(received)):  # and routed
+                self.marks.saw(prepared)
+                archiver.add(prepared)
+                self.stats.count_prepared(prepared)
+                self.side_tasks.relieve()
+                await archiver.memory_freed()
 
     async def _store(self) -> None:
         """Store sealed blocks as objects. A block is held until its object is stored."""
-        state = self.state
         while True:
-            blocks = await state.sealed_blocks()
-            objects = await self.encoding.encode(blocks)
-            async for index, location in put_all(state, objects):
-                encoded = objects[index]  # None if nothing is left of the block, because all of it was erased
-                state.ledger["encoded"] -= 0 if encoded is None else encoded.memory
-                state.stored.put_nowait(StoredBlock.of(blocks[index], encoded, location))
-            del blocks, objects, encoded
-            state.source.wake_pulls()
-            state.seal_under_pressure()
+            await self.archiver.store()
+            self.source.wake_pulls()
+            self.side_tasks.relieve()
 
     async def _acknowledge(self) -> None:
         """Acknowledge stored blocks. Nothing else in this program acknowledges."""
-        state = self.state
         while True:
-            stored = await state.stored_blocks()
-            await state.acks.ack(replies_of(stored))
+            stored = await self.archiver.stored()
+            await self.acks.ack(replies_of(stored))
             for block, *_ in stored:
-                state.blocks.forget(block)
-            state.stats.count_stored(stored)
+                self.archiver.forget(block)
+            self.stats.count_stored(stored)
             self.announcer.announce(stored)
-            state.progress.set()
             del stored, block  # they hold ack subjects, and the next ones may be late
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
@@ -132,18 +132,17 @@ class Capture:
 
         Raises DrainError unless every message that was delivered here is acknowledged.
         """
-        state = self.state
-        state.draining, deadline = True, asyncio.get_running_loop().time() + state.config.drain_timeout
+        source, deadline = self.source, asyncio.get_running_loop().time() + self.config.drain_timeout
         try:
             async with asyncio.timeout_at(deadline):
-                await state.acks.stop()
+                await self.acks.stop()
                 await intake
-                state.send_to_store(state.blocks.seal_all("drain"))
-                await state.all_acknowledged()
+                self.archiver.seal_all("drain")
+                await self.archiver.done()
         except TimeoutError:
-            late = f"messages not stored and acknowledged in time: {state.unacked}; they are redelivered"
-            reason = late if state.unacked else "the server did not answer in time"
+            late = f"messages not stored and acknowledged in time: {source.unacked}; they are redelivered"
+            reason = late if source.unacked else "the server did not answer in time"
             raise DrainError(f"drain_timeout: {reason}") from None
-        await side_tasks.last_mark(state, deadline)
+        await self.marks.finish(deadline)
         await self.announcer.finish(deadline)
-        await state.acks.check_drained()
+        await self.acks.check_drained()

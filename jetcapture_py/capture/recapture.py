@@ -1,4 +1,4 @@
-"""Store messages without a consumer, exactly as a capture with this configuration would: decode, route, encode, put.
+"""Store messages without a consumer, as a capture with this configuration would: an archiver, and a choice of rows.
 
 Nothing is acknowledged, and the watermark stays. Names follow from messages: to store the same ones again changes
 nothing.
@@ -7,7 +7,6 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -16,14 +15,13 @@ from typing import Self
 import pyarrow as pa
 
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture import parts, pressure
-from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.encoding import Encoding
-from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.capture.storing import probe, put_all
+from jetcapture_py.capture import parts
+from jetcapture_py.capture.archiver import Archiver
+from jetcapture_py.capture.sealing import Demand, Reason
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.store import configured_store, read_erased
+from jetcapture_py.ledger import Ledger, Memory
+from jetcapture_py.store import configured_store, notes_of, read_erased
 from jetcapture_py.transform.keys import Run
 
 RETRY_FOR = 60.0
@@ -40,15 +38,17 @@ Put = Callable[[EncodedBlock], Awaitable[None]]
 class Recapture:
     """Stores messages; objects name `sealed_by` as why they were sealed. A context manager: it ends threads."""
 
-    def __init__(self, config: Config, sealed_by: str, choose: Choose, put: Put | None = None) -> None:
+    def __init__(self, config: Config, sealed_by: Reason, choose: Choose, put: Put | None = None) -> None:
         """`put` is called instead of the method of this name. Raises ConfigError."""
         limits = config.limits.model_copy(update={"spool": None})
-        store = config.store.model_copy(update={"retry_for": min(config.store.retry_for, RETRY_FOR)})
-        self.config = config.model_copy(update={"limits": limits, "store": store})
-        encoder = parts.encoder(self.config, None, None)
-        self.state = CaptureState(self.config, configured_store(store), whole_blocks=encoder.whole_blocks)
-        self._sealed_by, self._choose, self._put = sealed_by, choose, put or self.put
-        self._encoding = Encoding(self.state, encoder)
+        config = config.model_copy(update={"limits": limits})
+        preparer, encoder = parts.preparer(config, None, None), parts.encoder(config, None, None)
+        store = configured_store(config.store)
+        self.notes = notes_of(store, config.store.url)
+        self.archiver = Archiver(config, Ledger(Memory(limits.memory)), store, preparer, encoder)
+        self.archiver.uploads.retry_for = min(config.store.retry_for, RETRY_FOR)
+        self._stream, self._sealed_by = config.source.stream, sealed_by
+        self._choose, self._put = choose, put or self.put
 
     def __enter__(self) -> Self:
         return self
@@ -56,60 +56,60 @@ class Recapture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.state.decoding.close()
-        self.state.store_threads.shutdown(wait=False, cancel_futures=True)
+        self.archiver.close()
 
     async def put(self, encoded: EncodedBlock) -> None:
         """Store an object. Raises StoreError."""
-        async for _ in put_all(self.state, [encoded]):
+        async for _ in self.archiver.uploads.put_all([encoded]):
             pass
 
     def set_source(self, stream_created: str, consumer: str) -> None:
         """Set what footers of the following objects name as their source."""
-        self._encoding.encoder = self._encoding.encoder.for_stream(stream_created, consumer)
+        encoding = self.archiver.encoding
+        encoding.encoder = encoding.encoder.for_stream(stream_created, consumer)
 
     async def check_store(self) -> None:
         """Raise StoreError unless objects can be stored. Read which messages were erased, and are not stored again.
 
         Raises JetcaptureError if that cannot be read.
         """
-        state = self.state
-        await probe(state, asyncio.Event())
-        stream = self.config.source.stream
-        state.erased = await state.in_thread(state.store_threads, read_erased, state.notes, stream, state.erased)
+        uploads, encoding = self.archiver.uploads, self.archiver.encoding
+        await uploads.probe(asyncio.Event())
+        encoding.erased = await uploads.call(read_erased, self.notes, self._stream, encoding.erased)
 
     async def add(self, consumer: str, received: Received) -> None:
         """Decode and route messages delivered to `consumer`, and put them into blocks; store those that are full, or
         too much together. Raises StoreError."""
-        state = self.state
-        state.decoding.preparer = replace(state.decoding.preparer, consumer=consumer)
-        async for prepared in state.decoding.pieces(received):
-            self._encoding.set_columns(prepared.columns)
-            full: list[Block] = []
+        archiver = self.archiver
+        archiver.decoding.preparer = replace(archiver.decoding.preparer, consumer=consumer)
+        async for prepared in archiver.decoded(received):
+            archiver.encoding.set_columns(prepared.columns)
             for quarantine, rows, runs in (
                 (False, prepared.rows, prepared.runs),
                 (True, prepared.quarantine, prepared.quarantine_runs),
             ):
-                chosen, chosen_runs = self._choose(rows, runs, quarantine)
-                if chosen_runs:
-                    full += state.blocks.add(chosen, chosen_runs, 0.0, quarantine=quarantine)
-            await self._store([*full, *pressure.seal(state.blocks, self.config.limits)])
+                archiver.add_rows(*self._choose(rows, runs, quarantine), quarantine=quarantine)
+            archiver.relieve(Demand())
+            while archiver.waiting.amount[0]:
+                await self._store()
+                archiver.relieve(Demand())
 
     async def flush(self) -> None:
         """Store all blocks. Raises StoreError."""
-        await self._store(self.state.blocks.seal_all(self._sealed_by))
+        self.archiver.seal_all(self._sealed_by)
+        await self._store()
 
-    async def _store(self, blocks: Sequence[Block]) -> None:
-        """Encode blocks and store their objects, several at a time."""
-        waiting = deque(blocks)
+    async def _store(self) -> None:
+        """Encode sealed blocks and store their objects, several at a time."""
+        archiver = self.archiver
 
         async def work() -> None:
-            while waiting:
-                block = waiting.popleft()
-                for encoded in await self._encoding.encode([block]):
+            while archiver.waiting.amount[0]:
+                block = archiver.waiting.take()
+                for encoded in await archiver.encode([block]):
                     if encoded is not None:
                         await self._put(encoded)
-                        self.state.ledger["encoded"] -= encoded.memory
-                self.state.blocks.forget(block)
+                        archiver.ledger["encoded"] -= encoded.memory
+                archiver.forget(block)
 
-        await asyncio.gather(*(work() for _ in range(min(len(blocks), self.config.store.concurrency))))
+        await asyncio.gather(*(work() for _ in range(archiver.uploads.workers)))

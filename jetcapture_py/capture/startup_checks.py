@@ -12,15 +12,16 @@ from contextlib import suppress
 
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.capture.archiver import Archiver
 from jetcapture_py.capture.daemon_thread import in_thread
-from jetcapture_py.capture.side_tasks import IDLE_MARK, write_watermark
-from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.capture.storing import probe
-from jetcapture_py.capture.stream_watch import TIMEOUT, recognize_stream
+from jetcapture_py.capture.marks import Marks
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
+from jetcapture_py.jetstream.consumer import ConsumerState
+from jetcapture_py.jetstream.shared import Acks
+from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.log import event
-from jetcapture_py.store import LocalStore, driver_of, read_own_watermark, read_watermark
+from jetcapture_py.store import LocalStore, Store, driver_of, read_watermark
 from jetcapture_py.text import without_credentials
 
 log = logging.getLogger("jetcapture.capture")
@@ -28,68 +29,55 @@ log = logging.getLogger("jetcapture.capture")
 ADVICE = 'messages in flight may be stored under two keys or buckets; read them with dedupe="full", or --dedupe full'
 
 
-async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> None:
+async def check(marks: Marks, source: PullSource, archiver: Archiver, stop: asyncio.Event) -> None:
     """Check that the store accepts writes, warn of a changed key rule and of an empty archive; log the store's driver.
 
     Raises StoreError.
     """
-    if driver := driver_of(state.store):
+    encoder, store = archiver.encoding.encoder, archiver.uploads.store
+    if driver := driver_of(store):
         event(log, logging.INFO, "store.driver", **driver)
-    await probe(state, stop)
-    mark = await _watermark(state)
+    await archiver.uploads.probe(stop)
+    mark = await marks.read()
     _warn_of_changed_rule(mark, encoder)
-    state.key_rule = encoder.key_rule
-    _warn_of_new_archive(state)
-    await recognize_stream(state, mark)
-    _warn_of_new_consumer(state, mark)
-    state.observer.began(state.source.state)
-    await _begin_watermark(state)
+    marks.key_rule = encoder.key_rule
+    _warn_of_new_archive(store, source.state)
+    await marks.stream.recognize(mark)
+    _warn_of_new_consumer(source, mark)
+    marks.observer.began(source.state)
+    await marks.begin()
+    await marks.read_erased()
+    archiver.encoding.encoder = encoder.for_stream(source.origin.created, source.consumer)
 
 
-async def advised(state: CaptureState, error: SourceError) -> SourceError:
+async def open_source(acks: Acks, marks: Marks) -> None:
+    """Connect, and find or create the consumer. Raises SourceError."""
+    try:
+        await acks.open()
+    except SourceError as error:
+        raise await advised(error, acks.source, marks) from error
+
+
+async def advised(error: SourceError, source: PullSource, marks: Marks) -> SourceError:
     """Return the error; if the stream does not exist, with how to restore it from the archive, if that has it."""
-    stream, notes = state.config.source.stream, state.notes
+    stream, notes = source.stream, marks.notes
     if isinstance(error, MissingStreamError) and notes is not None:
         with suppress(JetcaptureError):
             if await in_thread(read_watermark, notes, stream) is not None:
-                url = without_credentials(state.config.store.url)
+                url = without_credentials(source.config.store.url)
                 return MissingStreamError(f"{error}; or restore it: jetcapture restore {url} {stream}")
     return error
 
 
-def _warn_of_new_archive(state: CaptureState) -> None:
+def _warn_of_new_archive(store: Store, consumer: ConsumerState) -> None:
     """Warn when the archive's directory is empty although the consumer has acknowledged messages."""
-    store, consumer = state.store, state.source.state
     if isinstance(store, LocalStore) and store.new and consumer.acknowledged:
         reason = "it is empty, but the consumer has acknowledged messages; is the volume mounted?"
         event(log, logging.WARNING, "archive.new", root=store.root, ack_floor=consumer.ack_floor, reason=reason)
 
 
-async def _watermark(state: CaptureState) -> ConsumerWatermark | None:
-    """Return the capture's watermark; None without one, or if it cannot be read."""
-    notes, source = state.notes, state.config.source
-    if notes is None:
-        return None
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            return await state.in_thread(state.store_threads, read_own_watermark, notes, source.stream, source.consumer)
-    except (JetcaptureError, TimeoutError) as error:  # writing it fails as well, and that is logged
-        event(log, logging.DEBUG, "rule.unknown", error=error)
-        return None
-
-
-async def _begin_watermark(state: CaptureState) -> None:
-    """Write the watermark before the first pull, so that readers wait for this capture."""
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            await write_watermark(state, IDLE_MARK)
-    except TimeoutError:
-        event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
-
-
-def _warn_of_new_consumer(state: CaptureState, mark: ConsumerWatermark | None) -> None:
+def _warn_of_new_consumer(source: PullSource, mark: ConsumerWatermark | None) -> None:
     """Warn when a consumer was created again and begins elsewhere than its watermark ends."""
-    source = state.source
     if source.state.deliveries:
         return
     begins = source.state.delivered + 1

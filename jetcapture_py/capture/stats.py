@@ -1,16 +1,14 @@
-"""Counters of a capture since its start, the current state of storing, and the last objects and quarantine reasons."""
+"""Counters of a capture since its start, and the last objects and quarantine reasons."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -18,16 +16,13 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.blocks import StoredBlock
-from jetcapture_py.errors import FullStoreError, JetcaptureError, PermanentStoreError
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
-from jetcapture_py.text import age, one_line, without_credentials
+from jetcapture_py.text import without_credentials
 from jetcapture_py.transform.prepare import Prepared
 
 log = logging.getLogger("jetcapture.capture")
 
-SLOW = 60.0
-"""Seconds without an answer after which the store counts as hanging."""
 SUMMARY_EVERY = 60.0
 """Seconds between log lines about quarantined messages, after the first one."""
 MAX_LOGGED_REASONS = 5
@@ -37,72 +32,6 @@ MAX_STAGES = 20
 """Maximum stages that are counted by name; your own decoder may name any. Further ones count as `other`."""
 _NEW_REASONS = 5
 """Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
-
-
-class Histogram:
-    """A histogram of durations in seconds; `total` is their sum."""
-
-    BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-    def __init__(self) -> None:
-        self.total = 0.0
-        self._counts = [0] * (len(self.BOUNDS) + 1)
-
-    def add(self, seconds: float) -> None:
-        self.total += seconds
-        self._counts[bisect_left(self.BOUNDS, seconds)] += 1
-
-    def buckets(self) -> dict[str, int]:
-        """Return the cumulative counts by upper bound; the last one is +Inf."""
-        return dict(zip((*map(str, self.BOUNDS), "+Inf"), accumulate(self._counts), strict=True))
-
-
-class Storing:
-    """Attempts to store. A *turn* is a group of objects stored together."""
-
-    def __init__(self) -> None:
-        self.seconds = Histogram()
-        """Durations of successful puts."""
-        self.errors: Counter[str] = Counter()
-        """By kind: temporary or permanent."""
-        self.retries = 0
-        self.last_success: float | None = None
-        """Seconds since the epoch; None before the first object."""
-        self._asked: dict[object, float] = {}
-        self._failing: dict[object, tuple[str, bool]] = {}  # why, and whether the store is full
-
-    def began(self, turn: object, now: float) -> None:
-        self._asked[turn] = now
-
-    def succeeded(self, seconds: float) -> None:
-        self.seconds.add(seconds)
-        self.last_success = time.time()
-
-    def failed(self, turn: object, errors: list[Exception]) -> None:
-        """Objects of this turn were not stored, and will be retried."""
-        for error in errors:
-            self.errors["permanent" if isinstance(error, PermanentStoreError) else "temporary"] += 1
-        first = errors[0]
-        reason = one_line(str(first) if isinstance(first, JetcaptureError) else first)
-        self._failing[turn] = reason, isinstance(first, FullStoreError)
-        self._asked.pop(turn, None)
-
-    def ended(self, turn: object) -> None:
-        """The turn ended: everything is stored, or given up."""
-        self._asked.pop(turn, None)
-        self._failing.pop(turn, None)
-
-    def trouble(self, now: float) -> str | None:
-        """Return in one line why objects are not being stored; None when they are, or when there are none."""
-        for reason, _ in self._failing.values():
-            return reason
-        waited = now - min(self._asked.values(), default=now)
-        return f"the store has not answered for {age(waited)}" if waited > SLOW else None
-
-    @property
-    def full(self) -> bool:
-        """Whether objects are not stored because the store has no space left."""
-        return next((full for _, full in self._failing.values()), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +73,15 @@ class Quarantine:
         self.stages: Counter[str] = Counter()
         """Messages by the stage that failed, such as decode or key."""
         self._reasons: dict[tuple[str, str], QuarantineReason] = {}  # least recently seen first
-        self._messages = 0  # not logged yet
+        self._unlogged = 0  # messages that are not logged yet
         self._logged: Counter[str] = Counter()
         self._first: dict[str, Any] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def messages(self) -> int:
+        """Messages quarantined since the start."""
+        return self.stages.total()
 
     @property
     def reasons(self) -> Sequence[QuarantineReason]:
@@ -158,11 +92,11 @@ class Quarantine:
         """Count quarantined messages and their most frequent reasons; log the first ones immediately."""
         if not rows.num_rows:
             return
-        if not self._messages:
+        if not self._unlogged:
             row = rows.slice(0, 1).to_pylist()[0]
             self._first = {"first_seq": row[layout.SEQ]}
             self._first |= {"first_stage": row[layout.STAGE], "first_error": row[layout.ERROR]}
-        self._messages += rows.num_rows
+        self._unlogged += rows.num_rows
         for stage in pc.value_counts(rows.column(layout.STAGE)).to_pylist():
             known = stage["values"] in self.stages or len(self.stages) < MAX_STAGES
             self.stages[stage["values"] if known else "other"] += stage["counts"]
@@ -208,43 +142,33 @@ class Quarantine:
     def _tick(self) -> None:
         """Log a summary, and the next one in a while; after a while without any, the next message begins anew."""
         again = asyncio.get_running_loop().call_later
-        self._timer = again(SUMMARY_EVERY, self._tick) if self._messages else None
+        self._timer = again(SUMMARY_EVERY, self._tick) if self._unlogged else None
         self._summarize()
 
     def _summarize(self) -> None:
-        if not self._messages:
+        if not self._unlogged:
             return
         reasons = dict(self._logged.most_common(MAX_LOGGED_REASONS))
-        if other := self._messages - sum(reasons.values()):
+        if other := self._unlogged - sum(reasons.values()):
             reasons["other"] = other
-        event(log, logging.WARNING, "messages.quarantined", messages=self._messages, **self._first, reasons=reasons)
-        self._messages = 0
+        event(log, logging.WARNING, "messages.quarantined", messages=self._unlogged, **self._first, reasons=reasons)
+        self._unlogged = 0
         self._logged.clear()
 
 
 @dataclass(slots=True)
 class Stats:
-    """What a capture has done since its start."""
+    """What a capture has received, stored and acknowledged since its start."""
 
     received: int = 0
     redelivered: int = 0
     strays: int = 0
-    quarantined: int = 0
-    erased: int = 0
-    """Messages that were delivered again after they were erased, and not stored."""
     stored_messages: int = 0
     stored_rows: int = 0
     stored_bytes: int = 0
     stored_blocks: int = 0
     acked: int = 0
-    sealed_by: Counter[str] = field(default_factory=Counter)
-    """Blocks by the reason for which they were sealed."""
     unconfirmed_acks: int = 0
-    on_stored_failures: Counter[str] = field(default_factory=Counter)
-    """Objects that were not announced, by receiver."""
-    stream_losses: Counter[str] = field(default_factory=Counter)
-    """By kind: rewind or recreated."""
-    storing: Storing = field(default_factory=Storing)
     objects: deque[RecentObject] = field(default_factory=lambda: deque(maxlen=MAX_OBJECTS))
     """The last objects, newest first."""
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -255,7 +179,6 @@ class Stats:
         self.received += prepared.messages
         self.redelivered += prepared.redelivered
         self.strays += prepared.strays
-        self.quarantined += prepared.quarantine.num_rows
         self.quarantine.add(prepared.quarantine)
         if frames := self._stray_limit.due(time.monotonic(), prepared.strays):
             event(log, logging.WARNING, "receive.strays", frames=frames)
@@ -291,12 +214,8 @@ class Stats:
         path = {"object": objects[0][1].path} if len(objects) == 1 else {}
         event(log, logging.INFO, "blocks.stored", **counts, sealed_by=reasons, **path)
 
-    def fields(self) -> dict[str, Any]:
-        counts: dict[str, Any] = {}
-        for name in (attribute.name for attribute in fields(self)):
-            value = getattr(self, name)
-            if isinstance(value, int):
-                counts[name] = value
-            elif isinstance(value, Counter):
-                counts[name] = dict(value) if name == "sealed_by" else value.total()
-        return {**counts, "store_errors": self.storing.errors.total()}
+    def fields(self) -> dict[str, int]:
+        counts = {counter.name: getattr(self, counter.name) for counter in fields(self)}
+        return {name: count for name, count in counts.items() if isinstance(count, int)} | {
+            "quarantined": self.quarantine.messages
+        }

@@ -33,7 +33,7 @@ from jetcapture_py.text import sentence, without_credentials
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.blocks import Block
-    from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.capture.pipeline import Capture
     from jetcapture_py.config.model import Config
 
 MAX_BLOCKS = 6
@@ -98,13 +98,13 @@ class ConsumerFacts:
     stream_max_age: Annotated[float | None, gauge("stream_max_age_seconds", "Age at which the stream removes messages")]
 
 
-def _consumer(state: CaptureState, history: History) -> ConsumerFacts:
-    source, consumer = state.source, state.source.state
+def _consumer(capture: Capture, history: History) -> ConsumerFacts:
+    source, consumer = capture.source, capture.source.state
     pulls = sorted(sample.other_pulls for sample in list(history.samples)[-_FEW_SAMPLES:]) or [source.other_pulls]
     return ConsumerFacts(
         asked=consumer.asked.astimezone(UTC),
         ahead=consumer.ahead,
-        lag=state.observer.lag(consumer).total_seconds(),
+        lag=capture.marks.observer.lag(consumer).total_seconds(),
         pending=consumer.pending,
         unacked=consumer.unacked,
         max_ack_pending=consumer.max_ack_pending if consumer.max_ack_pending < 1 << 62 else None,
@@ -154,21 +154,21 @@ class FlowFacts:
     ]
 
 
-def _flow(state: CaptureState) -> FlowFacts:
-    stats, storing = state.stats, state.stats.storing
+def _flow(capture: Capture) -> FlowFacts:
+    archiver, stats, storing = capture.archiver, capture.stats, capture.archiver.uploads.storing
     return FlowFacts(
-        received=state.source.fetched,
+        received=capture.source.fetched,
         redelivered=stats.redelivered,
         stored=stats.stored_messages,
         acked=stats.acked,
-        unacked=state.unacked,
-        quarantined=stats.quarantined,
+        unacked=capture.source.unacked,
+        quarantined=stats.quarantine.messages,
         quarantined_by_stage=dict(stats.quarantine.stages),
-        erased=stats.erased,
+        erased=archiver.encoding.left_out,
         stray_frames=stats.strays,
-        reconnects=state.source.reconnects,
-        stream_losses=dict(stats.stream_losses),
-        sealed_by=dict(stats.sealed_by),
+        reconnects=capture.source.reconnects,
+        stream_losses=dict(capture.marks.stream.losses),
+        sealed_by=dict(archiver.sealed_by),
         stored_objects=stats.stored_blocks,
         stored_rows=stats.stored_rows,
         stored_bytes=stats.stored_bytes,
@@ -178,8 +178,20 @@ def _flow(state: CaptureState) -> FlowFacts:
         store_errors_by_kind=dict(storing.errors),
         store_retries=storing.retries,
         unconfirmed_acks=stats.unconfirmed_acks,
-        on_stored_failures=dict(stats.on_stored_failures),
+        on_stored_failures=dict(capture.announcer.failures),
     )
+
+
+def counts(capture: Capture) -> dict[str, Any]:
+    """Return what a capture has done since its start, for the log."""
+    archiver = capture.archiver
+    return capture.stats.fields() | {
+        "erased": archiver.encoding.left_out,
+        "sealed_by": dict(archiver.sealed_by),
+        "on_stored_failures": capture.announcer.failures.total(),
+        "stream_losses": capture.marks.stream.losses.total(),
+        "store_errors": archiver.uploads.storing.errors.total(),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,13 +209,13 @@ class MemoryFacts:
     spool_failures: Annotated[int, counter("spool_failures", "Failures to write to the spool")]
 
 
-def _memory(state: CaptureState) -> MemoryFacts:
-    spooling, pulls = state.spooling, state.source.pulls
+def _memory(capture: Capture) -> MemoryFacts:
+    spooling, pulls = capture.archiver.spooling, capture.source.pulls
     return MemoryFacts(
-        memory=state.ledger.held,
-        memory_open=state.ledger["open"],
-        memory_limit=state.config.limits.memory,
-        in_flight=state.ledger["asked"],
+        memory=capture.ledger.held,
+        memory_open=capture.ledger["open"],
+        memory_limit=capture.config.limits.memory,
+        in_flight=capture.ledger["asked"],
         in_flight_limit=pulls.limits.limit,
         spool=spooling.spool.bytes if spooling else 0,
         spool_limit=spooling.spool.size if spooling else 0,
@@ -245,16 +257,16 @@ class BlockFacts:
     """The largest ones, up to `MAX_BLOCKS`."""
 
 
-def _blocks(state: CaptureState) -> BlockFacts:
-    blocks, now = state.blocks, asyncio.get_running_loop().time()
+def _blocks(capture: Capture) -> BlockFacts:
+    blocks, now = capture.archiver.blocks, asyncio.get_running_loop().time()
     few = blocks.open <= 2 * MAX_BLOCKS
     return BlockFacts(
         open_blocks=blocks.open,
-        open_blocks_limit=state.config.limits.open_blocks,
+        open_blocks_limit=capture.config.limits.open_blocks,
         open_rows=blocks.rows,
         open_bytes=blocks.bytes,
         oldest_age=blocks.oldest_age(now),
-        blocks_waiting=state.sealed.qsize(),
+        blocks_waiting=capture.archiver.waiting.amount[0],
         oldest=[_open_block(block, now) for block in blocks.oldest(blocks.open if few else MAX_BLOCKS)],
         largest=[_open_block(block, now) for block in blocks.largest(MAX_BLOCKS)],
     )
@@ -286,12 +298,12 @@ class WatermarkFacts:
     """Whether this capture keeps one."""
 
 
-def _watermark(state: CaptureState) -> WatermarkFacts:
-    mark = state.watermark
+def _watermark(capture: Capture) -> WatermarkFacts:
+    mark = capture.marks.watermark
     return WatermarkFacts(
         watermark=mark.time if mark and mark.time > NEVER else None,
         watermark_seq=mark.seq if mark else None,
-        has_watermark=state.notes is not None,
+        has_watermark=capture.marks.notes is not None,
     )
 
 
@@ -383,31 +395,31 @@ class CaptureFacts:
 
 def gather(history: History, process: ProcessFacts, before: CaptureFacts | None = None) -> CaptureFacts:
     """Return the facts of a capture; `before` are its last. Call it once a second, in the capture's event loop."""
-    state, health = history.state, history.observe()
-    source, ended = state.config.source, state.ended is not None
-    what_to_know = sorted(notices(state, history, health), key=lambda notice: LEVELS.index(notice.level))
+    capture, health = history.capture, history.observe()
+    source, ended = capture.config.source, capture.ended is not None
+    what_to_know = sorted(notices(capture, history, health), key=lambda notice: LEVELS.index(notice.level))
     return CaptureFacts(
         process=process,
         health=health,
-        consumer_state=_consumer(state, history) if state.opened else None,
-        flow=_flow(state),
-        memory=_memory(state),
-        blocks=_blocks(state),
-        watermark=_watermark(state),
+        consumer_state=_consumer(capture, history) if capture.opened else None,
+        flow=_flow(capture),
+        memory=_memory(capture),
+        blocks=_blocks(capture),
+        watermark=_watermark(capture),
         stream=source.stream,
         consumer=source.consumer,
-        role="shared" if source.mode == "shared" else "active" if state.acks.active else "standby",
-        active=state.opened and not ended and state.acks.active,
+        role="shared" if source.mode == "shared" else "active" if capture.acks.active else "standby",
+        active=capture.opened and not ended and capture.acks.active,
         started=history.started,
-        state=_state(state, what_to_know),
+        state=_state(capture, what_to_know),
         ready=health.ready,
         since=history.since,
         notices=what_to_know,
         past=tuple(history.past),
-        max_age=state.config.block.max_age,
-        objects=tuple(state.stats.objects),
-        quarantine=state.stats.quarantine.reasons,
-        settings=_settings(state.config) if before is None else before.settings,
+        max_age=capture.config.block.max_age,
+        objects=tuple(capture.stats.objects),
+        quarantine=capture.stats.quarantine.reasons,
+        settings=_settings(capture.config) if before is None else before.settings,
         samples=tuple(history.samples),
     )
 
@@ -425,15 +437,15 @@ def unknown(last: CaptureFacts, reason: str) -> CaptureFacts:
     )
 
 
-def _state(state: CaptureState, present: Sequence[Notice]) -> State:
+def _state(capture: Capture, present: Sequence[Notice]) -> State:
     levels = {notice.level for notice in present}
     if "failing" in levels:
         return "failing"
-    if state.ended is not None:
+    if capture.ended is not None:
         return "ended"
-    if not state.opened:
+    if not capture.opened:
         return "starting"
-    if state.draining:
+    if capture.draining:
         return "draining"
     return "attention" if "warning" in levels else "healthy"
 

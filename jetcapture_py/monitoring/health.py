@@ -12,7 +12,7 @@ from jetcapture_py.monitoring.metrics import gauge
 from jetcapture_py.text import age, plural
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.capture.pipeline import Capture
 
 DECODER_STUCK, DECODER_STUCK_PER_MESSAGE = 300.0, 0.1
 """Seconds per batch, or per message if that is longer, after which a decoder counts as stuck and only a restart helps.
@@ -43,23 +43,23 @@ class Health:
         return [f"{check}: {text}" for check, text in self.trouble.items()]
 
 
-def health(state: CaptureState) -> Health:
+def health(capture: Capture) -> Health:
     """Return the current health."""
-    starting, draining, ended = not state.opened, state.draining, state.ended
-    messages, seconds = len(state.decoding.batch), state.decoding.seconds
-    connected = state.opened and ended is None and state.source.connected
-    consuming = connected and state.source.pulls.consuming and not draining
+    starting, draining, ended = not capture.opened, capture.draining, capture.ended
+    messages, seconds = len(capture.archiver.decoding.batch), capture.archiver.decoding.seconds
+    connected = capture.opened and ended is None and capture.source.connected
+    consuming = connected and capture.source.pulls.consuming and not draining
     decoding = (
         f"a batch of {plural(messages, 'message')} has been in the decoder for {age(seconds)}" if messages else ""
     )
-    storing = state.stats.storing.trouble(time.monotonic()) if ended is None else None
+    storing = capture.archiver.uploads.storing.trouble(time.monotonic()) if ended is None else None
     stuck = False
     trouble = {}
     if ended is not None:
         trouble = {"running": f"it has failed: {ended}"} if ended else {"consuming": "drained and ended"}
     else:
         if not connected:
-            reason = state.source.connection_error
+            reason = capture.source.connection_error
             lost = f"no connection to NATS{f': {reason}' if reason else ''}"
             trouble["connected"] = "not connected yet" if starting else lost
         elif not consuming:

@@ -16,7 +16,7 @@ from jetcapture_py.monitoring.health import Health, health
 from jetcapture_py.pages.words import utc
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.capture.pipeline import Capture
 
 EVERY = 5.0
 """Seconds between samples."""
@@ -57,10 +57,10 @@ class PastFailure:
 
 
 class History:
-    """The history of one capture, `state`."""
+    """The history of one `capture`."""
 
-    def __init__(self, state: CaptureState, clock: Callable[[], float] = time.time) -> None:
-        self.state, self._clock = state, clock
+    def __init__(self, capture: Capture, clock: Callable[[], float] = time.time) -> None:
+        self.capture, self._clock = capture, clock
         self._sampled = clock()
         self._counts = self._counted()
         self.started = self.since = utc(self._sampled)
@@ -73,7 +73,7 @@ class History:
 
     def observe(self) -> Health:
         """Look at the health, and take a sample if it is time. Call it in the capture's event loop."""
-        at, now = self._clock(), health(self.state)
+        at, now = self._clock(), health(self.capture)
         self._record(now, utc(at))
         if not 0 <= at - self._sampled < EVERY:  # the clock may be set back
             self._sample(at)
@@ -102,15 +102,15 @@ class History:
             self._failing[check] = began, text
 
     def _counted(self) -> tuple[int, int, int]:
-        stats = self.state.stats
-        return self.state.source.fetched, stats.stored_messages, stats.quarantined
+        stats = self.capture.stats
+        return self.capture.source.fetched, stats.stored_messages, stats.quarantine.messages
 
     def _sample(self, at: float) -> None:
-        state, before, seconds = self.state, self._counts, max(at - self._sampled, 1e-3)
+        capture, before, seconds = self.capture, self._counts, max(at - self._sampled, 1e-3)
         self._sampled, self._counts = at, self._counted()
-        if not state.opened:
+        if not capture.opened:
             return
-        consumer = state.source.state
+        consumer = capture.source.state
         received, stored, quarantined = (now - then for now, then in zip(self._counts, before, strict=True))
         self.samples.append(
             HistorySample(
@@ -119,10 +119,10 @@ class History:
                 received=received,
                 stored=stored,
                 quarantined=quarantined,
-                lag=state.observer.lag(consumer).total_seconds(),
+                lag=capture.marks.observer.lag(consumer).total_seconds(),
                 pending=consumer.pending,
                 unacked=consumer.unacked,
-                memory=state.ledger.held,
-                other_pulls=state.source.other_pulls,
+                memory=capture.ledger.held,
+                other_pulls=capture.source.other_pulls,
             )
         )

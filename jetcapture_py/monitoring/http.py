@@ -46,7 +46,7 @@ from jetcapture_py.monitoring.metrics import CONTENT_TYPE
 from jetcapture_py.text import age, one_line
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.capture.pipeline import Capture
 
 log = logging.getLogger("jetcapture.http")
 
@@ -75,11 +75,11 @@ class Site:
         self._loop = asyncio.get_running_loop()
         self._beat()
 
-    def show(self, states: Mapping[str, CaptureState], failures: Mapping[str, str]) -> None:
+    def show(self, captures: Mapping[str, Capture], failures: Mapping[str, str]) -> None:
         """Answer for these captures and no others; `failures` has why a capture failed or could not start, by name."""
         before, facts, process = self._histories, self._captures, this_process()
-        same = {name for name, state in states.items() if name in before and before[name].state is state}
-        self._histories = {n: before[n] if n in same else History(state) for n, state in sorted(states.items())}
+        same = {name for name, capture in captures.items() if name in before and before[name].capture is capture}
+        self._histories = {n: before[n] if n in same else History(capture) for n, capture in sorted(captures.items())}
         self._captures = {n: facts[n] if n in same else gather(h, process) for n, h in self._histories.items()}
         self._failures = dict(sorted(failures.items()))
 

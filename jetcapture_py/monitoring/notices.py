@@ -19,7 +19,7 @@ from jetcapture_py.pages.words import age, duration
 from jetcapture_py.text import plural, sentence, without_credentials
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.capture.pipeline import Capture
     from jetcapture_py.monitoring.history import History
 
 LASTING = 60.0
@@ -47,44 +47,44 @@ class Notice:
     """When it began to fail, unless that is expected."""
 
 
-def notices(state: CaptureState, history: History, health: Health) -> Iterator[Notice]:
+def notices(capture: Capture, history: History, health: Health) -> Iterator[Notice]:
     """Yield all notices of a capture."""
-    yield from _failures(state, history, health)
-    if state.opened and not state.draining and state.ended is None:
-        yield from _warnings(state, history)
-    yield from _notes(state)
+    yield from _failures(capture, history, health)
+    if capture.opened and not capture.draining and capture.ended is None:
+        yield from _warnings(capture, history)
+    yield from _notes(capture)
 
 
-def _failures(state: CaptureState, history: History, health: Health) -> Iterator[Notice]:
-    actions = _actions(state)
+def _failures(capture: Capture, history: History, health: Health) -> Iterator[Notice]:
+    actions = _actions(capture)
     for check, text in health.trouble.items():
         expected = check in health.expected
         yield Notice(
             level="note" if expected else "failing",
             check=check,
             text=sentence(text),
-            action=_expected(state) if expected else actions.get(check, ""),
+            action=_expected(capture) if expected else actions.get(check, ""),
             since=None if expected else history.failing_since(check),
         )
 
 
-def _expected(state: CaptureState) -> str:
-    if state.ended is not None:
+def _expected(capture: Capture) -> str:
+    if capture.ended is not None:
         return "Everything received is stored and acknowledged."
-    if not state.opened:
+    if not capture.opened:
         return "Connecting, looking up the consumer and checking that the store accepts objects; then pulling starts."
-    return f"Storing and acknowledging everything held, for at most {duration(state.config.drain_timeout)}."
+    return f"Storing and acknowledging everything held, for at most {duration(capture.config.drain_timeout)}."
 
 
-def _actions(state: CaptureState) -> dict[str, str]:
-    source = state.config.source
-    servers = without_credentials(", ".join(state.config.nats.servers))
-    url = without_credentials(state.config.store.url)
+def _actions(capture: Capture) -> dict[str, str]:
+    source = capture.config.source
+    servers = without_credentials(", ".join(capture.config.nats.servers))
+    url = without_credentials(capture.config.store.url)
     remedy = f"Free space on the disk of {url}, or enlarge it."
-    if not state.stats.storing.full:
+    if not capture.archiver.uploads.storing.full:
         remedy = f"Check that {url} exists, accepts writes and can be reached."
     connect = f"It reconnects by itself, and nothing is lost. Check that {servers} can be reached."
-    if is_refusal(state.source.connection_error):
+    if is_refusal(capture.source.connection_error):
         connect = (
             "The server refuses the login. Nothing is lost: correct the user's password, credentials or permission to "
             "connect. Files are read again at each attempt; after another change of the configuration, restart."
@@ -108,8 +108,8 @@ def _note(text: str, action: str) -> Notice:
     return Notice(level="note", text=text, action=action)
 
 
-def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
-    source, consumer = state.config.source, state.source.state
+def _warnings(capture: Capture, history: History) -> Iterator[Notice]:
+    source, consumer = capture.config.source, capture.source.state
     if consumer.paused:
         resume = f"nats consumer resume {source.stream} {source.consumer}"
         yield _warning("The consumer is paused, so nothing is delivered.", f"Resume it: {resume}.")
@@ -121,29 +121,29 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
         text = f"This machine's clock is {age(abs(consumer.ahead))} {'ahead of' if consumer.ahead > 0 else 'behind'} "
         harm = "Ages are wrong, and object storage may refuse requests. Synchronize both clocks with NTP."
         yield _warning(f"{text}the NATS server's.", harm)
-    if losses := state.stats.stream_losses.total():
+    if losses := capture.marks.stream.losses.total():
         text = f"The stream lost messages or was created again, {plural(losses, 'time')} since the process started."
         yield _warning(text, "What is archived stays. jetcapture verify names what the server has lost.")
-    if state.source.connected:
-        yield from _behind(state, history)
+    if capture.source.connected:
+        yield from _behind(capture, history)
     if history.lasting(lambda sample: sample.unacked >= consumer.max_ack_pending, LASTING):
         text = f"{consumer.max_ack_pending:,} messages, as many as max_ack_pending allows, are not stored yet."
         yield _warning(f"Delivery waits: {text}", "Raise source.max_ack_pending, or shorten block.max_age.")
-    limit = max(state.ledger.memory.part, state.ledger.memory.limit - state.ledger.elsewhere)
+    limit = max(capture.ledger.memory.part, capture.ledger.memory.limit - capture.ledger.elsewhere)
     if history.lasting(lambda sample: sample.memory >= 0.95 * limit, LASTING):
         text = "limits.memory is used up, so pulling waits until objects are stored."
         yield _warning(text, "Raise limits.memory or store.concurrency, or add replicas.")
-    if state.stats.quarantined and (recent := sum(sample.quarantined for sample in history.samples)):
+    if capture.stats.quarantine.messages and (recent := sum(sample.quarantined for sample in history.samples)):
         text = f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour."
         fix = "Nothing is lost. If the configuration is wrong, correct it and run jetcapture quarantine redecode; "
         yield _warning(text, f"{fix}otherwise fix the producer. The reasons are below.")
 
 
-def _behind(state: CaptureState, history: History) -> Iterator[Notice]:
+def _behind(capture: Capture, history: History) -> Iterator[Notice]:
     """Yield how far it is behind when it is by more than blocks explain, and how long it takes to catch up."""
-    consumer, max_age = state.source.state, state.config.block.max_age
-    lag = state.observer.lag(consumer).total_seconds()
-    if lag <= state.config.block.late_after:
+    consumer, max_age = capture.source.state, capture.config.block.max_age
+    lag = capture.marks.observer.lag(consumer).total_seconds()
+    if lag <= capture.config.block.late_after:
         return
     behind = f"The oldest message that is not stored is {age(lag)} old; blocks are stored after {age(max_age)}."
     minute = list(history.samples)[-int(LASTING / EVERY) - 1 :]
@@ -161,17 +161,17 @@ def _behind(state: CaptureState, history: History) -> Iterator[Notice]:
         yield _warning(behind, f"{held}status pages of all replicas.")
 
 
-def _notes(state: CaptureState) -> Iterator[Notice]:
-    stats = state.stats
-    seals = stats.sealed_by.total()
-    if seals >= _MANY_SEALS and stats.sealed_by["pressure"] > _NEARLY_ALL * seals:
+def _notes(capture: Capture) -> Iterator[Notice]:
+    sealed_by = capture.archiver.sealed_by
+    seals = sealed_by.total()
+    if seals >= _MANY_SEALS and sealed_by["pressure"] > _NEARLY_ALL * seals:
         text = "Limits seal nearly all blocks before they are full or old, so objects are small."
         yield _note(text, "Raise source.max_ack_pending or limits, or let jetcapture spark compact merge the objects.")
-    if not state.config.block.bundles and state.blocks.open > MANY_KEYS:
-        text = f"{state.blocks.open:,} blocks are open, and each becomes an object."
+    if not capture.config.block.bundles and capture.archiver.blocks.open > MANY_KEYS:
+        text = f"{capture.archiver.blocks.open:,} blocks are open, and each becomes an object."
         yield _note(text, "Set block.bundles, or use a coarser key.")
-    if failures := stats.on_stored_failures.total():
+    if failures := capture.announcer.failures.total():
         text = f"{plural(failures, 'stored object was', 'stored objects were', grouped=True)} not announced."
         yield _note(text, "The event on_stored.failed says why. The objects are in the archive.")
-    for warning in state.config.warnings():
+    for warning in capture.config.warnings():
         yield _note(f"{warning}.", "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +43,7 @@ from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import Progress, ignore
 from jetcapture_py.verify.proof import own_suffix
 
-_SEALED_BY = "redecode"
+_SEALED_BY: Final = "redecode"
 _MESSAGE_BYTES = 2 << 10
 """Bytes for the position, subject and reason of each message, until it has left the quarantine or has a new reason.
 After as many messages as fit in the memory, those decoded so far are stored."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +45,7 @@ MAX_REPLACED = 100
 """Maximum damaged objects that are replaced under their own names; for each, a range of the stream is read."""
 
 _UNLIMITED = 1 << 62
-_SEALED_BY = "repair"
+_SEALED_BY: Final = "repair"
 _count = partial(plural, grouped=True)
 
 
@@ -303,8 +303,8 @@ class _Repairer:
 
         One that fails does not keep others from being stored.
         """
-        state, path = self.recapture.state, encoded.name.path
-        store = state.store
+        uploads, path = self.recapture.archiver.uploads, encoded.name.path
+        store = uploads.store
         replaced = path in self._damaged and isinstance(store, NoteStore)
 
         def overwrite(store: NoteStore) -> None:
@@ -313,13 +313,12 @@ class _Repairer:
 
         try:
             if replaced and isinstance(store, NoteStore):
-                await state.in_thread(state.store_threads, overwrite, store)
+                await uploads.call(overwrite, store)
             else:
                 await self.recapture.put(encoded)
         except StoreError as error:
             self._done = replace(self._done, errors=(*self._done.errors, f"{path}: {error}"))
-            once = state.config.store.model_copy(update={"retry_for": 0.0})  # the others are tried, and not waited for
-            state.config = state.config.model_copy(update={"store": once})
+            uploads.retry_for = 0.0  # the others are tried, and not waited for
             return
         self._done = self._done.with_object(encoded, replaced=replaced)
         self._progress("repair", self._done.messages, len(self._absent))

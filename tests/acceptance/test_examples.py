@@ -449,7 +449,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
         table = TableState(name="nats.orders", snapshot=None, files=0, waiting=0, renamed=0, complete_to=None)
         maintained = maintenance_metrics({"orders": MaintenanceState(stream="ORDERS", tables=(table,))})
-        captured = capture_metrics({"": gather(History(observed.state), this_process())})
+        captured = capture_metrics({"": gather(History(observed), this_process())})
         for metric in (*captured.collect(), *maintained.collect()):
             for sample in metric.samples:
                 found.setdefault(sample.name, set()).update(sample.labels.values())

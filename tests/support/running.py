@@ -21,7 +21,6 @@ from nats.aio.client import Client
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.jetstream import pulls
 from jetcapture_py.jetstream.read_session import ReadSession
@@ -99,23 +98,23 @@ async def consumer(url: str) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def running(configuration: Config, **parts: Any) -> AsyncIterator[CaptureState]:
+async def running(configuration: Config, **parts: Any) -> AsyncIterator[Capture]:
     """The state of a capture that drains at the end of the block; `parts` replace its decoder, key, store and so on."""
     capture = Capture(configuration, **parts)
     stop = asyncio.Event()
     task = asyncio.create_task(capture.run(stop))
-    waiting = asyncio.create_task(until(lambda: capture.state.opened, "the capture has started"))
+    waiting = asyncio.create_task(until(lambda: capture.opened, "the capture has started"))
     await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     try:
-        yield capture.state
+        yield capture
     finally:
         stop.set()
         await task
 
 
 @contextlib.contextmanager
-def serve(state: CaptureState, listen: str) -> Iterator[int]:
+def serve(state: Capture, listen: str) -> Iterator[int]:
     """Serve a capture's page, probes and metrics on `listen` inside the block; the port."""
     site = http.Site(single=True)
     site.show({"capture": state}, {})
@@ -131,16 +130,16 @@ def serve(state: CaptureState, listen: str) -> Iterator[int]:
         site.stop()
 
 
-def metrics(state: CaptureState) -> str:
+def metrics(state: Capture) -> str:
     """The metrics of a capture."""
     return facts.capture_metrics({"": facts.gather(History(state), facts.this_process())}).text().decode()
 
 
-async def capture_all(configuration: Config, **parts: Any) -> CaptureState:
+async def capture_all(configuration: Config, **parts: Any) -> Capture:
     """Capture until caught up; the state at the end."""
     capture = Capture(configuration, **parts)
     await asyncio.wait_for(capture.run(asyncio.Event(), until_caught_up=True), 300)
-    return capture.state
+    return capture
 
 
 def publish_and_capture(url: str, archive: str | Path, messages: Iterable[Message], **sections: Any) -> Config:

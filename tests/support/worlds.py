@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive.removed import Erased
-from jetcapture_py.capture import state
+from jetcapture_py.capture import decoding, storing
 from jetcapture_py.capture.recapture import Recapture
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import JetcaptureError, VanishedError
@@ -287,7 +287,7 @@ class World:
                 (root, "LOCK_TIMEOUT", math.inf),
                 (erasure, "THREADS", 1),
                 (compact, "_AHEAD", 0),
-                *((module, "ThreadPoolExecutor", AtOnce) for module in (threads, compact, state)),
+                *((module, "ThreadPoolExecutor", AtOnce) for module in (threads, compact, decoding, storing)),
             ):
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
@@ -405,7 +405,7 @@ def capture(world: World) -> Iterator[str]:
     config = world.later if world.redecoding and chance.random() < 0.7 else world.first
     yield f"has {block} delivered"
     with _Capture(config, "age", lambda rows, runs, _: (rows, runs)) as capture:
-        capture.state.erased = read_erased(capture.state.notes, STREAM, Erased())
+        capture.archiver.encoding.erased = read_erased(capture.notes, STREAM, Erased())
         if chance.random() < 0.3:
             yield "has read the tombstones"
         asyncio.run(capture.deliver(_rows([world.messages[seq] for seq in block])))

@@ -50,7 +50,7 @@ def test_what_is_held_of_a_stream_that_is_gone_is_stored_and_not_acknowledged_to
             url = f"nats://127.0.0.1:{proxy.port}"
             capture = Capture(config(url, root, key="", block={"max_age": "300ms"}), store=store)
             running = asyncio.create_task(capture.run(asyncio.Event()))
-            await until(lambda: capture.state.opened and capture.state.blocks.sealed == 1, "everything is held")
+            await until(lambda: capture.opened and capture.archiver.blocks.sealed == 1, "everything is held")
             if cut_off:
                 proxy.refusing = True
                 proxy.cut()
@@ -69,9 +69,9 @@ def test_what_is_held_of_a_stream_that_is_gone_is_stored_and_not_acknowledged_to
             assert len(await other.fetch(COUNT)) == COUNT
             if cut_off:
                 proxy.heal()
-                await until(lambda: capture.state.source.reconnects > 0, "the capture is connected again")
+                await until(lambda: capture.source.reconnects > 0, "the capture is connected again")
             else:
-                await until(lambda: capture.state.source.failure is not None, "the deletion is noticed")
+                await until(lambda: capture.source.failure is not None, "the deletion is noticed")
             store.go.set()
             with pytest.raises(SourceError, match="created again" if cut_off else "Consumer Deleted"):
                 await asyncio.wait_for(running, 60)

@@ -108,14 +108,14 @@ def test_what_encoding_needs_is_counted_and_given_back(
     encode = Encoder.encode_or_salvage
 
     def watched(self: Encoder, *block: Any) -> EncodedBlock:
-        seen.append((capture.state.ledger.held, sum(batch.nbytes for batch in block[2])))
+        seen.append((capture.ledger.held, sum(batch.nbytes for batch in block[2])))
         return encode(self, *block)
 
     monkeypatch.setattr(Encoder, "encode_or_salvage", watched)
 
     async def scenario() -> None:
         await capture.run(asyncio.Event(), until_caught_up=True)
-        assert capture.state.ledger.total == 0
+        assert capture.ledger.total == 0
 
     asyncio.run(publish(server.url, messages(1000, 1000)))
     capture = Capture(config(server.url, tmp_path / "archive"))

@@ -101,7 +101,7 @@ def test_a_capture_with_many_open_keys_and_no_bundles_says_so_once(
         running = asyncio.create_task(capture.run(stop))
         try:
             async with asyncio.timeout(60):
-                while capture.state.blocks.messages < many:
+                while capture.archiver.blocks.messages < many:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(2 * POLL if bundles else 0)
                 while not bundles and not said():

@@ -143,7 +143,7 @@ def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_ag
         await publish(server.url, plain(2000))
         settings = config(server.url, tmp_path / "archive", source={"ack_wait": "3s"})
         async with running(settings) as capture:
-            await until(lambda: capture.blocks.rows == 2000, "all are in a block")
+            await until(lambda: capture.archiver.blocks.rows == 2000, "all are in a block")
             await asyncio.sleep(6.5)
             state = await consumer(server.url)
             assert (state.num_ack_pending, state.num_redelivered) == (2000, 0)
@@ -161,7 +161,7 @@ def test_a_limit_on_unacked_messages_smaller_than_a_block_does_not_stall(nats_se
         settings = config(server.url, tmp_path / "archive", source={"max_ack_pending": 50})
         async with running(settings) as capture:
             await until(lambda: capture.stats.received == 1000, "all are received, though no block was old or full")
-            assert set(capture.stats.sealed_by) == {"pressure"}
+            assert set(capture.archiver.sealed_by) == {"pressure"}
         assert len(rows(tmp_path / "archive")) == 1000
 
     asyncio.run(scenario())
@@ -506,7 +506,7 @@ def test_messages_that_cannot_be_decoded_one_after_another_do_not_flood_the_log(
         ):
             for number in range(10):
                 await client.jetstream().publish("orders.x", b"{" if number % 5 else b"[]")
-                await until(lambda n=number: state.stats.quarantined == n + 1, "it is in the quarantine")
+                await until(lambda n=number: state.stats.quarantine.messages == n + 1, "it is in the quarantine")
         lines = [getattr(each, FIELDS) for each in caplog.records if each.msg == "messages.quarantined"]
         assert [line["messages"] for line in lines] == [1, 9], "the first one, and at the end the others"
         assert sorted(lines[1]["reasons"].values()) == [1, 8]
@@ -555,7 +555,7 @@ def test_what_is_held_is_known_to_the_keep_alive_from_receipt_to_ack(nats_server
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}, source={"ack_wait": "1s"})
         async with running(settings, store=store) as capture:
             await until(lambda: store.attempts >= 2, "the block is on its way to a store that fails")
-            assert len(set(capture.held_replies())) == 300
+            assert len(set(capture.side_tasks.held_replies())) == 300
             await asyncio.sleep(2.5)
             assert (await consumer(server.url)).num_redelivered == 0
             store.error = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.capture import side_tasks
+from jetcapture_py.capture import marks
 from jetcapture_py.store import NoteStore
 from jetcapture_py.verify.findings import Kind, Severity, Verdict
 from jetcapture_py.verify.proof import verify
@@ -59,7 +59,7 @@ def test_a_recreated_consumer_does_not_bring_erased_messages_back(nats_server: S
     async def again() -> int:
         async with connection(server.url) as client:
             await client.jetstream().delete_consumer(STREAM, CONSUMER)
-        return (await capture_all(settings)).stats.erased
+        return (await capture_all(settings)).archiver.encoding.left_out
 
     assert asyncio.run(again()) == len(gone)
     kept = {row[layout.SEQ] for row in stored} - {row[layout.SEQ] for row in gone}
@@ -80,20 +80,20 @@ def test_a_recreated_consumer_does_not_bring_erased_messages_back(nats_server: S
 def test_a_tombstone_that_is_written_meanwhile_counts_for_open_blocks(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_tasks, "MARK", 0.1)
+    monkeypatch.setattr(marks, "MARK", 0.1)
     server, root = nats_server(), tmp_path / "archive"
     settings = config(server.url, root, key="", block={"max_age": "1h"})
 
     async def captured() -> int:
         await publish(server.url, orders(30))
         async with running(settings) as state:
-            await until(lambda: state.blocks.messages == 30, "messages are in blocks")
-            (block,) = state.blocks
+            await until(lambda: state.archiver.blocks.messages == 30, "messages are in blocks")
+            (block,) = state.archiver.blocks
             held = [row for batch in block.batches() for row in batch.to_pylist()]
             bury(root, held[:10])
             (root / "_erased" / STREAM / ".x.json.tmp").write_text("{")  # of a kill: nobody reads it
-            await until(lambda: bool(state.erased), "the tombstone is read")
-        return state.stats.erased
+            await until(lambda: bool(state.archiver.encoding.erased), "the tombstone is read")
+        return state.archiver.encoding.left_out
 
     assert asyncio.run(captured()) == 10
     assert {row[layout.SEQ] for row in rows(root)} == {*range(11, 31)}

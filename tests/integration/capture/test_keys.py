@@ -115,7 +115,7 @@ def test_a_changed_rule_for_keys_or_another_interval_is_said_at_the_start_and_an
     assert capture(**own) == [{"time_before": "timestamp", "time": "header.X-At in ms, else timestamp"}]
     assert capture(**own) == []
     with_function = Capture(config(server.url, tmp_path / "archive"), key=own_key)
-    assert with_function.encoding.encoder.key_rule == "tests.integration.capture.test_keys:own_key"
+    assert with_function.archiver.encoding.encoder.key_rule == "tests.integration.capture.test_keys:own_key"
 
 
 def test_a_start_is_silent_where_the_watermark_cannot_be_read(

@@ -155,7 +155,7 @@ def test_a_failing_function_costs_the_capture_nothing(
     settings = config(server.url, archive, block={"max_messages": 1}, on_stored={"call": f"tests.support.hooks:{name}"})
     capture = asyncio.run(capture_all(settings))
     assert len(rows(archive)) == capture.stats.acked == 100
-    assert capture.stats.on_stored_failures == {"call": 100}
+    assert capture.announcer.failures == {"call": 100}
     failures = events(said)
     assert 0 < len(failures) < 10, "not one for each"
     assert "pw-Hn4kq9-x" not in said.getvalue()
@@ -176,12 +176,12 @@ def test_a_hanging_function_delays_neither_acknowledgements_nor_messages(
         async with heard(server.url, "jetcapture.stored.>") as found:
             async with running(settings) as capture:
                 await until(lambda: capture.stats.acked == 100, "all are acknowledged")
-                assert capture.stats.on_stored_failures["call"] >= 100 - 10 - 1, "as many wait as may"
-            await until(lambda: len(found) == 100 - capture.stats.on_stored_failures["subject"], "the rest has arrived")
+                assert capture.announcer.failures["call"] >= 100 - 10 - 1, "as many wait as may"
+            await until(lambda: len(found) == 100 - capture.announcer.failures["subject"], "the rest has arrived")
         return capture
 
     capture = asyncio.run(scenario())
-    assert capture.stats.on_stored_failures["call"] == 100
+    assert capture.announcer.failures["call"] == 100
     assert len(rows(archive)) == 100
     errors = [entry["error"] for entry in events(said) if entry["receiver"] == "call"]
     assert errors[0] == "10 objects are already waiting"
@@ -204,7 +204,7 @@ def test_after_a_hanging_call_has_returned_the_next_ones_are_made(
         await publish(server.url, MESSAGES[:2])
         settings = config(server.url, archive, block={"max_age": "100ms"})
         async with running(settings, on_stored=hang_once) as capture:
-            await until(lambda: capture.stats.on_stored_failures["call"] == 2, "the second is not kept waiting")
+            await until(lambda: capture.announcer.failures["call"] == 2, "the second is not kept waiting")
             hooks.RELEASED.set()
             await publish(server.url, MESSAGES[2:3])
             await until(lambda: len(calls) == 2, "the third is called")
@@ -231,7 +231,7 @@ def test_without_permission_to_publish_there_is_one_clear_line(
         )
         async with running(settings) as capture:
             await until(lambda: capture.stats.acked == 100, "all are acknowledged")
-            await until(lambda: capture.stats.on_stored_failures["subject"] == 20, "every refusal is counted")
+            await until(lambda: capture.announcer.failures["subject"] == 20, "every refusal is counted")
             assert 'jetcapture_on_stored_failures_total{receiver="subject"} 20.0' in metrics(capture)
         return capture
 
@@ -268,7 +268,7 @@ def test_a_restart_of_the_server_costs_no_announcement_of_what_is_acknowledged_l
             await until(lambda: capture.source.reconnects > 0, "it is back")
             await publish(server.url, MESSAGES[10:20])
             await until(lambda: capture.stats.acked == 20, "all are acknowledged")
-        assert capture.stats.on_stored_failures["subject"] == 0
+        assert capture.announcer.failures["subject"] == 0
 
     asyncio.run(scenario())
 

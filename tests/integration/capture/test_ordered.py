@@ -96,7 +96,7 @@ async def _every_message_is_stored_as_it_was_published_and_acknowledged(tmp_path
         assert sum(name.rows for name in objects(tmp_path / "archive")) == len(found)  # none of them stored twice
         assert await floor(server.url) == len(found)
         assert state.stats.acked == len(found)
-        assert state.stats.sealed_by["pressure"]  # no block keeps others from being acknowledged
+        assert state.archiver.sealed_by["pressure"]  # no block keeps others from being acknowledged
 
 
 def test_a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> None:
@@ -169,17 +169,17 @@ async def _a_stopping_replica_acknowledges_what_it_stores_before_another_takes_o
         configuration = config(server.url, archive, source={**ORDERED, "takeover": "10m"})
         stop, first = asyncio.Event(), Capture(configuration, store=Slow(str(archive)))
         draining = asyncio.create_task(first.run(stop))
-        await until(lambda: first.state.blocks.messages == 1_000, "all are held")
+        await until(lambda: first.archiver.blocks.messages == 1_000, "all are held")
         async with running(configuration) as standby, connection(server.url) as client:
             flow = asyncio.create_task(_flow(client))
-            await until(lambda: first.state.unacked > 3_000, "others arrive")
+            await until(lambda: first.source.unacked > 3_000, "others arrive")
             stop.set()
-            await until(lambda: bool(first.state.blocks.sealed), "it stores")
+            await until(lambda: bool(first.archiver.blocks.sealed), "it stores")
             assert not standby.acks.active
             release.set()
             await draining
             await until(lambda: standby.acks.active, "another has taken over", 10)
-            assert first.state.stats.acked == await floor(server.url) == _last(first.state.acks)
+            assert first.stats.acked == await floor(server.url) == _last(first.acks)
             flow.cancel()
         found = [name.rows for name in objects(archive)]
         assert sum(found) == len(seqs(archive))
@@ -209,7 +209,7 @@ async def _a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monk
         await send(server.url, [b"x"] * 10)
         stop, capture = asyncio.Event(), Capture(config(server.url, tmp_path / "archive", source=ORDERED))
         draining = asyncio.create_task(capture.run(stop))
-        await until(lambda: capture.state.blocks.messages == 10, "all are held")
+        await until(lambda: capture.archiver.blocks.messages == 10, "all are held")
         monkeypatch.setattr(acks, "acknowledge", unanswered)
         stop.set()
         with pytest.raises(ExceptionGroup) as raised:
@@ -230,12 +230,12 @@ async def _after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_p
     with NatsServer(tmp_path / "server") as server:
         await send(server.url, [b"x"] * 500)
         async with running(config(server.url, tmp_path / "archive", source=ORDERED)) as state:
-            await until(lambda: state.unacked == 500, "all messages are held")
+            await until(lambda: state.source.unacked == 500, "all messages are held")
             server.kill()
             await until(lambda: not state.source.connected, "the connection is lost")
             server.start()
             await send(server.url, [b"more"] * 500)
-            await until(lambda: state.unacked == 1_000, "the others have arrived")
+            await until(lambda: state.source.unacked == 1_000, "the others have arrived")
         assert seqs(tmp_path / "archive") == list(range(1, 1_001))
         assert sum(name.rows for name in objects(tmp_path / "archive")) == 1_000
         assert await floor(server.url) == 1_000

@@ -86,7 +86,7 @@ def test_a_consumer_switched_to_headers_only_under_load_ends_the_capture_and_cos
             publishing = asyncio.create_task(publish_steadily(client))
             capture = Capture(wanted)
             task = asyncio.create_task(capture.run(asyncio.Event()))
-            await until(lambda: capture.state.stats.acked > 1000, "it captures")
+            await until(lambda: capture.stats.acked > 1000, "it captures")
             await switch(client, headers_only=True)
             with pytest.raises(SourceError, match=WITHOUT):
                 await asyncio.wait_for(task, 60)
@@ -127,20 +127,20 @@ def test_other_changes_of_the_consumer_are_reported_and_followed(
         server = nats_server()
         await publish(server.url, [("orders.a", b"%d" % n, None) for n in range(100)])
         async with running(config(server.url, tmp_path / "archive", source={"ack_wait": "10m"})) as capture:
-            await until(lambda: capture.blocks.rows == 100, "all are in a block")
+            await until(lambda: capture.archiver.blocks.rows == 100, "all are in a block")
             async with connection(server.url) as client:
                 await client.jetstream().add_consumer(
                     STREAM, durable_name=CONSUMER, ack_policy="explicit", ack_wait=3, max_ack_pending=50_000
                 )
             await until(lambda: "consumer.changed" in [record.msg for record in caplog.records], "it is reported")
             kept_alive: list[int] = []
-            keep_alive = capture.source.keep_alive
+            keep_alive = capture.acks.keep_alive
 
             async def counted(replies: pa.BinaryArray) -> None:
                 kept_alive.append(len(replies))
                 await keep_alive(replies)
 
-            monkeypatch.setattr(capture.source, "keep_alive", counted)
+            monkeypatch.setattr(capture.acks, "keep_alive", counted)
             await until(lambda: kept_alive[:2] == [100, 100], "messages are kept alive as the change asks for")
 
     with caplog.at_level(logging.WARNING, "jetcapture"):

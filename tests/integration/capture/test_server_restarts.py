@@ -61,7 +61,7 @@ def test_a_server_restarted_under_load_is_captured_from_as_before(
             await publishing
             async with connection(server.url) as client:
                 stored = (await client.jetstream().stream_info(STREAM)).state.messages
-            await until(lambda: capture.source.state.pending == 0 == capture.unacked, "all are captured", 60)
+            await until(lambda: capture.source.state.pending == 0 == capture.source.unacked, "all are captured", 60)
 
             async def all_acknowledged() -> bool:  # what a server forgets when it stops is delivered again
                 state = await consumer(server.url)

@@ -87,14 +87,14 @@ def test_a_block_larger_than_the_memory_becomes_one_object(nats_server: Start, t
 
             def all_received() -> bool:
                 nonlocal most_memory, most_spooled, most_allocated
-                assert capture.spooling is not None
+                assert capture.archiver.spooling is not None
                 most_memory = max(most_memory, capture.ledger.held)
-                most_spooled = max(most_spooled, capture.spooling.spool.bytes)
+                most_spooled = max(most_spooled, capture.archiver.spooling.spool.bytes)
                 most_allocated = max(most_allocated, pa.total_allocated_bytes() - before)
                 return capture.stats.received == COUNT
 
             await until(all_received, "all are received")
-            assert capture.blocks.open == 1
+            assert capture.archiver.blocks.open == 1
             text = metrics(capture)
             assert "jetcapture_spool_bytes_limit 1.073741824e+09" in text
             assert "jetcapture_spool_failures_total 0.0" in text
@@ -136,7 +136,7 @@ def test_a_disk_that_is_full_costs_nothing_but_room(
         volume.close()
     assert payloads(tmp_path) == [payload for _, payload, _ in sent]
     assert capture.stats.redelivered == 0
-    assert capture.stats.sealed_by["pressure"] > 0
+    assert capture.archiver.sealed_by["pressure"] > 0
     (entry,) = failures(said)
     assert "No space left on device" in entry["error"]
     assert entry["path"] == str(volume.point)
@@ -157,8 +157,8 @@ def test_a_spool_that_is_used_up_means_pressure_and_no_warning(
 
             def all_received() -> bool:
                 nonlocal most
-                assert capture.spooling is not None
-                most = max(most, capture.spooling.spool.bytes)
+                assert capture.archiver.spooling is not None
+                most = max(most, capture.archiver.spooling.spool.bytes)
                 return capture.stats.received == COUNT
 
             await until(all_received, "all are received")
@@ -166,7 +166,7 @@ def test_a_spool_that_is_used_up_means_pressure_and_no_warning(
 
     capture = asyncio.run(scenario())
     assert payloads(tmp_path) == [payload for _, payload, _ in sent]
-    assert capture.stats.sealed_by["pressure"] > 0
+    assert capture.archiver.sealed_by["pressure"] > 0
     assert 0 < most <= 40 << 20
     assert len(objects(tmp_path / "archive")) < COUNT * SIZE / (16 << 20), "fewer than without a spool"
     assert failures(said) == []
@@ -205,11 +205,11 @@ def test_a_disk_that_hangs_is_warned_of_and_used_again_when_it_answers(
         limits = {"memory": "32MiB", "spool": {"path": str(volume.point / "spool"), "size": "1GiB"}}
         async with running(settings(server, tmp_path, limits=limits)) as capture:
             await until(lambda: capture.stats.received == COUNT // 2, "all are received")
-            assert capture.stats.sealed_by["pressure"] > 0
+            assert capture.archiver.sealed_by["pressure"] > 0
             volume.thaw()
             await publish(server.url, sent[COUNT // 2 :])
-            assert capture.spooling is not None
-            spooled = capture.spooling.spool
+            assert capture.archiver.spooling is not None
+            spooled = capture.archiver.spooling.spool
             await until(lambda: spooled.bytes > 0, "it is used again")
             await until(lambda: capture.stats.received == COUNT, "all are received")
 

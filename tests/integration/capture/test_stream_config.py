@@ -16,7 +16,7 @@ from nats.js.api import StreamSource
 
 from jetcapture_py.archive import stream_config
 from jetcapture_py.archive.stream_config import StreamConfig
-from jetcapture_py.capture import side_tasks
+from jetcapture_py.capture import marks
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import StoreError
 from jetcapture_py.restoring import backup
@@ -67,7 +67,7 @@ def test_a_change_of_the_stream_is_kept_while_replicas_run(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(side_tasks, "MARK", 0.05)
+        monkeypatch.setattr(marks, "MARK", 0.05)
         server, root = nats_server(), tmp_path / "a"
         await publish(server.url, [("orders.eu", b"x", None)])
         settings = config(server.url, root)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.capture import side_tasks, stream_watch
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture import marks, stream_watch
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.verify.proof import verify
 from tests.support.losses import Subject, api, plain, remove_last
 from tests.support.nats_server import NatsServer
@@ -25,7 +25,7 @@ Start = Callable[..., NatsServer]
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the stream often."""
-    monkeypatch.setattr(side_tasks, "MARK", 0.2)
+    monkeypatch.setattr(marks, "MARK", 0.2)
     monkeypatch.setattr(stream_watch, "CONFIRM_EVERY", 0.05)
 
 
@@ -50,9 +50,9 @@ async def rewind(subject: Subject) -> int:
         return int((await api(client, f"STREAM.INFO.{subject.name}"))["state"]["last_seq"])
 
 
-async def stored(state: CaptureState, count: int) -> None:
+async def stored(state: Capture, count: int) -> None:
     def done() -> bool:
-        state.send_to_store(state.blocks.seal_all("age"))
+        state.archiver.seal_all("age")
         return state.stats.stored_messages >= count
 
     await until(done, f"{count} messages are stored")
@@ -65,13 +65,13 @@ def test_a_rewind_is_counted_once_and_later_messages_are_stored_beside_the_lost_
         subject = await created(nats_server(), tmp_path)
         async with running(subject.settings) as state:
             await stored(state, 400)
-            await until(lambda: state.stream_end == 400, "it has looked at the stream")
+            await until(lambda: state.marks.stream.end == 400, "it has looked at the stream")
             last = await rewind(subject)
-            await until(lambda: state.stats.stream_losses["rewind"] == 1, "the rewind is noticed")
+            await until(lambda: state.marks.stream.losses["rewind"] == 1, "the rewind is noticed")
             async with connection(subject.server.url) as client:
                 await subject.publish(client, 500 - last, mark=b"new")
             await stored(state, 400 + 500 - last)
-            await until(lambda: state.stream_end == 500, "it has looked at the stream again")
+            await until(lambda: state.marks.stream.end == 500, "it has looked at the stream again")
             assert 'jetcapture_stream_losses_total{kind="rewind"} 1.0' in metrics(state)
         (found,) = events(caplog, "stream.rewound")
         assert found.levelno == logging.ERROR
@@ -86,12 +86,12 @@ def test_a_rewind_while_no_capture_ran_is_noticed_at_the_next_start_and_by_statu
 ) -> None:
     async def scenario() -> None:
         subject = await created(nats_server(), tmp_path)
-        assert (await capture_all(subject.settings)).stats.stream_losses.total() == 0
+        assert (await capture_all(subject.settings)).marks.stream.losses.total() == 0
         last = await rewind(subject)
         (problem,) = (await status_of(subject.settings)).problems
         assert problem.startswith(f"stream: it ends at {last}, but the archive's watermark is at 400: ")
         async with running(subject.settings) as state:
-            await until(lambda: state.stats.stream_losses["rewind"] == 1, "the rewind is noticed")
+            await until(lambda: state.marks.stream.losses["rewind"] == 1, "the rewind is noticed")
         assert len(events(caplog, "stream.rewound")) == 1
 
     asyncio.run(scenario())
@@ -100,7 +100,7 @@ def test_a_rewind_while_no_capture_ran_is_noticed_at_the_next_start_and_by_statu
 def test_a_rewind_that_new_messages_have_outgrown_is_noticed(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_tasks, "MARK", 3600.0)
+    monkeypatch.setattr(marks, "MARK", 3600.0)
 
     async def scenario() -> None:
         subject = await created(nats_server(), tmp_path)
@@ -114,11 +114,11 @@ def test_a_rewind_that_new_messages_have_outgrown_is_noticed(
                     await stored(state, before + (400 - last) // 2)
                 await subject.publish(client, 200, mark=b"c")
             await stored(state, 600)
-            assert state.observer.overtaken is not None
+            assert state.marks.observer.overtaken is not None
             info = await state.source.stream_info()
             assert info is not None
-            await stream_watch.watch_stream(state, info)
-            assert state.stats.stream_losses == {"rewind": 1}
+            await state.marks.stream.watch(info)
+            assert state.marks.stream.losses == {"rewind": 1}
 
     asyncio.run(scenario())
 
@@ -137,7 +137,7 @@ def test_a_stream_that_was_created_again_is_noticed_once(
             await status_of(subject.settings)
         for count in (1, 0):
             state = await capture_all(subject.settings)
-            assert state.stats.stream_losses["recreated"] == count
+            assert state.marks.stream.losses["recreated"] == count
         assert len(events(caplog, "stream.recreated")) == 1
 
     asyncio.run(scenario())
@@ -158,8 +158,8 @@ def test_purges_deletions_and_restarts_are_no_losses(nats_server: Start, tmp_pat
                 async with connection(subject.server.url) as client:
                     await subject.publish(client, 10, mark=b"b")
                 await stored(state, state.stats.stored_messages + 10)
-            await until(lambda: state.stream_end == 420, "it has looked at the stream")
-            assert state.stats.stream_losses.total() == 0
+            await until(lambda: state.marks.stream.end == 420, "it has looked at the stream")
+            assert state.marks.stream.losses.total() == 0
 
     asyncio.run(scenario())
 
@@ -173,7 +173,7 @@ def test_a_consumer_that_starts_after_the_streams_end_is_no_loss(nats_server: St
         )
         for _ in range(2):
             state = await capture_all(settings)
-            assert state.stats.stream_losses.total() == 0
+            assert state.marks.stream.losses.total() == 0
         assert (await status_of(settings)).problems == ()
         assert [loss.kind for loss in losses_of(await verify(settings))] == []
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.watermark import ConsumerWatermark, stretches
-from jetcapture_py.capture import side_tasks
+from jetcapture_py.capture import marks
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
@@ -60,9 +60,9 @@ def test_one_that_promises_nothing_by_time_yet_is_no_metric(nats_server: Start, 
         server = nats_server()
         await publish(server.url, [("orders.eu", b"held", None)])
         async with running(config(server.url, tmp_path / "a")) as capture:
-            await until(lambda: capture.unacked == 1, "it is held")
+            await until(lambda: capture.source.unacked == 1, "it is held")
             found = written(tmp_path / "a")
-            assert (found and found.time, capture.watermark) == (watermark.NEVER, found)
+            assert (found and found.time, capture.marks.watermark) == (watermark.NEVER, found)
             assert "jetcapture_watermark_timestamp_seconds" not in metrics(capture)
 
     asyncio.run(scenario())
@@ -72,7 +72,7 @@ def test_it_never_promises_what_is_only_held(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(side_tasks, "MARK", 0.05)
+        monkeypatch.setattr(marks, "MARK", 0.05)
         server = nats_server()
         await publish(server.url, [])
         settings = config(server.url, tmp_path / "a", block={"max_age": "500ms"}, source={"batch": 50})
@@ -98,7 +98,7 @@ def test_messages_after_its_time_are_all_that_can_be_missing(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(side_tasks, "MARK", 0.05)
+        monkeypatch.setattr(marks, "MARK", 0.05)
         server = nats_server()
         await publish(server.url, [])
         settings = config(server.url, tmp_path / "a", key="{subject[1]}", block={"max_messages": 30, "max_age": "1s"})
@@ -236,7 +236,7 @@ def test_a_stop_without_the_server_does_not_blame_the_store(
                 await until(lambda: not capture.source.connected, "the connection is lost")
         assert 'watermark.failed error="NATS did not answer in time"' in caplog.text
         assert "the store did not answer" not in caplog.text
-        assert not capture.store_hangs
+        assert not capture.marks.store_hangs
 
     with caplog.at_level(logging.WARNING, "jetcapture"):
         asyncio.run(scenario())

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.jetstream.consumer import differing
 from tests.integration.matrix.stage import Selection, ServerRefusedError, Stage, everything
 
 Scene = Callable[[Stage], Awaitable[None]]
-Change = Callable[[Stage, CaptureState], Awaitable[None]]
+Change = Callable[[Stage, Capture], Awaitable[None]]
 
 
 async def plain(stage: Stage) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError
 from tests.integration.matrix.cell import Cell, Change
 from tests.integration.matrix.stage import COUNT, ServerRefusedError, Stage
@@ -20,37 +20,37 @@ from tests.support.running import CONSUMER, until
 def edited(**changes: Any) -> Change:
     """The stream's settings change; messages follow."""
 
-    async def during(stage: Stage, state: CaptureState) -> None:
+    async def during(stage: Stage, state: Capture) -> None:
         await stage.update(**changes)
         await stage.refill(state)
 
     return during
 
 
-async def purged(stage: Stage, state: CaptureState) -> None:
+async def purged(stage: Stage, state: Capture) -> None:
     await stage.ask(f"STREAM.PURGE.{stage.stream}")
     await stage.holds(0)
     await stage.refill(state)
 
 
-async def one_subject_purged(stage: Stage, state: CaptureState) -> None:
+async def one_subject_purged(stage: Stage, state: Capture) -> None:
     await stage.ask(f"STREAM.PURGE.{stage.stream}", {"filter": stage.own("{p}.1")})
     await stage.refill(state)
 
 
-async def deleted(stage: Stage, state: CaptureState) -> None:
+async def deleted(stage: Stage, state: Capture) -> None:
     for seq in (1, 4, COUNT):
         await stage.ask(f"STREAM.MSG.DELETE.{stage.stream}", {"seq": seq})
     await stage.refill(state)
 
 
-async def sealed(stage: Stage, state: CaptureState) -> None:
+async def sealed(stage: Stage, state: Capture) -> None:
     await stage.update(sealed=True)
     with pytest.raises(ServerRefusedError, match="sealed"):
         await stage.send("{p}.a", b"no more")
 
 
-async def limited(stage: Stage, state: CaptureState) -> None:
+async def limited(stage: Stage, state: Capture) -> None:
     await stage.update(max_msgs_per_subject=1)
     await stage.fill(5)
     await stage.look()

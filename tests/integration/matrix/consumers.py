@@ -9,7 +9,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.manage.check import check
 from tests.integration.matrix.cell import Cell
 from tests.integration.matrix.stage import Stage, StreamMessage
@@ -124,7 +124,7 @@ async def cannot_be_paused(stage: Stage) -> None:
     assert "pause_until" not in (await stage.consumer(pause_until=LATER))["config"]
 
 
-async def paused_for_a_while(stage: Stage, state: CaptureState) -> None:
+async def paused_for_a_while(stage: Stage, state: Capture) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=0.5)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     await stage.ask(f"CONSUMER.PAUSE.{stage.stream}.{CONSUMER}", {"pause_until": soon})
     await stage.refill(state)
@@ -137,7 +137,7 @@ async def cannot_be_reset(stage: Stage) -> None:
         await stage.client.request(f"$JS.API.CONSUMER.RESET.{stage.stream}.{CONSUMER}", b"{}", 0.3)
 
 
-async def reset(stage: Stage, state: CaptureState) -> None:
+async def reset(stage: Stage, state: Capture) -> None:
     before = state.source.fetched
     await stage.ask(f"CONSUMER.RESET.{stage.stream}.{CONSUMER}", {})
     await until(lambda: state.source.fetched >= 2 * before, "everything has been delivered again")
@@ -146,7 +146,7 @@ async def reset(stage: Stage, state: CaptureState) -> None:
     await until(lambda: state.source.fetched >= 2 * before + 3, "what follows is received")
 
 
-async def more(stage: Stage, state: CaptureState) -> None:
+async def more(stage: Stage, state: Capture) -> None:
     await stage.refill(state)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.pipeline import Capture
 from tests.integration.matrix.cell import Cell, Scene
 from tests.integration.matrix.stage import COUNT, Stage, connected
 from tests.integration.matrix.streams import SECOND, fill_batch
@@ -114,7 +114,7 @@ WAYS = (
 # ------------------------------------------------------------------ clusters
 
 
-async def leaders_changed(stage: Stage, state: CaptureState) -> None:
+async def leaders_changed(stage: Stage, state: Capture) -> None:
     """Both leaders step down, and messages follow."""
     await stage.ask(f"CONSUMER.LEADER.STEPDOWN.{stage.stream}.{CONSUMER}")
     await stage.ask(f"STREAM.LEADER.STEPDOWN.{stage.stream}")
@@ -133,12 +133,12 @@ async def scale(stage: Stage, replicas: int) -> None:
     await until(there, f"the stream has {replicas} replicas")
 
 
-async def scaled_up(stage: Stage, state: CaptureState) -> None:
+async def scaled_up(stage: Stage, state: Capture) -> None:
     await scale(stage, 3)
     await stage.refill(state)
 
 
-async def scaled_down(stage: Stage, state: CaptureState) -> None:
+async def scaled_down(stage: Stage, state: Capture) -> None:
     await scale(stage, 1)
     await stage.refill(state)
 

@@ -20,7 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from jetcapture_py.archive import layout
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage.check import check
@@ -200,13 +200,13 @@ class Stage:
         source = {"stream": self.stream, **self.own(sections.pop("source", {}))}
         return config(self.url, self.archive, nats=dict(self.login), source=source, **sections)
 
-    async def capture(self, **source: Any) -> CaptureState:
+    async def capture(self, **source: Any) -> Capture:
         """Capture until caught up."""
         with leaves():
             return await capture_all(self.config(source=source))
 
     @contextlib.asynccontextmanager
-    async def capturing(self, **source: Any) -> AsyncIterator[CaptureState]:
+    async def capturing(self, **source: Any) -> AsyncIterator[Capture]:
         """A running capture that has received what the stream has, and holds it; it drains at the end of the block."""
         await self.look()
         with leaves():
@@ -214,7 +214,7 @@ class Stage:
                 await self.received(state)
                 yield state
 
-    async def received(self, state: CaptureState) -> None:
+    async def received(self, state: Capture) -> None:
         """Wait until the capture has received everything that is expected."""
         wanted = len(self.expected)
 
@@ -224,7 +224,7 @@ class Stage:
 
         await until(all_delivered, f"{wanted} messages are received")
 
-    async def refill(self, state: CaptureState, count: int = COUNT) -> None:
+    async def refill(self, state: Capture, count: int = COUNT) -> None:
         """Publish more under a capture, and wait until it has received them."""
         await self.fill(count)
         await self.look()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nats.js.api import KeyValueConfig
 
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.pipeline import Capture
 from tests.integration.matrix.cell import Cell
 from tests.integration.matrix.stage import (
     COUNT,
@@ -199,12 +199,12 @@ async def fill_with_ttl(stage: Stage) -> None:
         await stage.send("{p}.a", b"%d" % number, {"Nats-TTL": "1h" if number % 2 else "never"})
 
 
-async def expire_by_age(stage: Stage, state: CaptureState) -> None:
+async def expire_by_age(stage: Stage, state: Capture) -> None:
     await stage.update(max_age=200_000_000, duplicate_window=100_000_000)
     await stage.holds(0)
 
 
-async def expire_with_marker(stage: Stage, state: CaptureState) -> None:
+async def expire_with_marker(stage: Stage, state: Capture) -> None:
     await stage.send("{p}.a", b"short", {"Nats-TTL": "1s"})
     await polled(stage, lambda seen: len(seen) == 2, "the message has made way for a delete marker")
     assert dict(stage.seen[2].headers or []).keys() >= {"Nats-Marker-Reason", "Nats-TTL"}
@@ -246,7 +246,7 @@ async def fill_schedule(stage: Stage) -> None:
         await stage.send(f"{{p}}.schedule.{number}", b"%d" % number, headers)
 
 
-async def fall_due(stage: Stage, state: CaptureState) -> None:
+async def fall_due(stage: Stage, state: Capture) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     headers = {"Nats-Schedule": f"@at {soon}", "Nats-Schedule-Target": stage.own("{p}.due")}
     await stage.send("{p}.schedule.1", b"due", headers)

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.capture import stats
+from jetcapture_py.capture import storing
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
@@ -129,7 +129,9 @@ def test_the_metrics_count_what_has_happened(nats_server: Start, tmp_path: Path)
         wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, block={"max_age": "0.5s"})
         async with running(wanted, store=store) as capture:
             with serve(capture, "127.0.0.1:0") as port:
-                await until(lambda: capture.stats.received == 907 and capture.blocks.open == 4, "all is in blocks")
+                await until(
+                    lambda: capture.stats.received == 907 and capture.archiver.blocks.open == 4, "all is in blocks"
+                )
                 values = samples((await asked(port, "/metrics"))[1])
                 assert values["jetcapture_messages_fetched_total", ""] == 907
                 assert values["jetcapture_messages_quarantined_total", ""] == 7
@@ -139,7 +141,7 @@ def test_the_metrics_count_what_has_happened(nats_server: Start, tmp_path: Path)
                 assert values["jetcapture_unacked_messages", ""] == 907
                 assert values["jetcapture_buffered_bytes", ""] > 907 * 8
                 assert 0 < values["jetcapture_oldest_open_block_seconds", ""] < 10
-                await until(lambda: capture.stats.storing.retries > 0, "the store was tried again")
+                await until(lambda: capture.archiver.uploads.storing.retries > 0, "the store was tried again")
                 store.error = None
                 await until(lambda: capture.stats.acked == 907, "all is acknowledged")
                 await capture.source.refresh()
@@ -189,9 +191,9 @@ def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_stored(nats_server
                 assert 1.2 < lag < time.monotonic() - began + 1
                 assert values["jetcapture_block_max_age_seconds", ""] == 3600
                 assert values["jetcapture_stream_max_age_seconds", ""] == 86_400
-                capture.send_to_store(
-                    capture.blocks.seal([block for block in capture.blocks if block.id.key == "orders.old"], "age")
-                )
+                (old,) = (block for block in capture.archiver.blocks if block.id.key == "orders.old")
+                for block in capture.archiver.blocks.seal([old], "age"):
+                    capture.archiver.waiting.put(block)
                 await until(lambda: capture.stats.acked == 1, "the old one is stored")
                 assert await capture.source.refresh()
                 assert samples((await asked(port, "/metrics"))[1])["jetcapture_lag_seconds", ""] < lag - 1
@@ -202,7 +204,7 @@ def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_stored(nats_server
 def test_readiness_tells_of_a_store_that_refuses_and_of_one_that_hangs(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats, "SLOW", 0.3)
+    monkeypatch.setattr(storing, "SLOW", 0.3)
 
     async def scenario() -> None:
         server = nats_server()
@@ -242,11 +244,11 @@ def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_b
         store = AwayStore(tmp_path / "archive")
         store.error = StoreError("not there yet")
         whole = Capture(config(server.url, tmp_path / "archive"), store=store)
-        capture, stop = whole.state, asyncio.Event()
+        capture, stop = whole, asyncio.Event()
         with serve(capture, "127.0.0.1:0") as port:
             task = asyncio.create_task(whole.run(stop))
             await ready(port, 503, "storing: not there yet")
-            await until(lambda: capture.stats.storing.errors["temporary"] >= 3, "it is tried again")
+            await until(lambda: capture.archiver.uploads.storing.errors["temporary"] >= 3, "it is tried again")
             assert capture.source.fetched == 0
             assert capture.source.state.unacked == 0
             store.error = None
@@ -308,7 +310,7 @@ def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve
 def test_the_page_shows_names_and_values_and_nothing_else_is_there(tmp_path: Path) -> None:
     async def scenario() -> None:
         wanted = config("nats://127.0.0.1:1", tmp_path, source={"consumer": "<b&archive"})
-        with serve(Capture(wanted).state, "127.0.0.1:0") as port:
+        with serve(Capture(wanted), "127.0.0.1:0") as port:
             status, page = await asked(port, "/?x=1")
             assert status == 200
             assert f"<h1>{STREAM}<small> / &lt;b&amp;archive</small></h1>" in page
@@ -365,12 +367,12 @@ def test_facts_that_cannot_be_made_stop_nothing_and_hide_no_other_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        states = {name: Capture(config("nats://127.0.0.1:1", tmp_path)).state for name in ("bad", "good")}
+        captures = {name: Capture(config("nats://127.0.0.1:1", tmp_path)) for name in ("bad", "good")}
         site = endpoint.Site(single=False)
-        site.show(states, {})
+        site.show(captures, {})
 
         def broken(history: History, process: ProcessFacts, before: CaptureFacts | None = None) -> CaptureFacts:
-            return gather(history, process, before) if history.state is states["good"] else {}["x"]
+            return gather(history, process, before) if history.capture is captures["good"] else {}["x"]
 
         monkeypatch.setattr(endpoint, "gather", broken)
         late = site._made
@@ -394,7 +396,7 @@ def test_facts_that_cannot_be_made_stop_nothing_and_hide_no_other_capture(
 
 def test_an_address_that_is_not_ours_is_one_clear_line(tmp_path: Path) -> None:
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "203.0.113.1:80"):
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "203.0.113.1:80"):
             pass
 
     with pytest.raises(JetcaptureError, match=r"^http.listen: cannot listen on 203.0.113.1:80: Cannot assign"):

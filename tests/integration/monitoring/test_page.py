@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config import block
 from jetcapture_py.config.model import parse
 from jetcapture_py.errors import PermanentStoreError
@@ -74,7 +73,9 @@ def test_the_page_and_its_json_show_what_is_held_what_is_stored_and_what_is_in_q
         wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, block={"max_age": "1h"})
         async with running(wanted) as capture:
             with serve(capture, "127.0.0.1:0") as port:
-                await until(lambda: capture.stats.received == 907 and capture.blocks.open == 4, "all is in blocks")
+                await until(
+                    lambda: capture.stats.received == 907 and capture.archiver.blocks.open == 4, "all is in blocks"
+                )
                 assert await capture.source.refresh()
                 page, facts = await page_of(port), await facts_of(port)
                 assert cards(page)["Unacknowledged"] == "907 of 50k"
@@ -94,7 +95,7 @@ def test_the_page_and_its_json_show_what_is_held_what_is_stored_and_what_is_in_q
                 assert last == "last: sequence 907, subject orders.bad"
                 assert [(each["stage"], each["messages"]) for each in facts["quarantine"]] == [("decode", 7)]
                 assert "None since the process started." in section(page, "Last stored objects").text
-                capture.send_to_store(capture.blocks.seal_all("age"))
+                capture.archiver.seal_all("age")
                 await until(lambda: capture.stats.acked == 907, "all is stored")
                 assert await capture.source.refresh()
                 page, facts = await page_of(port), await facts_of(port)
@@ -160,7 +161,7 @@ def test_a_full_disk_and_an_unmounted_volume_are_explained_in_sentences(nats_ser
                         while True:
                             file.write(bytes(4096))
                     await publish(server.url, [("orders.eu", b"", None)])
-                    await until(lambda: capture.stats.storing.full, "it is full")
+                    await until(lambda: capture.archiver.uploads.storing.full, "it is full")
                     said = (await page_of(port)).root.one("section", "verdict").text
                     assert ": the disk is full. Messages are held and the store is retried" in said
                     assert f"Free space on the disk of {volume.point}, or enlarge it." in said
@@ -185,11 +186,11 @@ def test_a_capture_that_starts_or_drains_is_neither_healthy_nor_failing(nats_ser
         await publish(server.url, [("orders.eu", b"", None)])
         store = MoodyStore(tmp_path / "archive")
         whole = Capture(config(server.url, tmp_path / "archive"), store=store)
-        capture, stop = whole.state, asyncio.Event()
+        capture, stop = whole, asyncio.Event()
         with serve(capture, "127.0.0.1:0") as port:
             assert (await page_of(port)).verdict.startswith("Starting for ")
             task = asyncio.create_task(whole.run(stop))
-            await until(lambda: capture.blocks.open == 1, "it has started")
+            await until(lambda: capture.archiver.blocks.open == 1, "it has started")
             store.answers.clear()
             stop.set()
             await ready(port, 503, "consuming: draining, no more pulls")
@@ -221,7 +222,7 @@ def test_two_thousand_open_keys_are_a_count_and_the_oldest_and_largest_few(nats_
                 assert len(oldest) == len(largest) == MAX_BLOCKS
                 assert oldest[0].startswith("orders.0000 ")
                 assert largest[0].startswith("orders.1234 ")
-                assert capture.blocks.open > block.MANY_KEYS
+                assert capture.archiver.blocks.open > block.MANY_KEYS
                 assert "Set block.bundles, or use a coarser key." in page.root.one("section", "verdict").text
 
     asyncio.run(scenario())
@@ -300,7 +301,7 @@ def test_the_page_has_no_secret_and_names_what_matters_of_the_configuration(nats
             nats={"servers": [server.url], "user": "alice", "password": "hunter2"},
             store={"options": {"secret": "hunter2"}},
         )
-        with serve(Capture(wanted).state, "127.0.0.1:0") as port:
+        with serve(Capture(wanted), "127.0.0.1:0") as port:
             for path in ("/", "/snapshot", "/status.json"):
                 assert "hunter2" not in (await asked(port, path))[1]
             settings = section(await page_of(port), "Configuration").text
@@ -312,7 +313,7 @@ def test_the_page_has_no_secret_and_names_what_matters_of_the_configuration(nats
 
 def test_the_page_refreshes_itself_and_a_snapshot_does_not(tmp_path: Path) -> None:
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "127.0.0.1:0") as port:
             pages = {path: await page_of(port, path) for path in ("/", "/snapshot")}
             refreshing = {
                 path: [each for each in page.root.all("meta") if each.attributes.get("http-equiv") == "refresh"]
@@ -331,7 +332,7 @@ def test_the_page_of_a_process_whose_event_loop_is_stuck_says_so(
     monkeypatch.setattr(http, "LATE", 0.2)
 
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "127.0.0.1:0") as port:
             answers: list[tuple[int, str]] = []
             time.sleep(0.3)  # the loop does nothing meanwhile
             thread = threading.Thread(target=lambda: answers.append(get(port, "/")))
@@ -372,7 +373,7 @@ def test_a_quarter_of_an_hour_is_kept_in_samples_of_what_was_received_and_stored
             observe(found, clock, history.EVERY)
             assert found.samples[-1].received == 50 - before
             assert found.samples[-1].seconds == pytest.approx(history.EVERY)
-            capture.send_to_store(capture.blocks.seal_all("age"))
+            capture.archiver.seal_all("age")
             await until(lambda: capture.stats.acked == 50, "all is stored")
             observe(found, clock, history.EVERY)
             assert (found.samples[-1].received, found.samples[-1].stored) == (0, 50)
@@ -417,12 +418,12 @@ def test_a_process_tells_since_when_it_has_been_ready_and_how_long_it_was_not(
             (past,) = found.past
             assert (past.began, past.ended, past.text) == (utc(began + 60), utc(began + 180), "storing: no space left")
 
-    async def failing(capture: CaptureState, *, fails: bool) -> None:
+    async def failing(capture: Capture, *, fails: bool) -> None:
         turn = "a turn"
         if fails:
-            capture.stats.storing.failed(turn, [PermanentStoreError("no space left")])
+            capture.archiver.uploads.storing.failed(turn, [PermanentStoreError("no space left")])
         else:
-            capture.stats.storing.ended(turn)
+            capture.archiver.uploads.storing.ended(turn)
 
     asyncio.run(scenario())
 
@@ -449,7 +450,7 @@ def test_the_list_of_captures_has_the_worst_first_with_rate_lag_and_quarantine(
             try:
                 await until(lambda: first.stats.received == second.stats.received == 20, "all is in blocks")
                 assert await first.source.refresh()
-                await until(lambda: first.observer.lag(first.source.state).total_seconds() > 1, "it has waited")
+                await until(lambda: first.marks.observer.lag(first.source.state).total_seconds() > 1, "it has waited")
                 site.update()
                 page = await page_of(server_.port)
             finally:

@@ -140,7 +140,7 @@ def test_an_error_in_an_answer_is_logged_and_answered(caplog: pytest.LogCaptureF
 
 def test_probes_are_answered_while_the_event_loop_is_busy(tmp_path: Path) -> None:
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "127.0.0.1:0") as port:
             assert await asked(port, "/livez") == (200, "alive\n")
             answers: list[tuple[int, str]] = []
             thread = threading.Thread(target=lambda: answers.extend(get(port, path) for path in ("/livez", "/readyz")))
@@ -156,7 +156,7 @@ def test_an_event_loop_that_stands_still_for_long_is_not_alive(tmp_path: Path, m
     monkeypatch.setattr(endpoint, "STUCK", 0.6)
 
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "127.0.0.1:0") as port:
             answers: list[tuple[int, str]] = []
 
             def ask() -> None:

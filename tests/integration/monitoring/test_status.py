@@ -68,7 +68,7 @@ def test_it_tells_how_far_the_archive_is_behind(nats_server: Start, tmp_path: Pa
         before = datetime.now(UTC)
         await publish(server.url, [("other.y", b"", None), ("other.x", b"", None)], subjects=subjects)
         async with running(config(server.url, archive, source={"filter_subjects": ["orders.>", "other.x"]})) as capture:
-            await until(lambda: capture.blocks.messages == 1, "it is held")
+            await until(lambda: capture.archiver.blocks.messages == 1, "it is held")
             await asyncio.sleep(0.5)
             found = json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))
             assert (found["unacked"], found["pending"], found["ack_floor"]) == (1, 0, 40)

@@ -458,13 +458,13 @@ def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
         capture = Capture(settings)
         task = asyncio.create_task(capture.run(asyncio.Event()))
         async with connection(server.url) as client:
-            await until(lambda: capture.state.stats.acked > 0, "what there was is stored")
-            acked = capture.state.stats.acked
+            await until(lambda: capture.stats.acked > 0, "what there was is stored")
+            acked = capture.stats.acked
             original = (await api(client, f"CONSUMER.INFO.ORDERS.{name}"))["config"]
             update = {"stream_name": "ORDERS", "action": "update"}
             await api(client, f"CONSUMER.CREATE.ORDERS.{name}", {**update, "config": {**original, **groups}})
             await publish(server.url, [("orders.a", b"2", None), ("orders.b", b"2", [("A", "1")])] * 50)
-            await until(lambda: capture.state.stats.acked == acked + 100, "they are stored")
+            await until(lambda: capture.stats.acked == acked + 100, "they are stored")
             await api(client, f"CONSUMER.CREATE.ORDERS.{name}", {**update, "config": original})
         task.cancel()  # a drain would wait for the open pulls
         await asyncio.gather(task, return_exceptions=True)

@@ -12,7 +12,9 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.capture import blocks as block_module
-from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, Block, Blocks, SealRules
+from jetcapture_py.capture import sealing
+from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, Block, Blocks
+from jetcapture_py.capture.sealing import SealRules
 from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.transform.keys import Run, group
 
@@ -334,7 +336,7 @@ def test_columns_that_come_and_go_seal_no_block_early() -> None:
 def test_a_block_is_sealed_before_very_many_values_are_missing(
     monkeypatch: pytest.MonkeyPatch, wide: dict[str, object], narrow: dict[str, object], full_rows: int
 ) -> None:
-    monkeypatch.setattr(block_module, "MAX_NULLS", 2500)
+    monkeypatch.setattr(sealing, "MAX_NULLS", 2500)
     blocks = make()
     assert add_decoded(blocks, [wide] * 10) == []
     full = add_decoded(blocks, [narrow] * 1000)

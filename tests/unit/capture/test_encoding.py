@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive.block_writer import TextWriter, UserWriter
-from jetcapture_py.capture import encoding
-from jetcapture_py.capture.encoding import Encoding
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture import encoding, parts
+from jetcapture_py.capture.archiver import Archiver
+from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.store import open_store
 from tests.support.running import config
 from tests.unit.archive.test_writer import ENCODER
@@ -45,23 +45,24 @@ def test_a_block_that_its_writer_needs_whole_counts_as_memory_although_it_is_spo
 
     async def scenario() -> None:
         encoder = replace(ENCODER, format=UserWriter(Whole()) if own else TextWriter("csv", "none"))
-        state = CaptureState(settings, open_store(str(tmp_path), {}), whole_blocks=encoder.whole_blocks)
-        assert state.blocks.rules.max_bytes == (MEMORY // 4 if own else 1 << 30)
-        assert state.spooling is not None
-        add(state.blocks, [("a", 0)] * 1000, size=6000)
-        assert state.spooling.begin(starved=True)
-        async for _ in state.spooling.steps():
+        store, preparer = open_store(str(tmp_path), {}), parts.preparer(settings, None, None)
+        archiver = Archiver(settings, Ledger(Memory(MEMORY)), store, preparer, encoder)
+        assert archiver.blocks.rules.max_bytes == (MEMORY // 4 if own else 1 << 30)
+        assert archiver.spooling is not None
+        add(archiver.blocks, [("a", 0)] * 1000, size=6000)
+        assert archiver.spooling.begin(starved=True)
+        async for _ in archiver.spooling.steps():
             pass
-        (block,) = state.blocks.seal_all("drain")
+        (block,) = archiver.blocks.seal_all("drain")
         assert block.spooled
         taken: list[int] = []
-        acquire = state.ledger.encoding
-        state.ledger.encoding = lambda weight: (taken.append(weight), acquire(weight))[1]  # type: ignore[method-assign]
-        (encoded,) = await Encoding(state, encoder).encode([block])
+        acquire = archiver.ledger.encoding
+        archiver.ledger.encoding = lambda weight: (taken.append(weight), acquire(weight))[1]  # type: ignore[method-assign]
+        (encoded,) = await archiver.encode([block])
         assert encoded.messages == 1000
         (weight,) = taken
         assert weight == (3 * block.bytes if own else 4 << 20)
         del encoded
-        state.spooling.close()
+        archiver.close()
 
     asyncio.run(scenario())

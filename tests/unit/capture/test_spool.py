@@ -21,6 +21,7 @@ from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.archive.writer import ObjectWriter
 from jetcapture_py.capture import spool as spool_module
 from jetcapture_py.capture.blocks import Block, Blocks
+from jetcapture_py.capture.sealing import Amount
 from jetcapture_py.capture.spool import Spool, SpoolFile, Spooling, UsedUpError
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, plain, read
 from tests.unit.capture.test_blocks import add, assert_empty, finish, make, numbers_of
@@ -289,7 +290,7 @@ def test_blocks_keep_their_rows_whatever_is_spooled_sealed_and_released(tmp_path
             if action < 0.5:
                 steps += await spool_all(work)
             elif action < 0.7:
-                sealed += blocks.seal_largest(messages=1)
+                sealed += blocks.seal_largest(Amount(messages=1))
             elif sealed:
                 finish(blocks, [sealed.pop(chance.randrange(len(sealed)))])
             owners = {block: numbers_of(block) for block in blocks}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jetcapture_py.capture.stats import SLOW, Histogram, Storing
+from jetcapture_py.capture.storing import SLOW, Histogram, Storing
 from jetcapture_py.errors import PermanentStoreError, StoreError
 
 

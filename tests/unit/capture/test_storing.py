@@ -13,7 +13,7 @@ import pytest
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import storing
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.storing import Uploads
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import Store
 from tests.support.running import config
@@ -64,9 +64,9 @@ class FailingOnce:
         """Nothing is asked of it here."""
 
 
-def state(store: Store, retry_for: str) -> CaptureState:
+def uploads(store: Store, retry_for: str) -> Uploads:
     wanted = {"url": "file:///nowhere", "retry_for": retry_for, "concurrency": 1}
-    return CaptureState(config("nats://127.0.0.1:1", "/nowhere", store=wanted), store)
+    return Uploads(store, config("nats://127.0.0.1:1", "/nowhere", store=wanted).store)
 
 
 def encoded(seq: int) -> EncodedBlock:
@@ -80,7 +80,7 @@ def test_a_store_that_is_silent_costs_one_timeout_for_a_turn_and_not_one_for_eac
     store = SlowlyFailing(*range(10))
 
     async def scenario() -> None:
-        async for _ in storing.put_all(state(store, "1ms"), [encoded(seq) for seq in range(10)]):
+        async for _ in uploads(store, "1ms").put_all([encoded(seq) for seq in range(10)]):
             pytest.fail("nothing was stored")
 
     with pytest.raises(StoreError, match="no answer in time"):
@@ -94,7 +94,7 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
     async def scenario() -> None:
         found: list[int] = []
         objects = [encoded(seq) for seq in range(10)]
-        async for index, _ in storing.put_all(state(store, "60s"), objects):
+        async for index, _ in uploads(store, "60s").put_all(objects):
             found.append(index)
             if len(found) == 8:
                 assert sorted(found) == [1, 2, 4, 5, 6, 7, 8, 9]
@@ -114,7 +114,7 @@ def test_a_users_store_that_exits_or_panics_is_asked_again(hasty: None, error: B
             return name.path
 
     async def scenario() -> None:
-        assert [index async for index, _ in storing.put_all(state(Panicking(), "60s"), [encoded(1)])] == [0]
+        assert [index async for index, _ in uploads(Panicking(), "60s").put_all([encoded(1)])] == [0]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -125,11 +125,11 @@ def test_an_object_that_was_refused_once_is_freed_as_soon_as_it_is_stored(hasty:
         freed = weakref.ref(first.data)
         objects = [first]
         del first
-        capture = state(FailingOnce(), "60s")
-        found = [index async for index, _ in storing.put_all(capture, objects)]
+        capture = uploads(FailingOnce(), "60s")
+        found = [index async for index, _ in capture.put_all(objects)]
         assert found == [0]
         objects.clear()
-        await capture.in_thread(capture.store_threads, lambda: None)  # the thread has let go of its last work
+        await capture.call(lambda: None)  # the thread has let go of its last work
         assert freed() is None
 
     gc.collect()

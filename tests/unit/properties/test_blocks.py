@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
-from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, CHUNK_OVERHEAD, TOGETHER, Block, Blocks, SealRules
+from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, CHUNK_OVERHEAD, TOGETHER, Block, Blocks
+from jetcapture_py.capture.sealing import Amount, SealRules
 from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.transform.keys import group
 from tests.support.examples import examples
@@ -173,14 +174,14 @@ class AnyOrder(RuleBasedStateMachine):
         while sizes and len(wanted) < most and (left > 0 or len(wanted) < count):
             wanted.append(sizes.pop(0))
             left -= wanted[-1]
-        found = self.blocks.seal_largest(messages=number, blocks=count, limit=most)
+        found = self.blocks.seal_largest(Amount(messages=number, blocks=count), most)
         assert sorted((block.messages for block in found), reverse=True) == wanted
         self.close(found, [self.open.pop((b.id.key, b.id.bucket, b.id.quarantine)) for b in found], "pressure")
 
     @rule(size=st.integers(1, 20_000))
     def seal_bytes(self, size: int) -> None:
         before = sorted((block.bytes for block in self.blocks if not block.sealed_by), reverse=True)
-        found = self.blocks.seal_largest(size=size)
+        found = self.blocks.seal_largest(Amount(bytes=size))
         taken = [block.bytes for block in found]
         assert taken == before[: len(taken)]
         assert sum(taken) >= size or len(taken) == len(before)

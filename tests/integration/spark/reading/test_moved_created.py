@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.capture import side_tasks
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture import marks
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.verify.proof import verify
 from spark_jobs.archive import read_stream
 from tests.integration.spark.live import Live
@@ -37,7 +37,7 @@ MOVING = [found for found in SERVERS if found[0].startswith(("2.10.", "2.11.", "
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the watermark often."""
-    monkeypatch.setattr(side_tasks, "MARK", 0.2)
+    monkeypatch.setattr(marks, "MARK", 0.2)
 
 
 async def created(live: Live) -> tuple[str, str]:
@@ -64,21 +64,21 @@ async def restart_edit_restart(live: Live) -> None:
     await asyncio.to_thread(restart)
 
 
-async def stored(state: CaptureState, seq: int) -> None:
+async def stored(state: Capture, seq: int) -> None:
     """Wait until everything up to `seq` is stored, and the watermark says so."""
 
     def done() -> bool:
-        state.send_to_store(state.blocks.seal_all("age"))
+        state.archiver.seal_all("age")
         assert state.source.failure is None
-        return state.watermark is not None and state.watermark.seq == seq
+        return state.marks.watermark is not None and state.marks.watermark.seq == seq
 
     await until(done, f"the watermark is at {seq}")
 
 
-async def check(captured: Captured, state: CaptureState, seq: int) -> None:
+async def check(captured: Captured, state: Capture, seq: int) -> None:
     """Everything is stored, nothing is missing, nothing was lost."""
     await stored(state, seq)
-    assert state.stats.stream_losses.total() == 0
+    assert state.marks.stream.losses.total() == 0
     report = await verify(captured.config)
     assert (report.exit_code(strict=True), report.stored, report.older) == (0, seq, 0), [*report.findings]
     assert (await status_of(captured.config)).problems == ()
@@ -189,7 +189,7 @@ def test_an_archive_and_checkpoints_that_know_another_creation_time_know_the_str
     async def goes_on() -> None:
         async with running(captured.config) as state:
             await stored(state, 120)
-            assert state.stats.stream_losses.total() == 0
+            assert state.marks.stream.losses.total() == 0
             assert state.source.origin.created == other
             assert (await verify(captured.config)).exit_code() == 0
             assert (await status_of(captured.config)).problems == ()

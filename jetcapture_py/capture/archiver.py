@@ -1,0 +1,223 @@
+"""Received messages in, stored blocks out: decode and route, put into blocks, encode, store. It knows no server.
+
+A capture is a source, an archiver and acknowledgements; repair and redecode are an archiver and a choice of messages.
+It is used in one event loop; decoding, encoding and storing have threads, which change nothing that is shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Sequence
+
+import pyarrow as pa
+
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from jetcapture_py.capture import sealing
+from jetcapture_py.capture.blocks import Block, Blocks, StoredBlock
+from jetcapture_py.capture.decoding import Decoding
+from jetcapture_py.capture.encoding import Encoding
+from jetcapture_py.capture.sealing import Amount, Demand, Reason, SealRules
+from jetcapture_py.capture.spool import Spool, Spooling
+from jetcapture_py.capture.storing import Uploads
+from jetcapture_py.config import shares
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.values import TEXT_FORMATS
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.ledger import Ledger
+from jetcapture_py.store import Store
+from jetcapture_py.transform.keys import Run
+from jetcapture_py.transform.prepare import Prepared, Preparer
+
+
+class Archiver:
+    """Archives messages as `config` says. `ledger` has the memory that its messages take."""
+
+    def __init__(self, config: Config, ledger: Ledger, store: Store, preparer: Preparer, encoder: Encoder) -> None:
+        block, spool, memory = config.block, config.limits.spool, config.limits.memory
+        self.ledger = ledger
+        in_memory = encoder.whole_blocks or not spool
+        largest = min(block.max_bytes, memory // shares.BLOCK_SHARE) if in_memory else block.max_bytes
+        rules = SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages)
+        self.blocks = Blocks(rules, ledger)
+        self.spooling: Spooling | None = None
+        if spool:
+            growth = shares.TEXT_GROWTH if block.format in TEXT_FORMATS and block.compression == "none" else 1
+            files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE, growth=growth)
+            self.spooling = Spooling(self.blocks, files, memory)
+        self.decoding = Decoding(preparer, ledger)
+        self.uploads = Uploads(store, config.store)
+        self.encoding = Encoding(encoder, ledger, self.spooling, self.uploads.threads)
+        self.sealed_by: Counter[str] = Counter()
+        """Blocks by the reason for which they were sealed."""
+        self.waiting = WaitingBlocks()
+        self.progress = asyncio.Event()
+        """Set whenever memory was freed or blocks are done with."""
+        self._stored: asyncio.Queue[StoredBlock] = asyncio.Queue()
+        self._opened = asyncio.Event()
+        self._limits = config.limits
+
+    # ------------------------------------------------------------------ messages to blocks
+
+    def decoded(self, received: Received) -> AsyncGenerator[Prepared]:
+        """Decode and route messages; yield pieces, each of which has to be added at once."""
+        return self.decoding.pieces(received)
+
+    def add(self, prepared: Prepared) -> None:
+        """Put routed rows into blocks, and seal those that are full."""
+        self.encoding.set_columns(prepared.columns)
+        self.add_rows(prepared.rows, prepared.runs)
+        self.add_rows(prepared.quarantine, prepared.quarantine_runs, quarantine=True)
+
+    def add_rows(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool = False) -> None:
+        self._send(self.blocks.add(rows, runs, asyncio.get_running_loop().time(), quarantine=quarantine))
+        self._opened.set()
+
+    async def memory_freed(self) -> None:
+        """Wait while blocks hold more than `limits.memory`, if some are on their way to the store or the spool."""
+        ledger = self.ledger
+        while self.blocks.memory + ledger["encoded"] + ledger.elsewhere > ledger.memory.limit and (
+            self.blocks.sealed or (self.spooling is not None and self.spooling.active)
+        ):
+            await self.progressed()
+
+    @property
+    def busy(self) -> bool:
+        """Whether messages are being decoded, stored or spooled, rather than waiting in open blocks."""
+        return bool(self.decoding.batch or self.blocks.sealed or (self.spooling is not None and self.spooling.active))
+
+    def replies(self) -> list[pa.BinaryArray]:
+        """Return the ack subjects of all messages that are held."""
+        return [self.decoding.batch.replies, *(replies for block in self.blocks for replies in block.replies())]
+
+    # ------------------------------------------------------------------ sealing: `sealing` decides
+
+    def relieve(self, demand: Demand) -> None:
+        """Seal the largest blocks when open blocks take too much of a budget, and spooling does not help."""
+        spooling, blocks, everything = self.spooling, self.blocks, demand.starved
+        spools = spooling is not None and spooling.begin(starved=demand.starved)
+        if spooling is not None:  # what is on its way frees memory soon
+            everything = everything and demand.idle and not (blocks.sealed or self.decoding.batch)
+        amount = sealing.excess(
+            Amount(blocks.messages, blocks.resident, blocks.open),
+            self._limits,
+            demand.unacked_limit,
+            max_bytes=self.ledger.may_open,
+            everything=everything,
+        )
+        amount = amount._replace(bytes=0) if spools else amount
+        self._send(blocks.seal_largest(amount, sealing.room(self.uploads.workers, *self.waiting.amount)))
+        if demand.overdue is not None:
+            self._send(blocks.seal_due(demand.overdue, 0, "pressure"))
+
+    def seal_all(self, reason: Reason) -> None:
+        """Seal every open block."""
+        self._send(self.blocks.seal_all(reason))
+
+    def release(self) -> None:
+        """Drop open blocks: another replica receives their messages."""
+        for block in self.blocks.seal_all("released"):
+            self.blocks.release(block)
+            self.forget(block)
+
+    async def seal_by_age(self) -> None:
+        """Seal each block as soon as it is due, until canceled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while (opened := self.blocks.opened) is None:
+                self._opened.clear()
+                await self._opened.wait()
+            due = opened + self.blocks.rules.max_age
+            await asyncio.sleep(due - loop.time())
+            self._send(self.blocks.seal_due(max(due, loop.time())))
+
+    def _send(self, blocks: Sequence[Block]) -> None:
+        """Queue sealed blocks for the store."""
+        now = time.monotonic()
+        for block in blocks:
+            block.sealed_at = now
+            self.sealed_by[block.sealed_by] += 1
+            self.waiting.put(block)
+
+    # ------------------------------------------------------------------ blocks to objects
+
+    async def store(self) -> None:
+        """Wait for sealed blocks, and store them as objects. Raises StoreError."""
+        blocks = await self.waiting.next()
+        objects = await self.encode(blocks)
+        async for index, location in self.uploads.put_all(objects):
+            encoded = objects[index]  # None if nothing is left of the block, because all of it was erased
+            self.ledger["encoded"] -= 0 if encoded is None else encoded.memory
+            self._stored.put_nowait(StoredBlock.of(blocks[index], encoded, location))
+
+    async def stored(self) -> list[StoredBlock]:
+        """Wait for stored blocks; return all there are. They are held until `forget`."""
+        stored = [await self._stored.get()]
+        while not self._stored.empty():
+            stored.append(self._stored.get_nowait())
+        return stored
+
+    async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock | None]:
+        """Make objects of blocks, and free their rows; None for a block of which nothing is left."""
+        objects = await self.encoding.encode(blocks)
+        for block, encoded in zip(blocks, objects, strict=True):
+            self.blocks.release(block)
+            self.ledger["encoded"] += 0 if encoded is None else encoded.memory
+        self.progress.set()
+        return objects
+
+    def forget(self, block: Block) -> None:
+        """Forget a block that was stored and acknowledged."""
+        self.blocks.forget(block)
+        self.progress.set()
+
+    async def done(self) -> None:
+        """Wait until no block is held."""
+        while self.blocks.open or self.blocks.sealed:
+            await self.progressed()
+
+    async def progressed(self) -> None:
+        self.progress.clear()
+        await self.progress.wait()
+
+    def close(self) -> None:
+        """End the threads, without waiting for them."""
+        self.decoding.close()
+        self.uploads.close()
+        if self.spooling is not None:
+            self.spooling.close()
+
+
+class WaitingBlocks:
+    """Sealed blocks that wait for the store."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[Block] = deque()
+        self._bytes = 0
+        self._filled = asyncio.Event()
+
+    @property
+    def amount(self) -> tuple[int, int]:
+        """How many there are, and their bytes."""
+        return len(self._blocks), self._bytes
+
+    def put(self, block: Block) -> None:
+        self._blocks.append(block)
+        self._bytes += block.bytes
+        self._filled.set()
+
+    def take(self) -> Block:
+        block = self._blocks.popleft()
+        self._bytes -= block.bytes
+        return block
+
+    async def next(self) -> list[Block]:
+        """Wait for blocks: a large one, or several small ones that share a thread's turn."""
+        while not self._blocks:
+            self._filled.clear()
+            await self._filled.wait()
+        blocks = [self.take()]
+        while blocks[-1].bytes < shares.SMALL_BLOCK_BYTES and len(blocks) < shares.SMALL_BLOCKS and self._blocks:
+            blocks.append(self.take())
+        return blocks
