@@ -6,7 +6,7 @@ Fields with their default are left out, unknown ones are ignored, and times are 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -17,24 +17,36 @@ Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class SmallFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="format", tag=1):
-    """What every small file has. A subclass declares its further fields."""
+    """What every small file has. A subclass declares its further fields.
+
+    A class of its own that a field has is in JSON what its method `encoded` returns and its `decoded` reads.
+    """
 
     stream: str
 
     def encode(self) -> bytes:
         """The file's content: the same for the same values."""
-        return msgspec.json.encode(self, order="deterministic") + b"\n"
+        return msgspec.json.encode(self, order="deterministic", enc_hook=lambda value: value.encoded()) + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, stream: str, path: str) -> Self:
         """Read the content of the file at `path`. Raises JetcaptureError if damaged, or of another stream."""
         try:
-            file = msgspec.json.decode(data, type=cls)
+            file = msgspec.json.decode(data, type=cls, dec_hook=_decoded)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-            raise JetcaptureError(f"{path} is damaged: {error}") from error
+            raise damaged(path, error) from error
         if file.stream != stream:
             raise JetcaptureError(f"{path} belongs to stream {file.stream}, not {stream}")
         return file
+
+
+def _decoded(type_: Any, value: object) -> Any:
+    return type_.decoded(value)
+
+
+def damaged(path: str, error: Exception) -> JetcaptureError:
+    """Return the error for a file that cannot be read."""
+    return JetcaptureError(f"{path} is damaged: {error}")
 
 
 def is_path(path: str) -> bool:

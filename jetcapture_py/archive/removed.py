@@ -12,20 +12,19 @@ from __future__ import annotations
 import binascii
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from jetcapture_py.archive.arrays import Int64s, Mask, Seqs
 from jetcapture_py.archive.incarnations import check_created
 from jetcapture_py.archive.messages import MessageSet, bounds_of
-from jetcapture_py.archive.metadata import SmallFile, Time, is_path
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.archive.metadata import SmallFile, Time, damaged, is_path
 
 EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
@@ -46,22 +45,6 @@ def erased_directory(stream: str) -> str:
 # ------------------------------------------------------------------ files
 
 
-class _ExpiredPart(msgspec.Struct, frozen=True, kw_only=True):
-    stream_created: str
-    oldest: Time
-    ranges: list[tuple[int, int]] | str
-    messages: int = 0
-    """For readers without this code."""
-
-    def __post_init__(self) -> None:
-        check_created(self.stream_created)
-
-
-class _ExpiredFile(SmallFile, frozen=True, kw_only=True):
-    until: Time
-    incarnations: list[_ExpiredPart]
-
-
 class _ErasedFile(SmallFile, frozen=True, kw_only=True):
     time: Time
     by: str
@@ -72,14 +55,6 @@ class _ErasedFile(SmallFile, frozen=True, kw_only=True):
     """For readers without this code."""
 
 
-@contextmanager
-def _damaged(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (zlib.error, ValueError, OverflowError) as error:
-        raise JetcaptureError(f"{path} is damaged: {error}") from error
-
-
 def _printable(text: str) -> str:
     """Escape what is not UTF-8 in a command line argument."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -88,36 +63,59 @@ def _printable(text: str) -> str:
 # ------------------------------------------------------------------ expired buckets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpiredMessages:
+class SequenceRanges(bytes):
+    """Ranges of sequences, in order, as the first and last one of each in int64: a stream may have millions.
+
+    In JSON, they are what `_encoded_ranges` returns.
+    """
+
+    __slots__ = ()
+
+    @property
+    def pairs(self) -> Int64s:
+        return np.frombuffer(self, np.int64).reshape(-1, 2)
+
+    def with_seqs(self, seqs: Seqs) -> Self:
+        firsts, lasts = self.pairs.T
+        return type(self)(_united(np.concatenate([firsts, seqs]), np.concatenate([lasts, seqs])))
+
+    def encoded(self) -> list[tuple[int, int]] | str:
+        return _encoded_ranges(self.pairs)
+
+    @classmethod
+    def decoded(cls, listed: object) -> Self:
+        """Raises ValueError."""
+        return cls(_united(*_decoded_ranges(msgspec.convert(listed, list[tuple[int, int]] | str)).T))
+
+
+class ExpiredMessages(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"created": "stream_created", "expired": "ranges"}
+):
     """The messages of one incarnation of a stream that have expired."""
 
     created: str
     """When the stream was created, as in `stream_created` of footers; "" if unknown."""
-    oldest: datetime
+    oldest: Time
     """Timestamp of the oldest one, UTC."""
-    bounds: bytes = b""
-    """First and last sequence of each range of them, in order, as int64: a stream may have millions of ranges."""
+    expired: SequenceRanges = SequenceRanges()
+    messages: int = 0
+    """Number of messages; in the file for readers without this code."""
+
+    def __post_init__(self) -> None:
+        check_created(self.created)
+        firsts, lasts = self.spans
+        structs.force_setattr(self, "messages", int((lasts - firsts + 1).sum()))
 
     @property
     def spans(self) -> tuple[Seqs, Seqs]:
         """The ranges' first and last sequences, inclusive."""
-        firsts, lasts = self._pairs.T
+        firsts, lasts = self.expired.pairs.T
         return firsts, lasts
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The ranges, inclusive, in order."""
-        return tuple((first, last) for first, last in self._pairs.tolist())
-
-    @property
-    def _pairs(self) -> Int64s:
-        return np.frombuffer(self.bounds, np.int64).reshape(-1, 2)
-
-    @property
-    def messages(self) -> int:
-        firsts, lasts = self.spans
-        return int((lasts - firsts + 1).sum())
+        return tuple((first, last) for first, last in self.expired.pairs.tolist())
 
     def contains(self, seqs: Seqs) -> Mask:
         """Return a mask of the messages among these sequences."""
@@ -125,19 +123,11 @@ class ExpiredMessages:
         at = np.searchsorted(firsts, seqs, "right") - 1
         return (at >= 0) & (seqs <= lasts[at]) if len(firsts) else np.zeros(len(seqs), np.bool_)
 
-    def with_messages(self, seqs: Seqs, oldest: datetime) -> Self:
-        """Add messages by their sequences, which are sorted."""
-        firsts, lasts = self.spans
-        bounds = _united(np.concatenate([firsts, seqs]), np.concatenate([lasts, seqs]))
-        return replace(self, oldest=min(self.oldest, oldest), bounds=bounds)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expired:
+class Expired(SmallFile, frozen=True, kw_only=True):
     """Which messages of a stream were removed with their buckets, because these were older than `maintain.keep`."""
 
-    stream: str
-    until: datetime
+    until: Time
     """The latest end of a bucket that was removed, UTC."""
     incarnations: tuple[ExpiredMessages, ...] = ()
     """In the order of their creation."""
@@ -151,9 +141,9 @@ class Expired:
         """Add messages of the incarnation `created` in buckets that ended at `until` or before."""
         parts = {part.created: part for part in self.incarnations}
         part = parts.get(created) or ExpiredMessages(created=created, oldest=oldest)
-        parts[created] = part.with_messages(seqs, oldest)
+        parts[created] = structs.replace(part, oldest=min(part.oldest, oldest), expired=part.expired.with_seqs(seqs))
         ordered = tuple(parts[item] for item in sorted(parts))
-        return replace(self, until=max(self.until, until), incarnations=ordered)
+        return structs.replace(self, until=max(self.until, until), incarnations=ordered)
 
     def ranges(self, created: Iterable[str]) -> list[tuple[int, int]]:
         """Return the ranges of sequences of these incarnations."""
@@ -166,32 +156,6 @@ class Expired:
         for part in self.incarnations:
             mask |= part.contains(seqs)
         return mask
-
-    def encode(self) -> bytes:
-        parts = [
-            _ExpiredPart(
-                stream_created=part.created,
-                messages=part.messages,
-                oldest=part.oldest,
-                ranges=_encoded_ranges(part._pairs),
-            )
-            for part in self.incarnations
-        ]
-        return _ExpiredFile(stream=self.stream, until=self.until, incarnations=parts).encode()
-
-    @classmethod
-    def decode(cls, data: bytes, stream: str) -> Expired:
-        """Read the file's content. Raises JetcaptureError if damaged, or if it belongs to another stream."""
-        path = expired_path(stream)
-        file = _ExpiredFile.decode(data, stream, path)
-        with _damaged(path):
-            parts = [
-                ExpiredMessages(
-                    created=part.stream_created, oldest=part.oldest, bounds=_united(*_decoded_ranges(part.ranges).T)
-                )
-                for part in file.incarnations
-            ]
-        return cls(stream=stream, until=file.until, incarnations=tuple(parts))
 
 
 # ------------------------------------------------------------------ erased messages
@@ -234,12 +198,14 @@ class Tombstone:
     def decode(cls, data: bytes, stream: str, path: str) -> Tombstone:
         """Read the content of the file at `path`. Raises JetcaptureError if damaged, or of another stream."""
         file = _ErasedFile.decode(data, stream, path)
-        with _damaged(path):
+        try:
             (firsts, lasts), times = _decoded_ranges(file.ranges).T, _decoded_times(file.times)
             if (firsts > lasts).any() or sum((lasts - firsts + 1).tolist()) != len(times):
                 raise ValueError("its ranges and times do not fit")
-            starts = np.cumsum(lasts - firsts + 1) - (lasts - firsts + 1)
-            seqs = np.repeat(firsts - starts, lasts - firsts + 1) + np.arange(len(times))
+        except (ValueError, OverflowError) as error:
+            raise damaged(path, error) from error
+        starts = np.cumsum(lasts - firsts + 1) - (lasts - firsts + 1)
+        seqs = np.repeat(firsts - starts, lasts - firsts + 1) + np.arange(len(times))
         return cls(stream=stream, time=file.time, by=file.by, reason=file.reason, messages=MessageSet(seqs, times))
 
 
@@ -296,7 +262,7 @@ def _encoded_ranges(pairs: Int64s) -> list[tuple[int, int]] | str:
 
 
 def _decoded_ranges(listed: list[tuple[int, int]] | str) -> Int64s:
-    """Return what `_encoded_ranges` has encoded. Raises ValueError, zlib.error."""
+    """Return what `_encoded_ranges` has encoded. Raises ValueError."""
     values = _decompressed(listed) if isinstance(listed, str) else np.array(listed, np.int64)
     return values.reshape(-1, 2)
 
@@ -307,7 +273,7 @@ def _encoded_times(times: Int64s) -> list[int] | str:
 
 
 def _decoded_times(listed: list[int] | str) -> Int64s:
-    """Return what `_encoded_times` has encoded. Raises ValueError, zlib.error."""
+    """Return what `_encoded_times` has encoded. Raises ValueError."""
     return _decompressed(listed) if isinstance(listed, str) else np.cumsum(np.array(listed, np.int64))
 
 
@@ -317,4 +283,8 @@ def _compressed(values: Int64s) -> str:
 
 
 def _decompressed(text: str) -> Int64s:
-    return np.cumsum(np.frombuffer(zlib.decompress(binascii.a2b_base64(text)), "<i8")).astype(np.int64)
+    try:
+        data = zlib.decompress(binascii.a2b_base64(text))
+    except zlib.error as error:
+        raise ValueError(error) from error
+    return np.cumsum(np.frombuffer(data, "<i8")).astype(np.int64)

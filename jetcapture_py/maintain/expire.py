@@ -198,15 +198,14 @@ class Expiry:
         """Add the objects' messages to the note, and make sure that it has them. Raises JetcaptureError."""
         messages = _by_incarnation(objects, creations)
         until = datetime.fromtimestamp(max(due.end for due in objects), UTC)
+        path = expired_path(self.stream)
         nothing = Expired(stream=self.stream, until=datetime.fromtimestamp(0, UTC))
 
         def change(data: bytes | None) -> bytes | None:
-            before = after = nothing if data is None else Expired.decode(data, self.stream)
+            before = after = nothing if data is None else Expired.decode(data, self.stream, path)
             for created, (seqs, oldest) in messages.items():
                 after = after.with_messages(created, seqs, oldest, until)
             return None if before == after else after.encode()
-
-        path = expired_path(self.stream)
 
         def written() -> None:
             change_note(cast("NoteStore", self.archive.store), path, change)

@@ -551,7 +551,7 @@ class ArchiveFiles:
     def expired(self, stream: str) -> Expired | None:
         """Return what has expired of a stream; None if nothing has. Raises JetcaptureError, also if it is damaged."""
         data = None if self.divided else self.read_note(expired_path(stream))
-        return None if data is None else Expired.decode(data, stream)
+        return None if data is None else Expired.decode(data, stream, expired_path(stream))
 
     def erased(self, stream: str, known: Erased | None = None) -> Erased:
         """Return which messages of a stream were erased; tombstones in `known` are not read again.

@@ -85,7 +85,7 @@ def expiry(root: Path | str, keep: float = 10 * DAY, **parts: Any) -> Expiry:
 
 
 def note(root: Path) -> Expired:
-    return Expired.decode((root / expired_path(STREAM)).read_bytes(), STREAM)
+    return Expired.decode((root / expired_path(STREAM)).read_bytes(), STREAM, "x.json")
 
 
 def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -> None:

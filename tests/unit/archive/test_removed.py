@@ -41,7 +41,7 @@ def test_expired_messages_are_counted_once_and_told_apart_by_incarnation() -> No
     assert expired.messages == 7
     assert expired.ranges([CREATED]) == [(1, 4), (7, 7)]
     assert expired.until == NOON + timedelta(hours=4)
-    assert Expired.decode(expired.encode(), "ORDERS") == expired
+    assert Expired.decode(expired.encode(), "ORDERS", "x.json") == expired
 
 
 @given(st.lists(st.lists(st.integers(1, 60), max_size=30), max_size=4), st.sampled_from([0, 4096]))
@@ -50,7 +50,7 @@ def test_exactly_the_expired_messages_are_in_the_note(passes: list[list[int]], l
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(removed, "MAX_LISTED", listed)
         expired = _expired(*((CREATED, sorted(seqs)) for seqs in passes))
-        assert Expired.decode(expired.encode(), "ORDERS") == expired
+        assert Expired.decode(expired.encode(), "ORDERS", "x.json") == expired
     every = {seq for seqs in passes for seq in seqs}
     assert expired.messages == len(every)
     assert {seq for first, last in expired.ranges([CREATED]) for seq in range(first, last + 1)} == every
@@ -106,7 +106,7 @@ _NOTE = b'{"stream": "ORDERS", "until": "2026-05-01T12:00:00Z", "incarnations": 
 )
 def test_a_damaged_note_is_an_error(data: bytes) -> None:
     with pytest.raises(JetcaptureError, match="is damaged"):
-        Expired.decode(data, "ORDERS")
+        Expired.decode(data, "ORDERS", "x.json")
     with pytest.raises(JetcaptureError, match=r"_erased/ORDERS/x\.json is damaged"):
         Tombstone.decode(data, "ORDERS", "_erased/ORDERS/x.json")
 
@@ -123,6 +123,6 @@ def test_a_tombstone_whose_ranges_and_times_do_not_fit_is_an_error(ranges: str, 
 
 def test_a_note_of_another_stream_is_an_error() -> None:
     with pytest.raises(JetcaptureError, match="belongs to stream ORDERS"):
-        Expired.decode(_expired().encode(), "OTHERS")
+        Expired.decode(_expired().encode(), "OTHERS", "x.json")
     with pytest.raises(JetcaptureError, match="belongs to stream ORDERS, not OTHERS"):
         Tombstone.decode(_tombstone((1, 1)).encode(), "OTHERS", "x.json")
