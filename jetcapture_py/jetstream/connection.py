@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -287,6 +287,19 @@ class Api:
                 if loop.time() >= deadline:
                     raise UnavailableError(f"JetStream does not answer: {error}") from error
                 await asyncio.sleep(_AGAIN)
+
+    async def message(self, stream: str, **which: Any) -> dict[str, Any] | None:
+        """Return one message as the API has it, from the stream's leader; None without such a message."""
+        try:
+            message: dict[str, Any] = (await self.request(f"STREAM.MSG.GET.{stream}", which))["message"]
+        except MissingMessageError:
+            return None
+        return message
+
+    async def next_match(self, stream: str, seq: int, subjects: Collection[str]) -> dict[str, Any] | None:
+        """Return the first message on `subjects` (empty: all) from `seq` on; None without one."""
+        messages = [await self.message(stream, seq=seq, next_by_subj=subject) for subject in subjects or (">",)]
+        return min(filter(None, messages), key=lambda message: int(message["seq"]), default=None)
 
     async def _request(self, subject: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         payload = json.dumps(body).encode() if body is not None else b""

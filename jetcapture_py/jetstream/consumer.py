@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +22,6 @@ from jetcapture_py.errors import (
     DeniedError,
     MissingConsumerError,
     MissingError,
-    MissingMessageError,
     MissingStreamError,
     SourceError,
 )
@@ -260,21 +259,6 @@ def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) ->
     )
 
 
-async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) -> datetime | None:
-    """Return when the first matching message from sequence `seq` on was stored; None without one.
-
-    Raises SourceError.
-    """
-    matches = []
-    for subject in filters or (">",):
-        try:
-            answer = await api.request(f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject})
-        except MissingMessageError:
-            continue
-        matches.append((answer["message"]["seq"], datetime.fromisoformat(answer["message"]["time"])))
-    return min(matches)[1] if matches else None
-
-
 GROUP = "jetcapture"
 """The priority group of a consumer of `source.mode: ordered`."""
 TAKEOVER = 1.0
@@ -508,7 +492,7 @@ class Consumer:
             return False
         filters = filters_of(self.state.config)
         try:
-            return await first_time(self._api, self._config.stream, self.state.delivered + 1, filters) is None
+            return await self._api.next_match(self._config.stream, self.state.delivered + 1, filters) is None
         except SourceError as error:
             self._may_get = not isinstance(error, DeniedError)
             return False
@@ -520,10 +504,10 @@ class Consumer:
     async def _time_of(self, seq: int) -> int | None:
         """Return the timestamp of a message in microseconds; None without it, without permission, or answer."""
         try:
-            answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
+            message = await self._api.message(self._config.stream, seq=seq)
         except SourceError:
             return None
-        return microseconds_of(datetime.fromisoformat(answer["message"]["time"]))
+        return None if message is None else microseconds_of(datetime.fromisoformat(message["time"]))
 
     def _report_changes(self, state: ConsumerState) -> None:
         old, new = self.state.config, state.config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -16,7 +16,7 @@ import nats.errors
 from jetcapture_py.archive.incarnations import Ends, Origin, is_same_stream
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_time, microseconds_of
-from jetcapture_py.errors import ApiError, MissingError, MissingMessageError, SourceError, UnavailableError
+from jetcapture_py.errors import ApiError, MissingError, SourceError, UnavailableError
 from jetcapture_py.jetstream.connection import Api, connect
 from jetcapture_py.jetstream.unreadable import unreadable, unreadable_with_origins
 from jetcapture_py.jetstream.wire.client import Connection, denial_in
@@ -169,9 +169,7 @@ class ReadSession:
                 return await request()
             except ApiError as error:
                 missing += isinstance(error, MissingError)
-                if isinstance(error, MissingMessageError) or missing >= _CERTAIN:
-                    raise
-                if 400 <= error.code < 500 and not isinstance(error, MissingError):
+                if missing >= _CERTAIN or (400 <= error.code < 500 and not isinstance(error, MissingError)):
                     raise
                 reason: SourceError = error
             except UnavailableError as error:
@@ -230,20 +228,13 @@ class ReadSession:
         return None if message is None else microseconds_of(datetime.fromisoformat(message["time"]))
 
     async def message(self, stream: str, **which: Any) -> dict[str, Any] | None:
-        """Return one message as the API has it (STREAM.MSG.GET, from the stream's leader); None without such a message.
+        """Return what `Api.message` does. Raises SourceError."""
+        return await self.retry(partial(self.api.message, stream, **which))
 
-        Raises SourceError.
-        """
-        try:
-            message: dict[str, Any] = (await self.request(f"STREAM.MSG.GET.{stream}", which))["message"]
-        except MissingMessageError:
-            return None
-        return message
-
-    async def next_match(self, stream: str, seq: int, subjects: Iterable[str]) -> int | None:
+    async def next_match(self, stream: str, seq: int, subjects: Collection[str]) -> int | None:
         """Return the sequence of the first message on `subjects` (empty: all) from `seq` on; None without one."""
-        messages = [await self.message(stream, seq=seq, next_by_subj=subject) for subject in subjects or (">",)]
-        return min((int(message["seq"]) for message in messages if message is not None), default=None)
+        message = await self.retry(partial(self.api.next_match, stream, seq, subjects))
+        return None if message is None else int(message["seq"])
 
     async def first_at(self, stream: str, moment: datetime) -> int:
         """Return the sequence of the first message stored at `moment` or later, from a consumer that starts there."""

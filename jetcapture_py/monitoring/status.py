@@ -22,7 +22,6 @@ from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.consumer import (
     ConsumerState,
     filters_of,
-    first_time,
     get_consumer,
     is_consumer_of,
 )
@@ -240,5 +239,7 @@ async def _lag(config: Config, session: ReadSession, state: ConsumerState) -> fl
     if state.pending == 0 and state.unacked == 0:
         return 0.0
     filters = filters_of(state.config)
-    oldest = await first_time(session.api, config.source.stream, state.ack_floor + 1, filters)
-    return 0.0 if oldest is None else max(0.0, (state.asked - oldest).total_seconds())
+    oldest = await session.api.next_match(config.source.stream, state.ack_floor + 1, filters)
+    if oldest is None:
+        return 0.0
+    return max(0.0, (state.asked - datetime.fromisoformat(oldest["time"])).total_seconds())

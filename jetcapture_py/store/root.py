@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import struct
 import sys
@@ -21,6 +20,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
 
 from jetcapture_py.archive.layout import MARKER, PROBE
 from jetcapture_py.errors import StoreError
@@ -33,6 +35,10 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 NOT_OURS = {"lost+found", PROBE}
 """Names in a directory that still counts as empty, besides hidden files."""
+
+
+class _Marker(msgspec.Struct, frozen=True, tag_field="format", tag=1):
+    id: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class ArchiveRoot:
@@ -174,7 +180,7 @@ def _is_empty(handle: int) -> bool:
 
 def _write_marker(handle: int) -> None:
     """Write a marker unless one exists, atomically if the file system supports hard links."""
-    data = json.dumps({"format": 1, "id": uuid.uuid4().hex}).encode() + b"\n"
+    data = msgspec.json.encode(_Marker(id=uuid.uuid4().hex)) + b"\n"
     hidden = f"{MARKER}.{uuid.uuid4().hex}.tmp"
     try:
         write_durably(hidden, data, handle)
@@ -226,9 +232,7 @@ def _read_marker(handle: int, root: str) -> str | None:
     finally:
         os.close(file)
     try:
-        found = json.loads(data)["id"]
-    except (ValueError, TypeError, KeyError):
-        found = None
-    if not isinstance(found, str) or not found:
-        raise StoreError(f"{root}/{MARKER} is damaged; if {root} is the archive, delete only this file, then restart")
-    return found
+        return msgspec.json.decode(data, type=_Marker).id
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        remedy = f"if {root} is the archive, delete only this file, then restart"
+        raise StoreError(f"{root}/{MARKER} is damaged: {error}; {remedy}") from error
