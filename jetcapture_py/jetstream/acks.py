@@ -9,13 +9,14 @@ import contextlib
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import nats.errors
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrays import Bytes, Int64s, Nanos, Seqs
 from jetcapture_py.archive.arrow_bytes import between, joined, text_of
 from jetcapture_py.errors import DeniedError
 from jetcapture_py.jetstream.wire.client import Connection
@@ -60,8 +61,8 @@ def _number(token: bytes) -> int:
     return int(token) if token.isdigit() and len(token) < 20 else -1
 
 
-def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:
-    """Build ack subjects for the messages `seqs`, an integer array, all with the delivery number `delivery`.
+def subjects_like(reply: bytes, seqs: Seqs | list[int], delivery: int) -> pa.BinaryArray:
+    """Build ack subjects for the messages `seqs`, all with the delivery number `delivery`.
 
     `reply` is a real ack subject of the consumer, because only the server knows the tokens before the stream's name.
     """
@@ -78,13 +79,13 @@ def first_delivery(stream: str, consumer: str, seq: int, time: int) -> bytes:
     return f"$JS.ACK.{stream}.{consumer}.1.{seq}.{seq}.{time}.0".encode()
 
 
-def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Any, Any]:
+def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Seqs, Nanos]:
     """Return stream sequences and timestamps in nanoseconds as int64 arrays; drop messages not of the consumer."""
     (_, seqs, nanoseconds), _ = ack_numbers(replies, stream, consumer)
     return seqs, nanoseconds
 
 
-def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Any:
+def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Seqs:
     """Return stream sequences as an int64 array; -1 for messages not of the consumer."""
     (_, seqs, _), keep = ack_numbers(replies, stream, consumer)
     if keep is None:
@@ -94,7 +95,7 @@ def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Any:
     return result
 
 
-Numbers = tuple[Any, ...]
+Numbers = tuple[Int64s, ...]
 COUNT, SEQ, DELIVERY, TIME = 2, 3, 4, 5
 """Tokens after the stream's name: how often the message was delivered, its stream sequence, the number of this
 delivery, and the message's timestamp in nanoseconds."""
@@ -140,7 +141,7 @@ def _alike(replies: pa.BinaryArray, stream: str, consumer: str, which: tuple[int
     return tuple(numbers)
 
 
-def _aligned(lines: Any, tokens: list[bytes], which: tuple[int, ...]) -> Numbers | None:
+def _aligned(lines: Bytes, tokens: list[bytes], which: tuple[int, ...]) -> Numbers | None:
     """Like `_alike`, if every token has the same length as the first subject's; `lines` has one subject per row."""
     ends = np.cumsum([len(token) + 1 for token in tokens]) - 1
     start = ends[3] + 1
@@ -154,14 +155,15 @@ def _aligned(lines: Any, tokens: list[bytes], which: tuple[int, ...]) -> Numbers
     return tuple(_integers(lines[:, ends[token + 1] + 1 : ends[token + 2]]) for token in which)
 
 
-def _integers(digits: Any) -> Any:
+def _integers(digits: Bytes) -> Int64s:
     """Parse rows of digits as integers."""
     count, width = digits.shape
     if width == 1:
         return digits[:, 0].astype(np.int64) - ord("0")
     offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))]
-    return pa.Array.from_buffers(pa.string(), count, buffers).cast(pa.int64()).to_numpy()
+    numbers: Int64s = pa.Array.from_buffers(pa.string(), count, buffers).cast(pa.int64()).to_numpy()
+    return numbers
 
 
 def _checked_numbers(
@@ -181,14 +183,14 @@ def _checked_numbers(
     return tuple(np.array(rows, np.int64).reshape(len(rows), len(which)).T), keep
 
 
-def packed(seqs: Any, times: Any) -> pa.BinaryArray:
+def packed(seqs: Seqs, times: Nanos) -> pa.BinaryArray:
     """Return sequences and timestamps in nanoseconds as one value per message, where no ack subjects are needed."""
     values = np.stack([seqs, times], axis=1).astype(np.int64)
     offsets = np.arange(0, values.nbytes + 1, _PACKED, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
 
-def unpacked(array: pa.BinaryArray) -> tuple[Any, Any]:
+def unpacked(array: pa.BinaryArray) -> tuple[Seqs, Nanos]:
     """Return what was `packed`."""
     values = np.frombuffer(joined(array), np.int64).reshape(-1, 2)
     return values[:, 0], values[:, 1]

@@ -19,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from jetcapture_py.archive.arrays import Int64s, Mask, Nanos, Seqs
 
 
 class Phase(Enum):
@@ -64,7 +66,7 @@ class Mark(NamedTuple):
     delivery: int
 
 
-def _no_numbers() -> Any:
+def _no_numbers() -> Int64s:
     return np.empty(0, np.int64)
 
 
@@ -72,19 +74,19 @@ def _no_numbers() -> Any:
 class _Rows:
     """Messages, in the order of their sequences."""
 
-    seqs: Any = field(default_factory=_no_numbers)
-    times: Any = field(default_factory=_no_numbers)
+    seqs: Seqs = field(default_factory=_no_numbers)
+    times: Nanos = field(default_factory=_no_numbers)
     """Nanoseconds; a stream that was restored gives a sequence to another message."""
-    stored: Any = field(default_factory=lambda: np.empty(0, bool))
+    stored: Mask = field(default_factory=lambda: np.empty(0, bool))
 
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def where(self, mask: Any) -> _Rows:
-        """Select rows by a mask or a slice."""
+    def where(self, mask: Mask | Int64s | slice) -> _Rows:
+        """Select rows by a mask, indexes or a slice."""
         return _Rows(self.seqs[mask], self.times[mask], self.stored[mask])
 
-    def find(self, seqs: Any, times: Any) -> tuple[Any, Any]:
+    def find(self, seqs: Seqs, times: Nanos) -> tuple[Mask, Int64s]:
         """Return a mask of the messages that are among the rows, and the index of each of these."""
         if not len(self):
             return np.zeros(len(seqs), bool), np.empty(0, np.int64)
@@ -96,7 +98,7 @@ class _Rows:
         found = (self.seqs[index] == seqs) & (self.times[index] == times)
         return found, index[found]
 
-    def mark(self, seqs: Any, times: Any) -> None:
+    def mark(self, seqs: Seqs, times: Nanos) -> None:
         self.stored[self.find(seqs, times)[1]] = True
 
 
@@ -147,7 +149,7 @@ class OrderedAcks:
 
     # ------------------------------------------------------------------ receiving
 
-    def received(self, deliveries: Any, seqs: Any, times: Any, pin: str) -> Any:
+    def received(self, deliveries: Int64s, seqs: Seqs, times: Nanos, pin: str) -> Mask:
         """Record messages in order of arrival, the last of them with this pin id; return a mask of those to capture.
 
         The others are not acknowledged, or are here already.
@@ -176,7 +178,7 @@ class OrderedAcks:
             self._interrupt(f"delivery {deliveries[stop]} came after {self._last.delivery}")
         return keep
 
-    def _admit(self, seqs: Any, times: Any) -> Any:
+    def _admit(self, seqs: Seqs, times: Nanos) -> Mask:
         """Add messages to the run; return a mask of those that are not held from an earlier one."""
         held, index = self._held.find(seqs, times)
         stored = np.zeros(len(seqs), bool)
@@ -246,7 +248,7 @@ class OrderedAcks:
 
     # ------------------------------------------------------------------ acknowledging
 
-    def stored(self, seqs: Any, times: Any) -> None:
+    def stored(self, seqs: Seqs, times: Nanos) -> None:
         """Record messages whose object is stored."""
         self._arrived().mark(seqs, times)
         self._held.mark(seqs, times)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrays import Int32s, Int64s, Mask
 from jetcapture_py.archive.arrow_bytes import between
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 
@@ -31,11 +32,11 @@ class Segment:
     """Messages in one block of memory: their rows of offsets, int32, in parts, not necessarily in order."""
 
     memory: Any
-    rows: list[Any]
+    rows: list[Int32s]
     by_subject: bool = False
     """Whether the rows are in the order of their subjects, not of their offsets."""
 
-    def ordered(self) -> Any:
+    def ordered(self) -> Int32s:
         """Return all rows, in the order of their offsets or of their subjects."""
         rows = np.concatenate(self.rows) if len(self.rows) > 1 else self.rows[0]
         if self.by_subject or not (rows[1:, 0] < rows[:-1, 0]).any():
@@ -59,7 +60,7 @@ class Received:
     parts: list[Segment] = field(default_factory=list)
     count: int = 0
     size: int = 0
-    numbers: tuple[Any, ...] | None = None
+    numbers: tuple[Int64s, ...] | None = None
 
     @classmethod
     def of(
@@ -103,7 +104,7 @@ class Received:
         row = part.rows[-1][-1]
         return bytes(part.memory[row[column] : row[column + 1]])
 
-    def add(self, memory: Any, rows: Any, size: int) -> None:
+    def add(self, memory: Any, rows: Int32s, size: int) -> None:
         """Append messages at the offsets `rows` in `memory`."""
         if self.parts and self.parts[-1].memory is memory:
             self.parts[-1].rows.append(rows)
@@ -135,7 +136,7 @@ class Received:
                         return True
         return False
 
-    def where(self, mask: Any) -> Received:
+    def where(self, mask: Mask) -> Received:
         """Select messages by a mask in the order of `columns`."""
         selected, start = Received(), 0
         for part in self.parts:
@@ -145,7 +146,7 @@ class Received:
         selected.numbers = self.numbers and tuple(numbers[mask] for numbers in self.numbers)
         return selected
 
-    def _add_rows(self, memory: Any, rows: Any) -> None:
+    def _add_rows(self, memory: Any, rows: Int32s) -> None:
         if len(rows):
             self.add(memory, rows, int((rows[:, -1] - rows[:, HEADERS]).sum()))
 
@@ -231,7 +232,7 @@ class Inbox:
             taken, self.rows = self.rows.split(count)
         return taken
 
-    def add(self, memory: Any, rows: Any, sids: Any) -> None:
+    def add(self, memory: Any, rows: Int32s, sids: Int64s) -> None:
         """Append messages; `sids` is an array with the subscription of each. See `Received.add`."""
         sizes = rows[:, -1] - rows[:, HEADERS]
         size = int(sizes.sum())

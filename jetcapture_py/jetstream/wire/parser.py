@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
+from jetcapture_py.archive.arrays import Bytes, Int32s, Int64s, Mask
 from jetcapture_py.archive.arrow_bytes import between, text_of
 from jetcapture_py.jetstream.wire.inbox import PLACES, Inbox
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
@@ -185,7 +186,7 @@ class FrameParser(Parser):
             first = np.searchsorted(spaces, edges[:-1])
         beyond = np.append(first[1:], len(spaces))
 
-        def space(index: Any) -> Any:
+        def space(index: Int64s) -> Int64s:
             return spaces.take(index, mode="clip")
 
         headers = lines.take(edges[:-1], mode="clip") == _H
@@ -225,7 +226,7 @@ class FrameParser(Parser):
             rows[:, index] = column[:count]
         self._give(memory, sids[:count], bare[:count], rows)
 
-    def _give(self, memory: ReceiveBuffer, sids: Any, bare: Any, rows: Any) -> None:
+    def _give(self, memory: ReceiveBuffer, sids: Int64s, bare: Mask, rows: Int32s) -> None:
         """Deliver messages to their inboxes, up to the first without an inbox, or that is a status."""
         inboxes = list(dict.fromkeys(self._inboxes.values()))
         numbers = np.full(max(self._inboxes, default=0) + 2, -1)  # inbox number by sid; the last element is -1
@@ -253,15 +254,16 @@ _WORDS = 4
 """Spaces in the control line of a message with a reply subject; headers have one more."""
 
 
-def _places(where: Any) -> Any:
+def _places(where: Mask) -> Int64s:
     """Return the indexes of True values, which must be rare."""
     bits = np.packbits(where)
     some = np.flatnonzero(bits != 0)  # numpy scans booleans eight at a time, but integers one by one
     bit_offsets = np.flatnonzero(np.unpackbits(bits[some]).view(bool))
-    return some[bit_offsets >> 3] * 8 + (bit_offsets & 7)
+    indexes: Int64s = some[bit_offsets >> 3] * 8 + (bit_offsets & 7)
+    return indexes
 
 
-def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
+def _decimals(text: Bytes, starts: Int64s, ends: Int64s) -> tuple[Int64s, Mask]:
     """Parse decimals between these offsets; return also a mask of valid ones: canonical and not too long."""
     widths = ends - starts
     width = int(min(widths.max(initial=1), _MAX_DIGITS_TOGETHER))
