@@ -24,7 +24,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _CLOSE = 0.75
 _NOTHING = object()
-_SAME_MEANING = {
+_REASONS = {
+    "missing": "required, but not set",
+    "string_too_short": "expected non-empty text",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than_equal": "expected at most {le}",
     "bool_parsing": "expected true or false",
     "bool_type": "expected true or false",
     "int_from_float": "expected a whole number",
@@ -122,8 +126,6 @@ def _reason(detail: ErrorDetails, context: Mapping[str, Any], written: object) -
     error, value = detail["type"], detail["input"]
     if error == "hidden":
         return str(context["reason"])
-    if error == "missing":
-        return "required, but not set"
     if error in ("model_type", "model_attributes_type", "dict_type"):
         return f"expected a mapping of settings, got {kind(value)}"
     if error in ("tuple_type", "list_type"):
@@ -139,12 +141,8 @@ def _reason(detail: ErrorDetails, context: Mapping[str, Any], written: object) -
         reason = f"expected {either(choices)}{did_you_mean(value.lower(), choices) if isinstance(value, str) else ''}"
     elif error == "string_type":
         reason = f"expected text; put it in quotes{_braces(value)}"
-    elif error == "greater_than_equal":
-        reason = f"expected at least {context['ge']}"
-    elif error == "less_than_equal":
-        reason = f"expected at most {context['le']}"
     else:
-        reason = _SAME_MEANING.get(error) or escaped(detail["msg"])
+        reason = _REASONS[error].format(**context) if error in _REASONS else escaped(detail["msg"])
     return reason if written is _NOTHING else got(reason, written)
 
 
