@@ -72,9 +72,9 @@ def is_text(value: str) -> bool:
     return value.isascii() or not _SURROGATE.search(value)
 
 
-def plural(count: int, one: str, many: str | None = None, *, grouped: bool = False) -> str:
-    """Return the count with its noun: "1 object", "2000 objects", or grouped "2,000 objects"."""
-    return f"{count:{',' if grouped else ''}} {one if count == 1 else many or one + 's'}"
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """Return the count with its noun: "1 object", "2,000 objects"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def duration(seconds: float) -> str:

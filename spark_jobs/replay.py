@@ -396,7 +396,7 @@ def _publish_missing(
     check_overwritten(tail, lost, keep_headers)
     sys.stdout.write(f"{describe_missing(tail, lost)}\n")
     if (expired := files.expired(stream)) is not None:
-        count = plural(expired.messages, "message", grouped=True)
+        count = plural(expired.messages, "message")
         sys.stdout.write(f"{count} up to {format_time(expired.until)} expired: the archive no longer has them\n")
     if not lost.num_rows or publish is None:
         return

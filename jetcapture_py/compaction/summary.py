@@ -114,28 +114,28 @@ def report(stream: str, summary: Summary) -> Iterator[str]:
     for unit in summary.planned:
         key = "no key" if unit.key is None else f'key "{escaped(unit.key)}"'
         key = f"bundle {unit.bundle}" if unit.bundle else key
-        yield f"{key}, {unit.bucket}: {plural(unit.objects, 'object', grouped=True)}, {size(unit.bytes)}"
+        yield f"{key}, {unit.bucket}: {plural(unit.objects, 'object')}, {size(unit.bytes)}"
     yield f"{stream}: {total(summary)}"
     for reason, count in summary.left.items():
-        yield f"{plural(count, 'group', grouped=True)} skipped: {reason}"
+        yield f"{plural(count, 'group')} skipped: {reason}"
 
 
 def total(summary: Summary) -> str:
     """Return the effect on all objects in one line."""
     before, after = map(size, (summary.bytes_before, summary.bytes_after))
-    old, new = (plural(count, "object", grouped=True) for count in (summary.objects_before, summary.objects_after))
+    old, new = (plural(count, "object") for count in (summary.objects_before, summary.objects_after))
     if summary.dry_run:
         count = sum(unit.objects for unit in summary.planned)
         bytes_ = size(sum(unit.bytes for unit in summary.planned))
-        to_merge = f"{plural(count, 'object', grouped=True)}, {bytes_}, in {plural(len(summary.planned), 'unit')}"
+        to_merge = f"{plural(count, 'object')}, {bytes_}, in {plural(len(summary.planned), 'unit')}"
         return f"{old}, {before}: would read {to_merge}"
-    duplicates = plural(summary.duplicates, "duplicate row", grouped=True)
+    duplicates = plural(summary.duplicates, "duplicate row")
     return f"{old}, {before} → {new}, {after}; {duplicates} removed"
 
 
 def waiting_line(objects: int) -> str:
     """Say that replaced objects are still there."""
-    return f"{plural(objects, 'replaced object', grouped=True)} left for readers until a later run"
+    return f"{plural(objects, 'replaced object')} left for readers until a later run"
 
 
 def failure(errors: Sequence[str]) -> str:

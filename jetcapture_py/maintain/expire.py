@@ -61,16 +61,14 @@ class ExpirySummary:
     """Why other objects were not removed; another pass may succeed."""
 
     def line(self) -> str:
-        left = (
-            plural(self.waiting, "expired object", grouped=True) + " left for queries of the table until a later pass"
-        )
+        left = plural(self.waiting, "expired object") + " left for queries of the table until a later pass"
         if not self.objects:
             return left if self.waiting else "nothing has expired"
         verb = "would expire" if self.dry_run else "expired"
         return (
-            f"{verb}: {plural(self.objects, 'object', grouped=True)} in "
-            f"{plural(self.buckets, 'bucket', grouped=True)} up to {self.until}, "
-            f"{plural(self.rows, 'row', grouped=True)}, {size(self.bytes)}{f'; {left}' if self.waiting else ''}"
+            f"{verb}: {plural(self.objects, 'object')} in "
+            f"{plural(self.buckets, 'bucket')} up to {self.until}, "
+            f"{plural(self.rows, 'row')}, {size(self.bytes)}{f'; {left}' if self.waiting else ''}"
         )
 
 
@@ -124,7 +122,7 @@ class Expiry:
         named = ((file, file.name) for file in files if file.name is not None)
         older = [(file, name) for file, name in named if name.bucket < closed]
         if count := sum(name.suffix == self.own_suffix for _, name in older):
-            several = f"{plural(count, 'expired object', grouped=True)} in a format of your own"
+            several = f"{plural(count, 'expired object')} in a format of your own"
             self._errors.append(f"{self.stream}: {several} left, not searched: remove them yourself")
         older = [(file, name) for file, name in older if name.parquet or name.text]
         older.sort(key=lambda pair: (pair[1].bucket, pair[0].path))

@@ -338,7 +338,7 @@ async def _traffic(
 
 def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
     """Report what becomes of the newest messages: quarantine, keys, columns and times."""
-    count = f"the newest {plural(sample.messages, 'message', grouped=True)}"
+    count = f"the newest {plural(sample.messages, 'message')}"
     reasons = sample.reasons.summaries()
     for reason in reasons[:_MAX_REASONS]:
         text = f"{reason.messages:,} of {count} go to quarantine ({reason.stage}): {reason.example}"
@@ -349,7 +349,7 @@ def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
     if not sample.rows:
         return
     if not reasons:
-        keys = plural(len(sample.keys), "key", grouped=True)
+        keys = plural(len(sample.keys), "key")
         findings.ok("decode", f"the newest messages ({sample.messages:,}) have {keys}; none goes to quarantine")
     if sample.keyless and config.key:
         missing = ", ".join(f"{{{name}}}" for name in sample.missing)
@@ -384,7 +384,7 @@ def _objects(findings: Findings, config: Config, rate: float, sample: Sample, un
     size = sample.size / max(sample.messages, 1)
     messages, setting = messages_per_object(config, rate, blocks, size, unacked)
     findings.figures |= {"messages_per_object": messages, "limit": setting, "keys": keys}
-    where = plural(keys, "key", grouped=True) + (f" in {plural(bundles, 'bundle')}" if bundles else "")
+    where = plural(keys, "key") + (f" in {plural(bundles, 'bundle')}" if bundles else "")
     findings.ok(
         "objects",
         f"at {rate:,.1f} messages/s and {where}, objects will have about {messages:,.0f} messages ({setting}); "

@@ -31,7 +31,7 @@ def run(
     log.setup(config.log.format, "error")
     done = asyncio.run(erase(config, condition, reason, in_stream=in_stream, dry_run=dry_run, progress=progress))
     would = "would be " if done.request.dry_run else ""
-    erased = f"{plural(done.messages, 'message', grouped=True)} {would}erased"
+    erased = f"{plural(done.messages, 'message')} {would}erased"
     return CommandResult(
         summary="; ".join([erased, *(f"REMAINS: {line}" for line in done.remaining)]),
         lines=_lines(done, tables=bool(table_names(config))),
@@ -54,25 +54,22 @@ def _fields(done: Erasure) -> dict[str, object]:
 
 
 def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
-    def count(number: int, noun: str, nouns: str | None = None) -> str:
-        return plural(number, noun, nouns, grouped=True)
-
     request = done.request
     would, were = ("would be ", "would be") if request.dry_run else ("", "were")
-    yield f"stream {request.stream}: {count(done.messages, 'message')} {would}erased"
+    yield f"stream {request.stream}: {plural(done.messages, 'message')} {would}erased"
     if not request.dry_run:
         yield f"at {format_time(request.started)} by {escaped(request.by)}: {text.one_line(request.reason)}"
     if done.earlier:
-        yield f"{count(done.earlier, 'message')} of earlier erasures {were} still stored"
+        yield f"{plural(done.earlier, 'message')} of earlier erasures {were} still stored"
     if done.tombstone:
         yield f"tombstone: {done.tombstone}"
     yield (
-        f"searched: {count(done.searched, 'object')}; {count(done.copies, 'copy', 'copies')} "
-        f"in {count(len(done.objects), 'object')}"
+        f"searched: {plural(done.searched, 'object')}; {plural(done.copies, 'copy', 'copies')} "
+        f"in {plural(len(done.objects), 'object')}"
     )
     for item in done.objects:
         digest = f"  sha256 {item.sha256}" if item.sha256 else ""
-        yield f"  {escaped(item.path)}: {count(item.messages, 'message')}{digest}"
+        yield f"  {escaped(item.path)}: {plural(item.messages, 'message')}{digest}"
         if not request.dry_run:
             after = (
                 "removed" if item.after is None else f"{escaped(item.after)}  sha256 {item.sha256_after or 'compacted'}"
@@ -81,9 +78,9 @@ def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
     if done.versions:
         yield f"old versions of objects: {done.versions:,} {would}deleted"
     if tables and not request.dry_run:
-        yield f"tables: {count(done.snapshots, 'snapshot')} expired"
+        yield f"tables: {plural(done.snapshots, 'snapshot')} expired"
     if done.in_stream is not None:
-        yield f"in the stream: {count(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
+        yield f"in the stream: {plural(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
     for title, lines in (
         ("REMAINS", done.remaining),
         ("not checked", [*done.notes, *(done.in_stream.notes if done.in_stream else ())]),

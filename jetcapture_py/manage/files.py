@@ -48,7 +48,7 @@ def run_get(config: Config, name: str, output: Path | None, *, as_of: datetime |
     file = save_file(config.store.url, store, name, to, as_of=as_of, options=config.store.options)
     sys.stdout.flush()
     if output != STDOUT:
-        sys.stdout.write(f"{escaped(str(target))}: {plural(file.size, 'byte', grouped=True)}\n")
+        sys.stdout.write(f"{escaped(str(target))}: {plural(file.size, 'byte')}\n")
     return 0
 
 
@@ -101,4 +101,4 @@ def _lines(files: Sequence[ArchivedFile]) -> Iterator[str]:
 
 def _total(files: Sequence[ArchivedFile]) -> str:
     total = sum(file.size for file in files)
-    return f"{plural(len(files), 'file', grouped=True)}, {plural(total, 'byte', grouped=True)}"
+    return f"{plural(len(files), 'file')}, {plural(total, 'byte')}"

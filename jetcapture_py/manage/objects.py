@@ -85,4 +85,4 @@ def _lines(objects: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
 
 def _total(objects: Sequence[tuple[ObjectName, File]]) -> str:
     rows, stored = sum(name.rows for name, _ in objects), sum(file.size for _, file in objects)
-    return f"{plural(len(objects), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size(stored)}"
+    return f"{plural(len(objects), 'object')}, {plural(rows, 'row')}, {size(stored)}"

@@ -293,7 +293,7 @@ def _other_mode(source: SourceConfig, consumer: ConsumerState) -> str | None:
         source.stream, source.consumer, consumer.config, "ordered" if ordered else "shared"
     ):
         return None
-    wait = f" (it has {plural(consumer.unacked, 'unacknowledged message', grouped=True)})" if consumer.unacked else ""
+    wait = f" (it has {plural(consumer.unacked, 'unacknowledged message')})" if consumer.unacked else ""
     return (
         f"a consumer cannot be changed to source.mode {source.mode}: drain its captures{wait}, then set "
         "source.consumer to a new name, deliver_policy to by_start_sequence and start_sequence to its ack floor + 1, "

@@ -42,10 +42,10 @@ def run_list(config: Config) -> CommandResult:
         counter.add(pa.Table.from_batches([batch]))
     reasons = counter.summaries()
     messages = sum(reason.messages for reason in reasons)
-    total = f"{plural(messages, 'message', grouped=True)} of stream {stream} in quarantine"
+    total = f"{plural(messages, 'message')} of stream {stream} in quarantine"
     frequent = f"; most for {reasons[0].stage}: {reasons[0].error}" if reasons else ""
     return CommandResult(
-        summary=f"{plural(messages, 'message', grouped=True)}, {plural(len(reasons), 'reason')}{frequent}",
+        summary=f"{plural(messages, 'message')}, {plural(len(reasons), 'reason')}{frequent}",
         lines=[*_reasons(reasons), total],
         records=[{"stream": stream, "messages": messages, "reasons": [reason.fields() for reason in reasons]}],
     )
@@ -94,23 +94,21 @@ def _reasons(reasons: Iterable[ReasonSummary]) -> Iterator[str]:
 
 
 def _summary(done: Redecoded) -> Iterator[str]:
-    def count(number: int, noun: str) -> str:
-        return plural(number, noun, grouped=True)
-
     would = "would be " if done.dry_run else ""
-    yield f"{count(done.messages, 'message')} of the quarantine: {done.decoded:,} {would}decoded and archived" + (
-        "" if done.dry_run else f" in {count(done.objects, 'object')}"
+    yield f"{plural(done.messages, 'message')} of the quarantine: {done.decoded:,} {would}decoded and archived" + (
+        "" if done.dry_run else f" in {plural(done.objects, 'object')}"
     )
     if done.archived:
         left = "" if done.errors else f" and {would}removed from the quarantine"
-        yield f"{count(done.archived, 'message')} were in the archive before{left}"
+        yield f"{plural(done.archived, 'message')} were in the archive before{left}"
     if done.without_payload:
-        yield f"{count(done.without_payload, 'message')} cannot be decoded: the quarantine has no payload of theirs"
+        yield f"{plural(done.without_payload, 'message')} cannot be decoded: the quarantine has no payload of theirs"
     if done.failed:
-        yield f"{count(done.failed, 'message')} cannot be decoded:"
+        yield f"{plural(done.failed, 'message')} cannot be decoded:"
         yield from (f"  {line}" for line in _reasons(done.reasons))
     if done.changed or done.waiting:
-        yield f"{count(done.changed + done.waiting, 'object')} changed meanwhile by a compaction: run the command again"
+        objects = plural(done.changed + done.waiting, "object")
+        yield f"{objects} changed meanwhile by a compaction: run the command again"
     if done.errors:
         yield "messages that are archived now are still in the quarantine as well:"
         yield from (f"  {error}" for error in done.errors)
@@ -157,13 +155,13 @@ def _lines(config: Config, stored: dict[str, Any], outcome: MessageOutcome | Non
     for name, values in stored[layout.HEADERS] or ():
         yield from (f"header: {escaped(name)}: {escaped(value)}" for value in values)
     if (raw := stored.get(layout.RAW_HEADERS)) is not None:
-        yield f"headers: {plural(len(raw), 'byte', grouped=True)}"
+        yield f"headers: {plural(len(raw), 'byte')}"
         yield from _dump(raw)
     payload = stored.get(layout.PAYLOAD)
     if payload is None:
         yield "payload: not stored"
     else:
-        yield f"payload: {plural(len(payload), 'byte', grouped=True)}"
+        yield f"payload: {plural(len(payload), 'byte')}"
         yield from _dump(payload)
     if outcome is not None:
         yield f"today: {shown(outcome, config).plain}"
@@ -176,4 +174,4 @@ def _dump(data: bytes) -> Iterator[str]:
         ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
         yield f"    {start:08x}  {part.hex(' '):{_LINE * 3 - 1}}  {ascii_}"
     if len(data) > MAX_SHOWN:
-        yield f"    … and {plural(len(data) - MAX_SHOWN, 'more byte', 'more bytes', grouped=True)}"
+        yield f"    … and {plural(len(data) - MAX_SHOWN, 'more byte', 'more bytes')}"

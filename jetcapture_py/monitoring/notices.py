@@ -134,7 +134,7 @@ def _warnings(capture: Capture, history: History) -> Iterator[Notice]:
         text = "limits.memory is used up, so pulling waits until objects are stored."
         yield _warning(text, "Raise limits.memory or store.concurrency, or add replicas.")
     if capture.stats.quarantine.messages and (recent := sum(sample.quarantined for sample in history.samples)):
-        text = f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour."
+        text = f"{plural(recent, 'message')} went to the quarantine in the last quarter of an hour."
         fix = "Nothing is lost. If the configuration is wrong, correct it and run jetcapture quarantine redecode; "
         yield _warning(text, f"{fix}otherwise fix the producer. The reasons are below.")
 
@@ -150,10 +150,10 @@ def _behind(capture: Capture, history: History) -> Iterator[Notice]:
     fewer = minute[0].pending - consumer.pending if len(minute) > 1 else 0
     if consumer.pending and fewer > 0:
         left = consumer.pending * (minute[-1].time - minute[0].time) / fewer
-        messages = plural(consumer.pending, "message", grouped=True)
+        messages = plural(consumer.pending, "message")
         yield _note(f"Catching up: {messages} to be delivered, about {age(left)} at the current rate.", behind)
     elif consumer.pending:
-        waiting = plural(consumer.pending, "message waits", "messages wait", grouped=True)
+        waiting = plural(consumer.pending, "message waits", "messages wait")
         raised = "raise source.max_ack_pending if that limit is reached"
         yield _warning(behind, f"{waiting} to be delivered: add replicas, or {raised}.")
     else:
@@ -171,7 +171,7 @@ def _notes(capture: Capture) -> Iterator[Notice]:
         text = f"{capture.archiver.blocks.open:,} blocks are open, and each becomes an object."
         yield _note(text, "Set block.bundles, or use a coarser key.")
     if failures := capture.announcer.failures.total():
-        text = f"{plural(failures, 'stored object was', 'stored objects were', grouped=True)} not announced."
+        text = f"{plural(failures, 'stored object was', 'stored objects were')} not announced."
         yield _note(text, "The event on_stored.failed says why. The objects are in the archive.")
     for warning in capture.config.warnings():
         yield _note(f"{warning}.", "")

@@ -214,7 +214,7 @@ def _stalled(config: Config, state: ConsumerState, lag: float | None, stored: da
         action = "no replica is pulling: start one"
     else:
         action = "see the logs and status pages of the replicas"
-    messages = plural(state.pending + state.unacked, "message waits", "messages wait", grouped=True)
+    messages = plural(state.pending + state.unacked, "message waits", "messages wait")
     times = f"the oldest for {duration(lag)}, and nothing was stored for {duration(idle)}"
     yield f"storing: {messages}, {times}; {action}"
 

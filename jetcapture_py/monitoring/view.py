@@ -342,4 +342,4 @@ def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
 
 
 def _work(unacked: int, pulls: int) -> str:
-    return f"{plural(unacked, 'unacknowledged message', grouped=True)}, {plural(pulls, 'open pull')}"
+    return f"{plural(unacked, 'unacknowledged message')}, {plural(pulls, 'open pull')}"

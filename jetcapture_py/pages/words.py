@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import partial
 
-from jetcapture_py import text
 from jetcapture_py.text import age as age
 from jetcapture_py.text import duration as duration
+from jetcapture_py.text import plural as plural
 from jetcapture_py.text import size as size
 
 _COUNTS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _FULL = 10_000
 """Counts below this are shown in full."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-plural = partial(text.plural, grouped=True)
-"""The count with its noun: "1 object", "2,000 objects"."""
 
 
 def visible(value: str, longest: int = 400, *, keep: str = "") -> str:

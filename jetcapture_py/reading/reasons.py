@@ -77,11 +77,11 @@ class ReasonSummary:
         }
 
     def lines(self) -> Iterator[str]:
-        yield f"{plural(self.messages, 'message', grouped=True)}: {one_line(self.stage)}: {one_line(self.error)}"
+        yield f"{plural(self.messages, 'message')}: {one_line(self.stage)}: {one_line(self.error)}"
         yield f"    {format_time(self.first)} to {format_time(self.last)}"
         shown = [f"{escaped(name)} {count:,}" for name, count in self.subjects.most_common(_MAX_SHOWN)]
         more = len(self.subjects) - len(shown)
-        shown += [f"{plural(more, 'other subject', grouped=True)}"] if more else []
+        shown += [f"{plural(more, 'other subject')}"] if more else []
         yield f"    {', '.join(shown)}"
         yield f"    such as {self.seq}: {one_line(self.example)}"
 

@@ -96,10 +96,10 @@ class RestoreSurvey:
 def notes(survey: RestoreSurvey) -> Iterator[str]:
     """Yield a line each about schedules that are left out, and about messages after `--to-time`."""
     if survey.schedules:
-        count = plural(survey.schedules, "schedule", grouped=True)
+        count = plural(survey.schedules, "schedule")
         yield f"{count} left out, because the server would fire schedules again (--with-schedules restores them)"
     if survey.later:
-        count = plural(survey.later, "message", grouped=True)
+        count = plural(survey.later, "message")
         yield (
             f"{count} with a sequence below {survey.last} and a time after --to-time: "
             "the servers' clocks differ, or the server rewound the stream and the archive lacks the earlier messages"
@@ -128,7 +128,7 @@ def drops(survey: RestoreSurvey, config: Mapping[str, Any], size: int, *, consum
             f"it keeps messages for {format_duration(age / 1e9)} (max_age), but the oldest is of {_time(survey.oldest)}"
         )
     if (limit := limits.get("max_msgs")) and survey.messages > limit:
-        yield f"it keeps {plural(limit, 'message', grouped=True)} (max_msgs), not {survey.messages:,}"
+        yield f"it keeps {plural(limit, 'message')} (max_msgs), not {survey.messages:,}"
     if (limit := limits.get("max_bytes")) and size * _SURE > limit:
         yield f"it keeps {format_size(limit)} (max_bytes), not about {text.size(size)}"
     frequent = max(survey.subjects.values(), default=0)
@@ -141,17 +141,17 @@ def drops(survey: RestoreSurvey, config: Mapping[str, Any], size: int, *, consum
 def describe(survey: RestoreSurvey) -> Iterator[str]:
     """Yield lines about what will be restored."""
     yield (
-        f"{plural(survey.messages, 'message', grouped=True)}, sequences {survey.first} to {survey.last}, "
+        f"{plural(survey.messages, 'message')}, sequences {survey.first} to {survey.last}, "
         f"from {_time(survey.oldest)} to {_time(survey.newest)}"
     )
     if survey.gone:
         effect = _LATER if survey.begins_later else _DELETED
-        yield f"{plural(survey.gone, 'sequence', grouped=True)} have expired or were erased; {effect}"
+        yield f"{plural(survey.gone, 'sequence')} have expired or were erased; {effect}"
     yield from (f"missing: {sequences}; {effect}" for sequences, effect in survey.absent)
     if survey.quarantined:
-        yield f"{plural(survey.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
+        yield f"{plural(survey.quarantined, 'message')} from the quarantine, with their original bytes"
     if survey.copies:
-        yield f"{plural(survey.copies, 'copy', 'copies', grouped=True)} left out"
+        yield f"{plural(survey.copies, 'copy', 'copies')} left out"
 
 
 def _absent(stored: Sequences, span: tuple[int, int, int, int]) -> Iterator[tuple[str, str]]:
@@ -168,13 +168,13 @@ def _absent(stored: Sequences, span: tuple[int, int, int, int]) -> Iterator[tupl
         shown += map(span_text, firsts[:more].tolist(), lasts[:more].tolist())
     if missing:
         listed = ", ".join(shown) + (", …" if gaps > len(shown) else "")
-        yield f"{plural(missing, 'sequence', grouped=True)} between {first} and {last}: {listed}", _DELETED
+        yield f"{plural(missing, 'sequence')} between {first} and {last}: {listed}", _DELETED
     removed = stored.count(begins, first - 1)
     if before := first - begins - removed:
         where = "" if removed else f": {span_text(begins, first - 1)}"
-        yield f"{plural(before, 'sequence', grouped=True)} at the beginning{where}", _LATER
+        yield f"{plural(before, 'sequence')} at the beginning{where}", _LATER
     if ends > last:
-        count = plural(ends - last, "sequence", grouped=True)
+        count = plural(ends - last, "sequence")
         yield f"{count} at the end: {span_text(last + 1, ends)}", f"the next message gets sequence {last + 1}"
 
 

@@ -167,7 +167,7 @@ def _gone(files: ArchiveFiles, stream: str) -> str:
     expired = files.expired(stream)
     if expired is None:
         return ""
-    return f"; {plural(expired.messages, 'message', grouped=True)} up to {format_time(expired.until)} expired"
+    return f"; {plural(expired.messages, 'message')} up to {format_time(expired.until)} expired"
 
 
 def _infos(files: ArchiveFiles, stream: str, selection: Selection) -> Iterator[tuple[ObjectInfo, File]]:

@@ -72,11 +72,11 @@ class TableResult:
         return {**asdict(self), "complete_to": format_time(self.complete_to) if self.complete_to else None}
 
     def lines(self) -> Iterator[str]:
-        text = f"table {self.name}: {plural(self.files, 'file', grouped=True)}, {self.rows:,} rows"
+        text = f"table {self.name}: {plural(self.files, 'file')}, {self.rows:,} rows"
         text += f" (+{self.added:,} -{self.removed:,})" if self.added or self.removed else ""
         yield text + (f", complete to {format_time(self.complete_to)}" if self.complete_to else "")
         if self.unsettled:
-            count = plural(self.unsettled, "object", grouped=True)
+            count = plural(self.unsettled, "object")
             yield f"table {self.name}: {count} of complete buckets not in it yet"
             yield from (f"  {problem}" for problem in self.problems)
         if self.left_out:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +21,6 @@ MAX_LISTED = 10_000
 """Maximum ranges or paths that a finding lists; all are counted."""
 MAX_SHOWN = 20
 """Maximum lines of a finding in the text."""
-_count = partial(plural, grouped=True)
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, the amount done, and the total. From any thread."""
@@ -326,12 +324,12 @@ class Report:
 def _lines(report: Report) -> Iterator[str]:
     yield _verdict(report)
     checked = "every byte read" if report.deep else "every footer read"
-    quarantined = f", {_count(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
-    yield f"archive: {_count(report.objects, 'object')}, {size(report.bytes)}, {checked}{quarantined}"
+    quarantined = f", {plural(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
+    yield f"archive: {plural(report.objects, 'object')}, {size(report.bytes)}, {checked}{quarantined}"
     if report.compared is not None:
-        yield f"content: {_count(report.compared, 'message')} compared with the stream"
+        yield f"content: {plural(report.compared, 'message')} compared with the stream"
     if len(report.layouts) > 1:
-        parts = ", ".join(f"{_count(objects, 'object')} {where}" for where, objects in report.layouts.items())
+        parts = ", ".join(f"{plural(objects, 'object')} {where}" for where, objects in report.layouts.items())
         yield f"layouts: {parts}; readers treat all objects of a bucket with several layouts as one group"
     if report.filters:
         yield "filters: changed; every range was checked by the subjects that the consumer selected at its time"
@@ -349,11 +347,11 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _verdict(report: Report) -> str:
     end = f"up to sequence {report.up_to or 0}" + (f" ({time_text(report.up_to_time)})" if report.up_to_time else "")
-    stored = _count(report.stored, "message")
+    stored = plural(report.stored, "message")
     faults = [
-        f"{_count(hole.count, 'message')} in {_count(hole.range_count, 'hole')}" for hole in report.of(Kind.HOLES)
+        f"{plural(hole.count, 'message')} in {plural(hole.range_count, 'hole')}" for hole in report.of(Kind.HOLES)
     ]
-    faults += [_count(damage.count, "damaged object") for damage in report.of(Kind.DAMAGED)]
+    faults += [plural(damage.count, "damaged object") for damage in report.of(Kind.DAMAGED)]
     if faults:
         return f"NOT complete: {' and '.join(faults)}, {end}"
     if not report.proven:
@@ -361,7 +359,7 @@ def _verdict(report: Report) -> str:
     if report.verdict is Verdict.INCOMPLETE:
         return f"NOT complete: the watermark promises messages that are not stored; everything {end} is"
     if report.verdict is Verdict.UNPROVEN:
-        others = _count(report.count(Kind.FILTERS), "other")
+        others = plural(report.count(Kind.FILTERS), "other")
         return f"NOT proven: {stored} {end} are stored; {others} may be missing, or skipped by a change of filters"
     gone = [f"{report.count(kind):,} {text}" for kind, text in _GONE.items() if report.count(kind)]
     if not report.stored:
@@ -384,13 +382,13 @@ def _holes(finding: Finding) -> Iterator[str]:
     breaks = [index for index, distance in enumerate(distances, 1) if distance > close]
     for start, end in pairwise([0, *breaks, len(holes)]):
         some = holes[start:end]
-        messages = _count(sum(hole.messages or 0 for hole in some), "message")
+        messages = plural(sum(hole.messages or 0 for hole in some), "message")
         line = f"  {span_text(some[0].first, some[-1].last)}, {messages}"
         line += f" in {len(some):,} holes" if len(some) > 1 else ""
         first, last = time_text(some[0].first_time), time_text(some[-1].last_time)
         yield f"{line}, {first}" if first == last else f"{line}, {first} to {last}"
     if finding.range_count > len(holes):
-        yield f"  and {_count(finding.range_count - len(holes), 'more hole')} beyond"
+        yield f"  and {plural(finding.range_count - len(holes), 'more hole')} beyond"
 
 
 def indented(lines: Sequence[str], count: int) -> Iterator[str]:

@@ -119,7 +119,7 @@ def find_gaps(sequences: Sequences, first: int, last: int) -> Iterator[Finding]:
         yield Finding(
             kind=Kind.GAPS,
             severity=Severity.WARNING,
-            summary=f"{plural(total, 'sequence', grouped=True)} that the archive skips and the stream cannot show; "
+            summary=f"{plural(total, 'sequence')} that the archive skips and the stream cannot show; "
             "deleted messages and messages of other subjects also leave such gaps",
             count=total,
             ranges=tuple(listed),

@@ -159,7 +159,7 @@ def unselected(doubtful: Sequences, history: FilterHistory, first: int, last: in
             severity=Severity.WARNING,
             count=count,
             **_ranges(doubtful.all()),
-            summary=f"near a change of filters: {_count(count)} may have been skipped",
+            summary=f"near a change of filters: {plural(count, 'message')} may have been skipped",
             action="jetcapture verify --repair stores them",
         )
     if (unknown := min(history.unknown, last)) >= first:
@@ -191,7 +191,7 @@ def _lost_stream(messages: int, created: str) -> Iterator[Finding]:
         kind=Kind.LOST_STREAM,
         severity=Severity.NOTE,
         count=messages,
-        summary=f"{now}; the archive has {_count(messages)} of an earlier stream of its name",
+        summary=f"{now}; the archive has {plural(messages, 'message')} of an earlier stream of its name",
         action="if nobody deleted it on purpose: jetcapture restore recreates it from the archive, "
         "with --as under another name",
     )
@@ -209,8 +209,8 @@ def _rewind(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
         severity=Severity.FAILURE,
         count=len(seqs),
         **_ranges(seqs),
-        summary=f"the stream ends at {stream.last}{memory}, but the archive has {_count(len(seqs))} after that, up to "
-        f"{last}: the server lost them, and gives their sequences to new messages",
+        summary=f"the stream ends at {stream.last}{memory}, but the archive has {plural(len(seqs), 'message')} after "
+        f"that, up to {last}: the server lost them, and gives their sequences to new messages",
         action=_give_back(stream),
     )
 
@@ -222,7 +222,7 @@ def _fork(forked: Sequences) -> Finding:
         severity=Severity.WARNING,
         count=len(seqs),
         **_ranges(seqs),
-        summary=f"{plural(len(seqs), 'sequence', grouped=True)} of one stream had two different messages each: after a "
+        summary=f"{plural(len(seqs), 'sequence')} of one stream had two different messages each: after a "
         "rewind, the server gave them to new messages; the archive has both, by timestamp",
         action="jetcapture spark replay --missing publishes the earlier ones again, with new sequences",
     )
@@ -255,7 +255,7 @@ def _inside(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
 
 
 def _late_hole(messages: int, ranges: dict[str, Any], stream: StreamContents, *, listed: bool) -> Finding:
-    size = f"{plural(stream.lost_bytes, 'byte', grouped=True)} of damaged data"
+    size = f"{plural(stream.lost_bytes, 'byte')} of damaged data"
     cause = f"the server reports them as lost ({size})"
     if not listed:
         cause = f"the server reports {size} without saying which sequences; no limit explains the gap, "
@@ -265,7 +265,7 @@ def _late_hole(messages: int, ranges: dict[str, Any], stream: StreamContents, *,
         severity=Severity.FAILURE,
         count=messages,
         **ranges,
-        summary=f"{_count(messages)} {are(messages)} archived and gone from the stream: {cause}",
+        summary=f"{plural(messages, 'message')} {are(messages)} archived and gone from the stream: {cause}",
         action=f"{_give_back(stream)}; check the server's disk",
     )
 
@@ -280,13 +280,13 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> F
     why = f"{' or '.join(possible)} explain that" if possible else "no setting that the stream has now explains that"
     doubt = "" if expected else "; the server does not record whether they were deleted or lost"
     if stream.lost_bytes:
-        doubt += f"; it also reports {plural(stream.lost_bytes, 'byte', grouped=True)} of damaged data"
+        doubt += f"; it also reports {plural(stream.lost_bytes, 'byte')} of damaged data"
     return Finding(
         kind=Kind.REMOVED,
         severity=Severity.NOTE,
         count=messages,
         **ranges,
-        summary=f"{_count(messages)} {are(messages)} archived and gone from the stream; {why}{doubt}",
+        summary=f"{plural(messages, 'message')} {are(messages)} archived and gone from the stream; {why}{doubt}",
         action="if they were removed on purpose, do nothing: the archive still has them",
     )
 
@@ -307,7 +307,7 @@ def _differing(result: Differences) -> Iterator[Finding]:
             severity=Severity.FAILURE,
             count=len(other),
             **_ranges(other),
-            summary=f"{plural(len(other), 'sequence', grouped=True)} with another message than in the archive: after a "
+            summary=f"{plural(len(other), 'sequence')} with another message than in the archive: after a "
             "rewind, the server gave them to new messages, which are not archived",
             action="keep the stream, which has the only copy of them, and run the capture; if the consumer does not "
             f"deliver them, use another source.consumer with source.start_sequence: {other[0]}",
@@ -320,7 +320,7 @@ def _differing(result: Differences) -> Iterator[Finding]:
             severity=Severity.FAILURE,
             count=len(seqs),
             **_ranges(seqs),
-            summary=f"{_count(len(seqs))} {are(len(seqs))} not as archived: differing {', '.join(parts)}",
+            summary=f"{plural(len(seqs), 'message')} {are(len(seqs))} not as archived: differing {', '.join(parts)}",
             action=f"if verify --deep finds the archive undamaged, the server changed them: {_RESTORE}",
         )
 
@@ -340,8 +340,8 @@ def _undelivered(archived: Sequences, stream: StreamContents, last: int, result:
             severity=Severity.FAILURE,
             count=len(seqs),
             **_ranges(seqs),
-            summary=f"{_count(len(seqs))} {are(len(seqs))} archived and counted by the stream, but not delivered: the "
-            f"server's data is damaged{other}",
+            summary=f"{plural(len(seqs), 'message')} {are(len(seqs))} archived and counted by the stream, but not "
+            f"delivered: the server's data is damaged{other}",
             action=f"{_give_back(stream)}; check the server's disk",
         )
 
@@ -358,7 +358,3 @@ def _ranges(seqs: Seqs, front: tuple[int, int] | None = None) -> dict[str, Any]:
     pairs = [*head, *bounds[:MAX_LISTED].tolist()][:MAX_LISTED]
     listed = [SequenceRange(first=first, last=last) for first, last in pairs]
     return {"ranges": tuple(listed), "range_count": len(bounds) + len(head)}
-
-
-def _count(messages: int) -> str:
-    return plural(messages, "message", grouped=True)

@@ -308,7 +308,7 @@ def _promises(scope: Scope, mark: ConsumerWatermark | None, holes: HoleFinder) -
         promise = f"it promises everything up to {mark.seq}"
         first_missing = holes.listed[0].first if holes.listed else None
         if holes.promised:
-            count = plural(holes.promised, "message", grouped=True)
+            count = plural(holes.promised, "message")
             yield _wrong_mark(
                 f"{promise}, but {count} after the ack floor {scope.floor} {are(holes.promised)} not stored"
             )
@@ -319,7 +319,7 @@ def _promises(scope: Scope, mark: ConsumerWatermark | None, holes: HoleFinder) -
     if len(overdue := holes.overdue):
         yield _wrong_mark(
             f"it promises everything up to {time_text(mark.time)}, but "
-            f"{plural(len(overdue), 'earlier message', grouped=True)} of the stream {are(len(overdue))} not "
+            f"{plural(len(overdue), 'earlier message')} of the stream {are(len(overdue))} not "
             f"stored, starting with {overdue[0]}"
         )
     now = server.consumer.asked if server is not None else datetime.now(UTC)

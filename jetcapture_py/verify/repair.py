@@ -46,7 +46,6 @@ MAX_REPLACED = 100
 
 _UNLIMITED = 1 << 62
 _SEALED_BY: Final = "repair"
-_count = partial(plural, grouped=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +107,9 @@ class Repair:
             reason = "" if missing else ", because no message of the stream is known to be missing"
             yield f"repair: nothing was stored{reason}"
         else:
-            parts = [f"{_count(self.messages, 'message')} stored in {_count(self.stored, 'object')}"]
+            parts = [f"{plural(self.messages, 'message')} stored in {plural(self.stored, 'object')}"]
             parts += [f"{self.replaced:,} replaced a damaged one"] if self.replaced else []
-            parts += [f"{_count(self.quarantined, 'message')} went to the quarantine"] if self.quarantined else []
+            parts += [f"{plural(self.quarantined, 'message')} went to the quarantine"] if self.quarantined else []
             yield f"repair: {', '.join(parts)}"
             yield from indented(self.objects, self.stored)
         lost = [f"{first} to {last}: left the stream before the repair" for first, last in self.gone]
@@ -119,11 +118,11 @@ class Repair:
             yield "cannot be repaired: neither the stream nor another object has these sequences"
             yield from indented(lost, len(lost))
         if self.moved:
-            objects = _count(len(self.moved), "damaged object")
+            objects = plural(len(self.moved), "damaged object")
             yield f"moved aside: {objects}, because other objects have all their messages"
             yield from indented(self.moved, len(self.moved))
         if self.skipped:
-            yield f"not stored: {_count(self.skipped, 'message')}, which may be in objects that could not be read"
+            yield f"not stored: {plural(self.skipped, 'message')}, which may be in objects that could not be read"
         if self.errors:
             yield "failed:"
             yield from indented(self.errors, len(self.errors))

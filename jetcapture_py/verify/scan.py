@@ -95,7 +95,7 @@ class CopyFinder:
             yield Finding(
                 kind=Kind.READ_TWICE,
                 severity=Severity.FAILURE,
-                summary=f"{plural(self._twice, 'message', grouped=True)} with copies under different keys or buckets, "
+                summary=f"{plural(self._twice, 'message')} with copies under different keys or buckets, "
                 "which readers return separately",
                 action='read_archive(dedupe="full") reads them once',
                 count=self._twice,
@@ -103,7 +103,7 @@ class CopyFinder:
                 range_count=self._twice,
             )
         if both := len(self._copies.in_both):
-            count = plural(both, "message", grouped=True)
+            count = plural(both, "message")
             yield Finding(
                 kind=Kind.QUARANTINE,
                 severity=Severity.NOTE,
@@ -112,7 +112,7 @@ class CopyFinder:
                 count=both,
             )
         if self._unread:
-            objects = plural(len(self._unread), "object", grouped=True)
+            objects = plural(len(self._unread), "object")
             yield not_checked(f"{objects} that may hold copies: they could not be reread")
 
     def _positions(self, item: ExaminedObject) -> tuple[Seqs, Micros]:
@@ -200,7 +200,7 @@ class UnusableFiles:
             "jetcapture verify --repair stores their messages again, as far as the stream has them",
         )
         if self.unread.count:
-            objects, first = plural(self.unread.count, "object", grouped=True), self.unread.paths[0]
+            objects, first = plural(self.unread.count, "object"), self.unread.paths[0]
             summary = f"{objects}, whose messages count as missing: {first.path}: {first.reason}"
             finding = not_checked(summary, Severity.FAILURE)
             yield replace(finding, count=self.unread.count, paths=tuple(self.unread.paths))
@@ -266,7 +266,7 @@ class ArchiveScan:
         name = contents.name
         self.totals.add(contents)
         if contents.erased:
-            self.unerased.add(file.path, plural(contents.erased, "message", grouped=True))
+            self.unerased.add(file.path, plural(contents.erased, "message"))
         if name.quarantine:
             contents.add_to(self.quarantined)
         else:
@@ -296,20 +296,20 @@ class ArchiveScan:
         if duplicates := totals.messages - len(self.sequences) - len(self.forked) - len(copies.in_both):
             twice = any(finding.kind is Kind.READ_TWICE for finding in copies.findings)
             dropped = "readers drop those under one key and bucket" if twice else "readers drop them"
-            summary = f"{plural(duplicates, 'further copy', 'further copies', grouped=True)}; {dropped}"
+            summary = f"{plural(duplicates, 'further copy', 'further copies')}; {dropped}"
             yield Finding(kind=Kind.DUPLICATES, severity=Severity.NOTE, summary=summary, count=duplicates)
         if totals.by_name:
-            objects = plural(totals.by_name, "object", grouped=True)
+            objects = plural(totals.by_name, "object")
             yield not_checked(f"{objects} in a format of your own: only their names were checked")
         if totals.older:
-            messages = plural(totals.older, "message", grouped=True)
+            messages = plural(totals.older, "message")
             yield not_checked(f"{messages} of earlier incarnations of the stream: it no longer has them")
 
     def layout_counts(self) -> dict[str, int]:
         """Count objects outside the quarantine by layout, as text."""
         names: dict[int | None, str] = {0: "under keys"}
         for number in sorted(filter(None, self.layouts)):
-            names[number] = f"in {plural(number, 'bundle', grouped=True)}"
+            names[number] = f"in {plural(number, 'bundle')}"
         names[None] = "in an unknown number of bundles"
         return {name: self.layouts[number] for number, name in names.items() if number in self.layouts}
 

@@ -186,7 +186,7 @@ class Removed:
         `archived` are the messages that are still stored, and `erased` of them in the objects `unerased` should not be.
         """
         if len(self.expired):
-            count, last = plural(len(self.expired), "message", grouped=True), self.expired.last
+            count, last = plural(len(self.expired), "message"), self.expired.last
             left = sum(int(self.expired.contains(archived.within(*window)).sum()) for window in archived.windows())
             kept = f"; {left:,} of them are stored: the next jetcapture maintain removes them" if left else ""
             yield Finding(
@@ -196,9 +196,9 @@ class Removed:
                 summary=f"{count} up to sequence {last}, in buckets up to {time_text(self.until)}, were removed on "
                 f"purpose (maintain.keep){kept}",
             )
-        count = plural(len(self.erased), "message", grouped=True)
+        count = plural(len(self.erased), "message")
         if erased:
-            copies = plural(erased, "copy of them", "copies of them", grouped=True)
+            copies = plural(erased, "copy of them", "copies of them")
             yield Finding(
                 kind=Kind.ERASED,
                 severity=Severity.FAILURE,

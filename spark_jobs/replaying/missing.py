@@ -234,7 +234,7 @@ def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collect
     why = "limits the messages of a subject" if tail.keeps_latest else "has lost rollups"
     raise JetcaptureError(
         f"stream {tail.stream} {why} and has taken new messages since it lost "
-        f"{plural(lost, 'message', grouped=True)}: older ones would replace them; jetcapture restore --as NAME "
+        f"{plural(lost, 'message')}: older ones would replace them; jetcapture restore --as NAME "
         "brings them back under another name"
     )
 
@@ -253,7 +253,7 @@ def describe_missing(tail: StreamTail, missing: pa.Table) -> str:
     ranges = bounds_of(np.unique(missing[SEQ].to_numpy())).tolist()
     shown = ", ".join(f"{low}" if low == high else f"{low} to {high}" for low, high in ranges[:_MAX_SHOWN])
     more = ", …" if len(ranges) > _MAX_SHOWN else ""
-    lost = plural(missing.num_rows, "message", grouped=True)
+    lost = plural(missing.num_rows, "message")
     return f"stream {tail.stream} ends at {tail.last} and has lost {lost} with sequences {shown}{more}"
 
 

@@ -37,15 +37,15 @@ def describe(messages: DataFrame, streams: Sequence[Stream], *, archived: bool) 
         sf.min("first").alias("first"),
         sf.max("last").alias("last"),
     ).collect()
-    yield f"would replay {plural(total['messages'], 'message', grouped=True)} with {size(total['size'])}"
+    yield f"would replay {plural(total['messages'], 'message')} with {size(total['size'])}"
     frequent = subjects.select(sf.decode(SUBJECT, "UTF-8"), "messages").orderBy(sf.desc("messages"), SUBJECT)
     if shown := [f"{subject} ({count:,})" for subject, count in frequent.limit(_SHOWN).collect()]:
         others = ", …" if total["subjects"] > len(shown) else ""
-        yield f"to {plural(total['subjects'], 'subject', grouped=True)}: {', '.join(shown)}{others}"
+        yield f"to {plural(total['subjects'], 'subject')}: {', '.join(shown)}{others}"
     if total["first"] is not None:
         yield f"from {_time(total['first'])} to {_time(total['last'])}"
     if total["instructed"]:
-        count = plural(total["instructed"], "message", grouped=True)
+        count = plural(total["instructed"], "message")
         yield f"without headers that are instructions to a server, in {count}"
     for stream in streams:
         yield f"into stream {stream.name} ({', '.join(stream.subjects)})"
