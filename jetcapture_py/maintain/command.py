@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +19,9 @@ from jetcapture_py.log import leave
 from jetcapture_py.maintain.compact import CompactionSettings
 from jetcapture_py.maintain.passes import PassRequest, Progress, run_pass
 from jetcapture_py.manage import many
-from jetcapture_py.manage.many import CommandResult
+from jetcapture_py.manage.many import CommandResult, reason_of
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
-from jetcapture_py.text import one_line
-
-log = logging.getLogger("jetcapture.maintain")
 
 DONE, FAILED = 0, 1
 """Exit codes."""
@@ -101,14 +97,6 @@ def _bars(show: Progress) -> Progress:
             show(f"compacting {part}", total - objects, total)
 
     return progress
-
-
-def reason_of(error: Exception) -> str:
-    """Return what failed, as a line."""
-    if isinstance(error, JetcaptureError):
-        return str(error)
-    log.debug("traceback", exc_info=error)
-    return one_line(error)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import logging
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jetcapture_py.compaction.summary import failure
 from jetcapture_py.config.captures import CaptureFiles, CaptureId
@@ -17,8 +17,9 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import about, event, leave, setup
-from jetcapture_py.maintain.command import DONE, FAILED, handling, reason_of, required
+from jetcapture_py.maintain.command import DONE, FAILED, handling, required
 from jetcapture_py.maintain.passes import Pass, PassRequest, run_pass
+from jetcapture_py.manage.many import reason_of
 from jetcapture_py.monitoring.facts import MaintenanceState, TableState
 from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.monitoring.http_server import HttpServer, server_at
@@ -40,23 +41,15 @@ def serve(files: CaptureFiles, every: float, server: HttpServer | None = None) -
         return service.run(server)
 
 
-@dataclass(slots=True)
-class _Scheduled:
-    """A capture whose archive gets passes."""
-
-    config: Config
-    state: MaintenanceState
-    last: Pass | None = None
-    """The last pass that ended."""
-
-
 class _Service:
     """The passes of a process, one archive after the other."""
 
     def __init__(self, files: CaptureFiles, every: float) -> None:
         self._files, self._every = files, every
         self._stop = threading.Event()
-        self._scheduled: dict[CaptureId, _Scheduled] = {}
+        self._configs: dict[CaptureId, Config] = {}
+        self._last: dict[CaptureId, Pass] = {}
+        """The last pass over each archive that ended."""
         self._site = MaintenanceSite({})
 
     def end(self, number: int, _frame: object) -> None:
@@ -77,9 +70,9 @@ class _Service:
         while not self._stop.is_set():
             started = time.monotonic()
             self._read_again()
-            for capture, scheduled in self._scheduled.items():
+            for capture, config in self._configs.items():
                 with about(None if self._files.single else capture.name):
-                    self._pass(scheduled)
+                    self._pass(capture, config)
             self._stop.wait(max(0.0, started + self._every - time.monotonic()))
         if server is not None:
             server.stop()
@@ -94,41 +87,40 @@ class _Service:
             return
         for lines in selected.problems.values():
             event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), MAX_LOGGED))
-        wanted = {capture: config for capture, config in selected.configs.items() if config.maintain is not None}
-        for capture in [capture for capture in self._scheduled if capture not in wanted]:
-            del self._scheduled[capture]
-        for capture, config in wanted.items():
-            if capture not in self._scheduled or self._scheduled[capture].config != config:
-                self._scheduled[capture] = _Scheduled(config, MaintenanceState(stream=config.source.stream))
-        self._show()
+        configs = {capture: config for capture, config in selected.configs.items() if config.maintain is not None}
+        same = {capture for capture, config in configs.items() if config == self._configs.get(capture)}
+        self._configs = configs
+        self._last = {capture: last for capture, last in self._last.items() if capture in same}
+        self._site.states = {
+            capture.name: self._site.states[capture.name]
+            if capture in same
+            else MaintenanceState(stream=config.source.stream)
+            for capture, config in configs.items()
+        }
 
-    def _show(self) -> None:
-        self._site.states = {capture.name: scheduled.state for capture, scheduled in self._scheduled.items()}
-
-    def _set(self, scheduled: _Scheduled, state: MaintenanceState) -> None:
-        scheduled.state = state
-        self._show()
-
-    def _pass(self, scheduled: _Scheduled) -> None:
+    def _pass(self, capture: CaptureId, config: Config) -> None:
         """Make one pass, and note how it went. A failure is logged; the next pass tries again."""
         if self._stop.is_set():
             return
-        config, reason = scheduled.config, ""
-        self._set(scheduled, replace(scheduled.state, started=time.time()))
+        name, reason = capture.name, ""
+
+        def update(state: MaintenanceState) -> None:
+            self._site.states = {**self._site.states, name: state}
 
         def progress(part: str, objects: int, size: int) -> None:
-            backlog = {**scheduled.state.backlog, part: (objects, size)}
-            self._set(scheduled, replace(scheduled.state, backlog=backlog))
+            state = self._site.states[name]
+            update(replace(state, backlog={**state.backlog, part: (objects, size)}))
 
+        update(replace(self._site.states[name], started=time.time()))
         try:
             request = replace(PassRequest.of(config), stop=self._stop, progress=progress)
             archive = open_archive(config.store.url, config.store.options)
-            scheduled.last = run_pass(config, archive, request, scheduled.last)
-            reason = failure(scheduled.last.errors)
-            scheduled.state = _noted(scheduled.last, scheduled.state)
+            result = self._last[capture] = run_pass(config, archive, request, self._last.get(capture))
+            reason = failure(result.errors)
+            update(_noted(result, self._site.states[name]))
         except Exception as error:  # also a bug, or a library's: other archives go on
             reason = reason_of(error)
-        state = scheduled.state
+        state = self._site.states[name]
         ended = replace(
             state,
             started=None,
@@ -137,7 +129,7 @@ class _Service:
             failures=state.failures + bool(reason),
             ended=state.ended if reason else time.time(),
         )
-        self._set(scheduled, ended)
+        update(ended)
         if reason:
             event(log, logging.ERROR, "maintain.failed", error=reason)
 

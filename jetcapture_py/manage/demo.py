@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-import nats
 import pyarrow as pa
 import yaml
 from rich.console import Console
@@ -164,7 +163,7 @@ class _Demo:
         self.console.print(f"All files are in {self.home}.", markup=False)
         url = self._server()
         self._step(f"1. Start a NATS server at {url} and publish {self.messages:,} orders to its stream {STREAM}")
-        self._timed("orders acknowledged", lambda: asyncio.run(self._publish(url)))
+        self._timed("orders acknowledged", lambda: asyncio.run(self._publish(url, orders(self.messages))))
         self._step(f"2. Store them as Parquet with {REPLICAS} replicas of `jetcapture run` on the consumer {CONSUMER}")
         self._timed("messages stored and acknowledged", lambda: self._capture(url))
         self._step("3. The archive")
@@ -179,7 +178,8 @@ class _Demo:
         if self.spark:
             self._command(*self._ours(SQL), "--to-nats", "results.{region}", "--servers", url)
         else:
-            asyncio.run(_publish_rows(url, result))
+            results = ((f"results.{row['region']}", msgspec.json.encode(row)) for row in result)
+            asyncio.run(self._publish(url, results))
         read = asyncio.run(_read_back(url, len(result)))
         for subject, payload in read:
             self.console.print(Text.assemble("  ", (f"{subject:<15}", "green"), payload))
@@ -242,11 +242,10 @@ class _Demo:
             time.sleep(0.02)
         raise JetcaptureError(f"nats-server did not start: see {log}")
 
-    async def _publish(self, url: str) -> None:
+    async def _publish(self, url: str, messages: Iterator[tuple[str, bytes]]) -> None:
         client = await connect(NatsConfig(servers=(url,)), "jetcapture demo", timeout=5)
         for stream, subjects in ((STREAM, "orders.>"), (RESULTS, "results.>")):
             await client.jetstream().add_stream(name=stream, subjects=[subjects])
-        messages = orders(self.messages)
         with self.console.status("") as status:
             async with Publisher(client, window=2000, ack_timeout=30) as publisher:
                 while batch := list(islice(messages, 2000)):
@@ -313,23 +312,11 @@ class _Demo:
         )
 
 
-async def _quiet(_: Exception) -> None:
-    """Ignore asynchronous errors: an interruption may stop the server first."""
-
-
-async def _publish_rows(url: str, rows: Sequence[dict[str, Any]]) -> None:
-    client = await connect(NatsConfig(servers=(url,)), "jetcapture demo", timeout=5)
-    async with Publisher(client, window=100, ack_timeout=30) as publisher:
-        subjects = pa.array([f"results.{row['region']}" for row in rows])
-        await publisher.publish_batch(subjects, pa.array([msgspec.json.encode(row) for row in rows]))
-    await client.close()
-
-
 async def _read_back(url: str, expected: int) -> list[tuple[str, str]]:
-    nc = await nats.connect(url, error_cb=_quiet)
-    subscription = await nc.jetstream().pull_subscribe("results.>", stream=RESULTS)
+    client = await connect(NatsConfig(servers=(url,)), "jetcapture demo", timeout=5)
+    subscription = await client.jetstream().pull_subscribe("results.>", stream=RESULTS)
     read = await subscription.fetch(expected, timeout=10)
-    await nc.close()
+    await client.close()
     return [(message.subject, message.data.decode()) for message in read]
 
 

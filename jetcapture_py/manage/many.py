@@ -196,8 +196,13 @@ def _json(value: object) -> str:
 
 def failed(error: Exception) -> CommandResult:
     """Return the output about a capture for which the work failed."""
-    if not isinstance(error, JetcaptureError):
-        log.debug("traceback", exc_info=error)
-    reason = "; ".join(str(error).splitlines()) if isinstance(error, JetcaptureError) else one_line(error)
-    code = 2 if isinstance(error, ConfigError) else 1
+    reason, code = reason_of(error), 2 if isinstance(error, ConfigError) else 1
     return CommandResult(summary=f"failed: {reason}", records=[{"error": reason}], code=code)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what failed, as a line."""
+    if isinstance(error, JetcaptureError):
+        return "; ".join(str(error).splitlines())
+    log.debug("traceback", exc_info=error)
+    return one_line(error)
