@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.support.drivers import options_for
 from tests.support.memory import peak_resident
 from tests.support.versity import Versity, options
 
@@ -35,7 +36,7 @@ def put_for(driver: str, endpoint: str, size: int, threads: int, seconds: float)
 
     data, numbers, done = pa.py_buffer(os.urandom(size)), count(1), []
     began = time.perf_counter()
-    store = open_store(f"s3://{BUCKET}/{os.getpid()}", options(endpoint), driver)
+    store = open_store(f"s3://{BUCKET}/{os.getpid()}", options_for(driver, options(endpoint)))
     store.probe()
     opened = time.perf_counter() - began
 

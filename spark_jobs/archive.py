@@ -41,7 +41,7 @@ from jetcapture_py.reading.bucket import (
 from jetcapture_py.reading.columns import Columns, outputs
 from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objects
 from jetcapture_py.reading.selection import Keys, Moment, Selection
-from jetcapture_py.store.remote import with_secrets
+from jetcapture_py.store.credentials import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.routed import StreamRows, live_parts, live_rows, reading_options

@@ -21,6 +21,7 @@ import s3fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem
 
 from tests.support import s3, versity
+from tests.support.drivers import options_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ READERS: dict[str, Callable[[Any, str], pa.Table]] = {"parquet": _parquet, "csv"
 class Target:
     """An empty place to store to: a directory, or with `options`, which are s3fs's, a bucket; `driver` stores there."""
 
-    def __init__(self, place: str, options: dict[str, Any] | None = None, driver: str = "auto") -> None:
+    def __init__(self, place: str, options: dict[str, Any] | None = None, driver: str = "fsspec") -> None:
         self._place, self._options, self._driver = place, options, driver
 
     @property
@@ -65,7 +66,7 @@ class Target:
     @property
     def settings(self) -> dict[str, Any]:
         """The section `store` of jetcapture's configuration."""
-        return {"url": self._place, **({"options": self._options, "driver": self._driver} if self._options else {})}
+        return {"url": self._place, **({"options": options_for(self._driver, self._options)} if self._options else {})}
 
     def stored(self, files: str, identity: str) -> Stored:
         """Count it all, row by row; `identity` is the column that tells messages apart."""
@@ -121,7 +122,7 @@ class Storage:
         client = boto3.client("s3", **login, **self._options["client_kwargs"])
         client.create_bucket(Bucket=bucket)
         try:
-            yield Target(f"s3://{bucket}/archive", self._options, kind.partition("-")[2] or "auto")
+            yield Target(f"s3://{bucket}/archive", self._options, kind.partition("-")[2] or "fsspec")
         finally:
             s3fs.S3FileSystem(**self._options).rm(bucket, recursive=True)
             client.close()

@@ -36,7 +36,7 @@ async def check(marks: Marks, source: PullSource, archiver: Archiver, stop: asyn
     """
     encoder, store = archiver.encoding.encoder, archiver.uploads.store
     if driver := driver_of(store):
-        event(log, logging.INFO, "store.driver", **driver)
+        event(log, logging.INFO, "store.driver", driver=driver)
     await archiver.uploads.probe(stop)
     mark = await marks.read()
     _warn_of_changed_rule(mark, encoder)

@@ -18,7 +18,7 @@ from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import Source
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store import change_note
 from jetcapture_py.store.archive import ArchiveFiles
 
 NewWriter = Callable[[], ObjectWriter]
@@ -91,12 +91,8 @@ def _has_bytes(files: Files, source: Source, data: pa.Buffer) -> bool:
 
 def overwrite(archive: ArchiveFiles, name: ObjectName, data: pa.Buffer) -> None:
     """Store an object atomically in place of one of the same name."""
-    store = archive.store
-    if isinstance(store, NoteStore):
-        content = data.to_pybytes()
-        change_note(store, name.path, lambda _: content)
-    else:
-        store.put(name, data)
+    content = data.to_pybytes()
+    change_note(archive.store, name.path, lambda _: content)
 
 
 def check(files: Files, stored: Source, rows: int, hashes: int) -> None:

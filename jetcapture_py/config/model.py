@@ -200,12 +200,12 @@ class StoreConfig(Section):
         "`{stream}`. With `type`, any address."
     )
     options: types.Options = Field(
-        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
+        default_factory=dict, repr=False, exclude=True, description="Passed to the driver; never printed or logged."
     )
-    driver: Literal["auto", "fsspec", "obstore"] = setting(
-        "Library that stores in S3 and Azure: `obstore` (extra `fast`) or `fsspec`. `auto`: `obstore` where it is "
-        "installed and has an equivalent of every option.",
-        default="auto",
+    driver: Literal["fsspec", "obstore"] = setting(
+        "Library that reaches the store, each with `options` of its own: `fsspec`, or `obstore` (extra `fast`) for S3, "
+        "Azure and, which needs it, `gs://`.",
+        default="fsspec",
     )
     concurrency: types.Count = setting("Objects stored at the same time.", default=4)
     retry_for: types.RetryFor = setting(
@@ -216,6 +216,8 @@ class StoreConfig(Section):
     def _driven(self) -> Self:
         if self.type and "driver" in self.model_fields_set:
             raise wrong("driver", "cannot be combined with type")
+        if self.driver == "obstore":  # so that who has the URL and the options can open the store
+            self.options["driver"] = self.driver
         return self
 
 

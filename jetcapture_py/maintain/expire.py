@@ -12,7 +12,6 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
-from typing import cast
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from jetcapture_py.compaction.plan import Source, batches
 from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import ConflictError, StoreError, VanishedError
 from jetcapture_py.retry import retried_on_conflict
-from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store import change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.removal import Removal, remove
 from jetcapture_py.text import plural, size
@@ -206,7 +205,7 @@ class Expiry:
             return None if before == after else after.encode()
 
         def written() -> None:
-            change_note(cast("NoteStore", self.archive.store), path, change)
+            change_note(self.archive.store, path, change)
             if change(self.archive.read_note(path)) is not None:  # stores without conditional writes may lose it
                 raise ConflictError(f"{path} was overwritten each time; nothing was removed")
 

@@ -24,7 +24,7 @@ from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SHARE
 from jetcapture_py.config.template import parse_template, part_name
 from jetcapture_py.config.units import format_duration, format_time
-from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError, StoreError
+from jetcapture_py.errors import JetcaptureError, SourceError, StoreError
 from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state, unusable
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.unreadable import unreadable_with_origins
@@ -210,9 +210,7 @@ def _store(config: Config, findings: Findings, consumer: ConsumerState | None) -
         findings.problem("store", f"objects cannot be stored: {error}")
         return
     driver = driver_of(store)
-    findings.ok("store", "a probe was written and removed" + (f" through {driver['driver']}" if driver else ""))
-    if reason := driver.get("reason"):
-        findings.ok("store.driver", f"fsspec: {reason}")
+    findings.ok("store", "a probe was written and removed" + (f" through {driver}" if driver else ""))
     if empty and consumer is not None and consumer.acknowledged:
         reason = "is empty or missing, but the consumer has acknowledged messages; is the volume mounted?"
         findings.warning("store", f"{config.store.url} {reason}")
@@ -224,10 +222,7 @@ def _store(config: Config, findings: Findings, consumer: ConsumerState | None) -
 
 def _protection(config: Config, findings: Findings) -> None:
     """Report how the bucket or container protects objects. What it does not tell is no problem."""
-    try:
-        protection = ArchiveFiles(config.store.url, config.store.options).protection
-    except ConfigError:  # only the store's driver is installed, and not fsspec's
-        return
+    protection = ArchiveFiles(config.store.url, config.store.options).protection
     for fact in () if protection is None else protection.facts:
         (findings.ok if fact.known else findings.skipped)(fact.about, fact.text)
 

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.reading.convert import encode_json, plain_values, text_of
-from jetcapture_py.store.remote import open_remote
+from jetcapture_py.store import open_driver
+from jetcapture_py.store.credentials import RenewedDriver
 from jetcapture_py.text import escaped, one_line
 
 Format = Literal["table", "csv", "json", "parquet"]
@@ -74,7 +75,7 @@ def _write_parquet(
 ) -> None:
     scheme, separator, rest = output.partition("://")
     local = not separator or scheme in ("file", "local")
-    with _whole(Path(rest if separator else output)) if local else _uploaded(scheme, rest, options) as path:
+    with _whole(Path(rest if separator else output)) if local else _uploaded(output, options) as path:
         try:
             with path.open("wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
                 for group in _groups(batches):
@@ -84,19 +85,20 @@ def _write_parquet(
 
 
 @contextmanager
-def _uploaded(scheme: str, rest: str, options: Mapping[str, Any]) -> Iterator[Path]:
+def _uploaded(output: str, options: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the path of a temporary file, which is uploaded when the block ends without an error."""
     import tempfile
 
-    store = open_remote(scheme, rest, options)
+    store = open_driver(output, options)
+    assert isinstance(store, RenewedDriver)  # noqa: S101  # of a URL that is not local
     number, name = tempfile.mkstemp(prefix="jetcapture-", suffix=".parquet")
     os.close(number)
     with _temporary(Path(name)) as path:
         yield path
         try:
-            store.attempt(lambda fs: fs.put_file(str(path), rest))
-        except Exception as error:  # fsspec backends raise different errors
-            raise StoreError(f"cannot write {scheme}://{rest}: {one_line(error)}") from error
+            store.attempt(lambda driver: driver.upload(str(path), driver.root))
+        except Exception as error:  # drivers raise different errors
+            raise StoreError(f"cannot write {output}: {one_line(error)}") from error
 
 
 @contextmanager

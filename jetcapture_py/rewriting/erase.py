@@ -39,7 +39,7 @@ from jetcapture_py.rewriting.old_versions import delete_old_versions
 from jetcapture_py.rewriting.select import THREADS, Condition, Search, source_of
 from jetcapture_py.rewriting.stream_deletion import StreamDeletion, delete_from_stream
 from jetcapture_py.rewriting.text_objects import rewrite_text
-from jetcapture_py.store import ABANDONED, NoteStore, change_note
+from jetcapture_py.store import ABANDONED, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File, OldVersion, open_archive
 from jetcapture_py.table.erase import TablesErased, check_tables, drop_objects
 from jetcapture_py.text import plural
@@ -239,11 +239,8 @@ class _Eraser:
         path = stone.path
         if request.dry_run:
             return Erased({path: stone}, known)
-        store = self._archive.store
-        if not isinstance(store, NoteStore):
-            raise JetcaptureError(f"{self._archive.shown} cannot keep tombstones: nothing was erased")
         data = stone.encode()
-        change_note(store, path, lambda _: data)
+        change_note(self._archive.store, path, lambda _: data)
         done.tombstone = path
         erased = self._archive.erased(request.stream, known)
         if path not in erased.tombstones:

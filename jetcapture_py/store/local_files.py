@@ -60,7 +60,7 @@ def sync_directory(directory: str, root: int | None = None) -> None:
         os.close(handle)
 
 
-def rename(path: str, target: str, root: int | None = None) -> None:
+def rename(path: str, target: str, root: int | None = None) -> bool:
     """Rename a file; replace one of that name."""
     try:
         os.replace(path, target, src_dir_fd=root, dst_dir_fd=root)
@@ -69,10 +69,12 @@ def rename(path: str, target: str, root: int | None = None) -> None:
             raise
         text = "its file system cannot rename files; if it is an object store, name that in store.url instead"
         raise OSError(error.errno, text) from error
+    return True
 
 
-def link(path: str, target: str, root: int | None = None) -> None:
-    """Rename a file; if a file of that name exists and is not empty, remove the new one instead."""
+def link(path: str, target: str, root: int | None = None) -> bool:
+    """Rename a file; if a file of that name exists and is not empty, remove the new one instead, and return False."""
+    made = True
     try:
         os.link(path, target, src_dir_fd=root, dst_dir_fd=root)
     except OSError as error:
@@ -80,7 +82,9 @@ def link(path: str, target: str, root: int | None = None) -> None:
             raise
         if not _has_content(target, root):
             return rename(path, target, root)
-    return os.unlink(path, dir_fd=root)
+        made = False
+    os.unlink(path, dir_fd=root)
+    return made
 
 
 def _has_content(path: str, root: int | None) -> bool:

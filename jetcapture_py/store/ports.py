@@ -1,13 +1,16 @@
-"""What a store must do: one of the user's own (`Store`, and `NoteStore` if it keeps small files as well)."""
+"""What a store must do: one of the user's own (`Store`, and `NoteStore` if it keeps small files), and a `Driver`, whose
+errors are classified here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.text import one_line
 
 NoteChange = Callable[[bytes | None], bytes | None]
 """Maps a note's content (None without one) to its new content; None leaves it unchanged."""
@@ -56,3 +59,158 @@ class NoteStore(Protocol):
         called several times; the last result is used.
         """
         ...
+
+
+NEW = "*"
+"""The condition of a write that there is no such file."""
+CONNECT_TIMEOUT, READ_TIMEOUT = 5, 30
+ATTEMPTS, SLOWEST = 2, 128 << 10
+"""A request times out after `ATTEMPTS` times both timeouts, plus a second per `SLOWEST` bytes: the libraries' own
+timeouts do not cover the wait for S3's `100 Continue`, or for a server that stops reading."""
+
+
+class Entry(NamedTuple):
+    """What a store says of a file."""
+
+    path: str
+    size: int = 0
+    """Bytes; may be 0 where only one level is listed."""
+    modified: float | None = None
+    """When it was written, in seconds since the epoch; None if the store does not tell."""
+    tag: str | None = None
+    """Changes with every write; None if the store has none."""
+    directory: bool = False
+
+
+class Driver(Protocol):
+    """The port to a store: what a driver does, and everything else is made of. Thread-safe.
+
+    Paths begin with `root`. Methods raise FileNotFoundError for a file that is gone, and FileExistsError for a
+    condition that is not met; functions below classify all other errors by `status_code`, `error_code`, class or cause.
+    """
+
+    @property
+    def root(self) -> str:
+        """Where the archive is; may contain `{key}`."""
+        ...
+
+    @property
+    def conditional(self) -> bool:
+        """Whether `write` obeys tags. Otherwise, writers of small files must be `locked`."""
+        ...
+
+    def list(self, directory: str, *, deep: bool = True) -> Iterable[Entry]:
+        """List all files below a directory or, unless `deep`, what is directly in it; nothing without one."""
+        ...
+
+    def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
+        """Read the bytes of a file from `start` to `end` (exclusive)."""
+        ...
+
+    def stat(self, path: str) -> Entry:
+        """Look a file up, as it is now."""
+        ...
+
+    def write(self, path: str, data: pa.Buffer, condition: str | None) -> None:
+        """Write a file whole: always (None), if there is none (`NEW`), or if it still has this tag."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def locked(self, name: str) -> AbstractContextManager[None]:
+        """Keep others from what `name` stands for, where the store has locks."""
+        ...
+
+
+# ------------------------------------------------------------------ errors
+
+_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "ProfileNotFound",
+    "ConfigParseError",
+    "ClientAuthenticationError",
+    "CredentialUnavailableError",
+}
+_CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
+_PERMANENT = {"ParamValidationError"}
+_THERE = {"PreconditionFailed", "412", "BlobAlreadyExists"}
+CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestConflict", "409"}
+"""Error codes of a conditional write after a concurrent change."""
+_UNKNOWN_HEADER = (400, 405, 501)
+"""Answers of servers that do not know a header of the request."""
+_PASSING = {"BadDigest", "IncompleteBody", "RequestTimeout", *_CREDENTIAL_CODES}
+"""Error codes with such an answer that another request may not get."""
+
+
+def described(error: BaseException) -> str:
+    """Return one line about an error, with its notes."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "request timed out"
+    return "; ".join((one_line(error), *getattr(error, "__notes__", ())))
+
+
+def causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseException]:
+    """Yield `error` and its causes; with `handled`, also its contexts."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (seen.__context__ if handled else None)
+
+
+def error_codes(error: BaseException) -> set[str]:
+    """Return the error codes of S3 or Azure, of an error and of what caused it."""
+    found = set()
+    for each in causes(error, handled=True):
+        code = getattr(each, "error_code", None)
+        response = getattr(each, "response", None)
+        if isinstance(response, Mapping):
+            code = response.get("Error", {}).get("Code")
+        found.add(str(getattr(code, "value", code)))
+    return found
+
+
+def is_unknown_header(error: BaseException) -> bool:
+    """Whether the server may have refused a request for a header that it does not know: a condition, or a checksum."""
+    responses = (getattr(each, "response", None) for each in causes(error, handled=True))
+    answers = [response.get("ResponseMetadata", {}) for response in responses if isinstance(response, Mapping)]
+    statuses = {answer.get("HTTPStatusCode") for answer in answers}
+    statuses |= {getattr(each, "status_code", None) for each in causes(error, handled=True)}
+    return not statuses.isdisjoint(_UNKNOWN_HEADER) and not error_codes(error) & _PASSING
+
+
+def is_there(error: BaseException) -> bool:
+    """Whether a conditional write failed because the object exists.
+
+    Azure's file system also raises FileExistsError while the container is being deleted.
+    """
+    codes = error_codes(error) - {"None"}
+    return bool(codes & _THERE) or (isinstance(error, FileExistsError) and not codes)
+
+
+def may_be_there(error: BaseException) -> bool:
+    """Whether the object may exist after a connection error: a server may reject a large upload before its end."""
+    return not is_permanent(error) and not any("Timeout" in type(each).__name__ for each in causes(error))
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether new credentials may help."""
+    return any(
+        isinstance(each, PermissionError)
+        or type(each).__name__ in _CREDENTIALS
+        or getattr(each, "status_code", None) in (401, 403)
+        for each in causes(error)
+    ) or bool(error_codes(error) & _CREDENTIAL_CODES)
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether it needs an operator: credentials, permissions, a missing bucket or container."""
+    return is_denied(error) or any(
+        isinstance(each, FileNotFoundError)
+        or type(each).__name__ in _PERMANENT
+        or getattr(each, "status_code", None) in (301, 404, 405)
+        for each in causes(error)
+    )

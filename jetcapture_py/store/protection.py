@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store.remote import error_codes
+from jetcapture_py.store.ports import error_codes
 from jetcapture_py.text import one_line, plural
 
 Ask = Callable[..., Any]
@@ -25,6 +25,12 @@ _NO_SETTING = {
     "ObjectLockConfigurationNotFound",
 }
 """Error codes of a bucket that does not have the setting."""
+_OF_OBSTORE = {
+    "server_side_encryption": "ServerSideEncryption",
+    "sse_kms_key_id": "SSEKMSKeyId",
+    "sse_customer_key_base64": "SSECustomerAlgorithm",
+}
+"""What S3 calls options of obstore."""
 _DENIED = {"AccessDenied", "AllAccessDisabled", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403"}
 _PERMISSIONS = {
     "get_bucket_encryption": "s3:GetEncryptionConfiguration",
@@ -59,7 +65,8 @@ class Protection:
 
 def s3_protection(ask: Ask, options: Mapping[str, Any]) -> Protection:
     """Return how a bucket of S3 protects objects; `options` are `store.options`, with settings for each object."""
-    own: Mapping[str, Any] = options.get("s3_additional_kwargs") or {}
+    named = {name: options[given] for given, name in _OF_OBSTORE.items() if given in options}
+    own: Mapping[str, Any] = options.get("s3_additional_kwargs") or named
     versions = _answer(ask, "get_bucket_versioning")
     status = versions.get("Status") if isinstance(versions, Mapping) else None
     return Protection(

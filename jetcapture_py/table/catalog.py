@@ -16,7 +16,7 @@ from jetcapture_py.config.maintain import TableConfig
 from jetcapture_py.config.model import Config, StoreConfig
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.store.remote import with_secrets
+from jetcapture_py.store.credentials import with_secrets
 from jetcapture_py.text import one_line
 
 if TYPE_CHECKING:
@@ -35,7 +35,12 @@ _FILE_PROPERTIES = {
     "key": "s3.access-key-id",
     "secret": "s3.secret-access-key",
     "token": "s3.session-token",
+    "access_key_id": "s3.access-key-id",
+    "secret_access_key": "s3.secret-access-key",
+    "session_token": "s3.session-token",
     "endpoint_url": "s3.endpoint",
+    "endpoint": "s3.endpoint",
+    "region": "s3.region",
     "region_name": "s3.region",
     "anon": "s3.anonymous",
     "account_name": "adls.account-name",

@@ -24,6 +24,17 @@ from jetcapture_py.store.archive import ArchiveFiles, open_archive
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
+_OBSTORE = {
+    "access_key_id": "key",
+    "secret_access_key": "secret",
+    "session_token": "token",
+    "endpoint": "endpoint_url",
+    "region": "region_name",
+    "skip_signature": "anon",
+    "request_payer": "requester_pays",
+    "sas_key": "sas_token",
+}
+"""What fsspec calls options of obstore."""
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S*FileSystem not found")
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
@@ -110,10 +121,11 @@ def _hadoop_version() -> str | None:
 
 
 def in_spark(url: str, options: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
-    """Translate a URL and fsspec's `options` to Spark's URL, and settings for a reader or writer."""
+    """Translate a URL and the driver's `options` to Spark's URL, and settings for a reader or writer."""
     scheme, separator, path = url.rstrip("/").partition("://")
     if not separator:
         return url, {}
+    options = {**{_OBSTORE[name]: value for name, value in options.items() if name in _OBSTORE}, **options}
     scheme = _SCHEMES.get(scheme, scheme)
     if scheme == "abfss":
         return _azure(url, options, env)
@@ -127,7 +139,7 @@ def _s3(options: Mapping[str, Any]) -> dict[str, str]:
     secret = options.get("secret") or options.get("password") or client.get("aws_secret_access_key")
     token = options.get("token") or client.get("aws_session_token")
     endpoint = options.get("endpoint_url") or client.get("endpoint_url")
-    region = client.get("region_name")
+    region = client.get("region_name") or options.get("region_name")
     found: dict[str, str | None] = {}
     provider = None
     if options.get("anon"):

@@ -17,6 +17,7 @@ from azure.storage.blob import BlobServiceClient
 
 from jetcapture_py.archive import layout
 from tests.support import azurite
+from tests.support.drivers import options_for
 from tests.support.nats_server import NatsServer
 from tests.support.outages import BUCKET, bodies, make_bucket, readiness
 from tests.support.ports import free_port
@@ -90,7 +91,7 @@ def test_a_capture_that_is_killed_again_and_again_loses_nothing(
     configuration = settings(
         server.url,
         place.url,
-        store={"options": place.options, "driver": driver},
+        store={"options": options_for(driver, place.options), "driver": driver},
         source={"ack_wait": "2s", "batch": 500, "max_ack_pending": 3000},
         key="{subject[1]}",
         block={"max_age": "0.3s"},
@@ -136,7 +137,7 @@ def test_credentials_exchanged_under_a_running_capture_are_picked_up_and_said_to
     configuration = settings(
         server.url,
         f"s3://{BUCKET}/nats",
-        store={"options": {**files, "client_kwargs": client}, "driver": driver},
+        store={"options": options_for(driver, {**files, "client_kwargs": client}), "driver": driver},
         source={"ack_wait": "2s"},
         block={"max_age": "0.2s"},
         http={"listen": f"127.0.0.1:{port}"},
@@ -149,8 +150,10 @@ def test_credentials_exchanged_under_a_running_capture_are_picked_up_and_said_to
             await until(lambda: any(command.events("blocks.stored")), "it stores")
             versity.remove_user("first")
             await publish(server.url, [("orders.a", b"%d" % index, None) for index in range(100, 200)])
-            await until(lambda: readiness(port)[0] == 503, "it is not ready")
-            assert f"cannot write s3://{BUCKET}/nats/{STREAM}" in readiness(port)[1]
+            await until(
+                lambda: f"cannot write s3://{BUCKET}/nats/{STREAM}" in readiness(port)[1],
+                "it says why",
+            )
             (refused, *_) = command.events("store.failed")
             assert refused["level"] == "error"
             assert "Access Key Id you provided does not exist" in refused["error"]

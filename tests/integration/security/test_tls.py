@@ -17,6 +17,7 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.store import open_store
 from tests.support.credentials import certificate
+from tests.support.drivers import options_for
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, config, settings
 
@@ -154,5 +155,5 @@ def test_an_object_store_that_cannot_show_who_it_is_is_sent_nothing(
         name: value.replace("URL", address) if isinstance(value, str) else value for name, value in options.items()
     }
     with pytest.raises(StoreError, match=r"(?i)certificate verify failed"):
-        open_store(url, given, driver).probe()
+        open_store(url, options_for(driver, given)).probe()
     assert requests == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from urllib.parse import quote
 
 import boto3  # type: ignore[import-untyped]
 import fsspec
@@ -17,8 +19,9 @@ from azure.storage.blob import BlobServiceClient
 
 from jetcapture_py.archive.layout import MARKER
 from jetcapture_py.store import Store, open_store
-from tests.support import azurite
+from tests.support import azurite, gcs
 from tests.support import s3 as servers
+from tests.support.drivers import options_for
 from tests.support.versity import Versity, options
 
 S3_OPTIONS: dict[str, Any] = {
@@ -46,7 +49,12 @@ class Place(ABC):
 
     def open(self, suffix: str = "", options: Mapping[str, Any] | None = None) -> Store:
         """A store for `url` with `suffix`, and with other options than the place's."""
-        return open_store(self.url + suffix, self.options if options is None else options, self.driver)
+        return open_store(self.url + suffix, self.options if options is None else options_for(self.driver, options))
+
+    def speak(self, driver: str) -> Self:
+        """Be reached through another driver."""
+        self.driver, self.options = driver, options_for(driver, self.options)
+        return self
 
     @abstractmethod
     def objects(self) -> dict[str, bytes]:
@@ -154,13 +162,18 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Local stores and memory have one driver; what takes long, and moto beside the real server, is tried with one."""
+    """Local stores, memory and Google have one driver; what takes long, and moto beside a server, is tried with one."""
     for item in list(items):
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if params.get("driver") != "obstore" or Path(__file__).parent not in item.path.parents:
+        if Path(__file__).parent not in item.path.parents:
             continue
-        if params.get("place") in ("local", "memory"):
+        place = params.get("place", params.get("store", params.get("remote_place")))
+        if params.get("driver") == (
+            "fsspec" if place == "google" else "obstore" if place in ("local", "memory") else ""
+        ):
             items.remove(item)
+        elif params.get("driver") != "obstore":
+            continue
         elif "moto" in params.values() or getattr(item, "originalname", "") in LONG:
             item.add_marker(pytest.mark.exhaustive)
 
@@ -169,8 +182,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def moto(moto_endpoint: str, driver: str) -> Iterator[S3Place]:
     """A new bucket."""
     with bucket(moto_endpoint, {**S3_OPTIONS, "client_kwargs": {"endpoint_url": moto_endpoint}}) as place:
-        place.driver = driver
-        yield place
+        yield place.speak(driver)
 
 
 @pytest.fixture(scope="session")
@@ -184,8 +196,7 @@ def versity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versity]:
 def real_s3(versity: Versity, driver: str) -> Iterator[S3Place]:
     """A new bucket of the real server."""
     with bucket(versity.endpoint, options(versity.endpoint)) as place:
-        place.driver = driver
-        yield place
+        yield place.speak(driver)
 
 
 @pytest.fixture(params=["moto", "real_s3"])
@@ -231,9 +242,47 @@ def azure(azure_connection: str, driver: str) -> Iterator[AzurePlace]:
     """A new container."""
     with BlobServiceClient.from_connection_string(azure_connection) as service:
         container = service.create_container(f"container-{uuid.uuid4().hex}")
-        place = AzurePlace(container, {"connection_string": azure_connection})
-        place.driver = driver
-        yield place
+        yield AzurePlace(container, {"connection_string": azure_connection}).speak(driver)
+
+
+@dataclass
+class GcsPlace(Place):
+    """A bucket of a server that speaks Google's XML API."""
+
+    endpoint: str
+    bucket: str
+    options: Mapping[str, Any]
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        return f"gs://{self.bucket}/archive"
+
+    def objects(self) -> dict[str, bytes]:
+        found = json.loads(gcs.request(self.endpoint, "GET", f"/storage/v1/b/{self.bucket}/o"))
+        names = [str(item["name"]) for item in found.get("items", [])]
+        return {name.removeprefix("archive/"): self._get(name) for name in names}
+
+    def at(self, location: str) -> bytes:
+        return self._get(location.removeprefix(f"gs://{self.bucket}/"))
+
+    def _get(self, name: str) -> bytes:
+        return gcs.request(self.endpoint, "GET", f"/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}?alt=media")
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that lives as long as the tests."""
+    with gcs.serve(tmp_path_factory.mktemp("gcs")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def google(gcs_endpoint: str) -> GcsPlace:
+    """A new bucket."""
+    name = f"bucket-{uuid.uuid4().hex}"
+    gcs.request(gcs_endpoint, "POST", "/storage/v1/b?project=tests", json.dumps({"name": name}).encode())
+    options = {"driver": "obstore", "base_url": gcs_endpoint, "bearer_token": "any"}
+    return GcsPlace(gcs_endpoint, name, options)
 
 
 @pytest.fixture
@@ -242,7 +291,7 @@ def local(tmp_path: Path) -> LocalPlace:
     return LocalPlace(tmp_path / "archive")
 
 
-@pytest.fixture(params=["local", "memory", "moto", "real_s3", "azure"])
+@pytest.fixture(params=["local", "memory", "moto", "real_s3", "azure", "google"])
 def place(request: pytest.FixtureRequest, driver: str) -> Place:
     """One place of each kind."""
     if request.param == "memory":

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py import store as store_module
 from jetcapture_py.archive.layout import MARKER
 from jetcapture_py.errors import PermanentStoreError, StoreError
 from jetcapture_py.store import LocalStore
+from jetcapture_py.store import local as store_module
 from tests.integration.store.test_store import name, put
 from tests.support.mounts import Volume
 

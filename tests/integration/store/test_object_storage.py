@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -20,11 +21,14 @@ import pytest
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.reading.plan import list_objects
-from jetcapture_py.store import Store, change_note, open_store, remote
+from jetcapture_py.store import Store, change_note, open_store, ports
+from jetcapture_py.store import credentials as renewal
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.store.remote import RemoteStore
+from jetcapture_py.store.credentials import RenewedDriver
+from jetcapture_py.store.objects import ObjectStore
 from tests.integration.store.conftest import AzurePlace, Place, S3Place
 from tests.support.azurite import KEY as AZURE_KEY
+from tests.support.drivers import options_for
 from tests.support.links import Link
 from tests.support.versity import Versity
 
@@ -46,7 +50,7 @@ def put(store: Store, data: bytes) -> str:
     return store.put(NAME, pa.py_buffer(data))
 
 
-@pytest.fixture(params=["moto", "real_s3", "azure"])
+@pytest.fixture(params=["moto", "real_s3", "azure", "google"])
 def remote_place(request: pytest.FixtureRequest, driver: str) -> Place:
     """A place of every kind that knows conditions."""
     found = request.getfixturevalue(request.param)
@@ -63,9 +67,9 @@ def served(request: pytest.FixtureRequest, driver: str) -> S3Place | AzurePlace:
 
 
 def port_of(place: S3Place | AzurePlace) -> int:
-    if isinstance(place, S3Place):
-        return int(place.options["client_kwargs"]["endpoint_url"].rsplit(":", 1)[1])
-    return int(place.options["connection_string"].split("BlobEndpoint=http://127.0.0.1:")[1].split("/")[0])
+    found = re.search(r"http://127\.0\.0\.1:(\d+)", json.dumps(place.options))
+    assert found is not None
+    return int(found[1])
 
 
 def through(place: S3Place | AzurePlace, port: int, **more: Any) -> dict[str, Any]:
@@ -78,6 +82,9 @@ def through(place: S3Place | AzurePlace, port: int, **more: Any) -> dict[str, An
 
 def hurried(place: S3Place | AzurePlace, port: int, seconds: float) -> dict[str, Any]:
     """The same, with as much patience as that with a silent server."""
+    if place.driver == "obstore":
+        given = {"connect_timeout": "0.5s", "timeout": f"{seconds}s"}
+        return through(place, port, client_options=given, retry_config={"max_retries": 0})
     if isinstance(place, S3Place):
         config = {"connect_timeout": 0.5, "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
         return through(place, port, config_kwargs=config)
@@ -205,13 +212,14 @@ def simple() -> Iterator[tuple[int, type[Simple]]]:
         thread.join()
 
 
-def simple_options(port: int) -> dict[str, Any]:
-    return {
+def simple_options(port: int, driver: str) -> dict[str, Any]:
+    options = {
         "key": "k",
         "secret": "s",
         "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}"},
         "config_kwargs": {"retries": {"total_max_attempts": 1}, "request_checksum_calculation": "when_required"},
     }
+    return options_for(driver, options)
 
 
 @pytest.mark.parametrize("explained", [True, False])
@@ -220,9 +228,9 @@ def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_wit
     simple: tuple[int, type[Simple]], driver: str, status: int, monkeypatch: pytest.MonkeyPatch, *, explained: bool
 ) -> None:
     port, server = simple
-    monkeypatch.setattr(remote, "RENEW", 0.0)  # s3fs takes 405 for a missing permission
+    monkeypatch.setattr(renewal, "RENEW", 0.0)  # s3fs takes 405 for a missing permission
     server.refused, server.explained = status, explained
-    store = open_store("s3://bucket", simple_options(port), driver)
+    store = open_store("s3://bucket", simple_options(port, driver))
     put(store, b"first")
     put(store, b"second")
     assert server.requests == ["*", None, None]
@@ -233,34 +241,34 @@ def test_a_server_that_does_not_allow_writes_is_reported_at_once(simple: tuple[i
     port, server = simple
     server.refused, server.read_only = 405, True
     with pytest.raises(PermanentStoreError):
-        put(open_store("s3://bucket", simple_options(port), driver), b"content")
+        put(open_store("s3://bucket", simple_options(port, driver)), b"content")
 
 
 @pytest.mark.parametrize("status", [400, 501])
 def test_where_a_server_refuses_checksums_the_error_names_the_setting(
-    simple: tuple[int, type[Simple]], driver: str, status: int
+    simple: tuple[int, type[Simple]], status: int
 ) -> None:
     port, server = simple
     server.refused, server.checksums = status, True
-    options = simple_options(port)
+    options = simple_options(port, "fsspec")
     advised = options["config_kwargs"].pop("request_checksum_calculation")
     with pytest.raises(
         StoreError, match=r"set store\.options\.config_kwargs\.request_checksum_calculation: (\w+)$"
     ) as caught:
-        put(open_store("s3://bucket", options, driver), b"content")
+        put(open_store("s3://bucket", options), b"content")
     assert str(caught.value).endswith(advised)
-    put(open_store("s3://bucket", simple_options(port), driver), b"content")
+    put(open_store("s3://bucket", simple_options(port, "fsspec")), b"content")
     assert server.requests == ["*", None, "*"]
 
 
 def test_a_bucket_is_found_in_another_region_than_the_environments(
-    simple: tuple[int, type[Simple]], driver: str, monkeypatch: pytest.MonkeyPatch
+    simple: tuple[int, type[Simple]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, server = simple
     server.region = "eu-west-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    put(open_store("s3://bucket", {"key": "k", "secret": "s"}, driver), b"content")
+    put(open_store("s3://bucket", {"key": "k", "secret": "s"}), b"content")
     assert list(server.kept.values()) == [b"content"]
 
 
@@ -273,8 +281,8 @@ def test_a_note_on_a_server_that_knows_no_conditions_is_changed_without(
     server.refused = status
     if there is not None:
         server.kept["/bucket/note"] = there
-    store = open_store("s3://bucket", simple_options(port), driver)
-    assert isinstance(store, RemoteStore)
+    store = open_store("s3://bucket", simple_options(port, driver))
+    assert isinstance(store, ObjectStore)
     for content in (b"second", b"third"):
         change_note(store, "note", lambda _, content=content: content)  # type: ignore[misc]
     assert server.requests == ["*" if there is None else '"tag"', None, None]
@@ -302,15 +310,15 @@ import json, sys
 import pyarrow as pa
 from jetcapture_py.store import open_store
 from tests.integration.store.test_object_storage import NAME
-url, options, driver, size = json.loads(sys.argv[1])
-open_store(url, options, driver).put(NAME, pa.py_buffer(bytes(size)))
+url, options, size = json.loads(sys.argv[1])
+open_store(url, options).put(NAME, pa.py_buffer(bytes(size)))
 """
 
 
 @pytest.mark.parametrize("size", [4 << 20, LARGE])
 def test_a_process_killed_in_an_upload_leaves_nothing(served: S3Place | AzurePlace, size: int) -> None:
     with Link(port_of(served), rate=3 << 20) as link:
-        arguments = json.dumps([served.url, through(served, link.port), served.driver, size])
+        arguments = json.dumps([served.url, through(served, link.port), size])
         with subprocess.Popen([sys.executable, "-c", PUT, arguments], cwd=Path(__file__).parents[3]) as process:
             deadline = time.monotonic() + 60
             while link.passed < 1 << 20:
@@ -344,9 +352,9 @@ def silent() -> Iterator[int]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less patience by default."""
-    monkeypatch.setattr(remote, "CONNECT_TIMEOUT", 0.3)
-    monkeypatch.setattr(remote, "READ_TIMEOUT", 0.3)
-    monkeypatch.setattr(remote, "SLOWEST", 1 << 30)
+    monkeypatch.setattr(ports, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(ports, "READ_TIMEOUT", 0.3)
+    monkeypatch.setattr(ports, "SLOWEST", 1 << 30)
 
 
 def timed(work: Callable[[], object]) -> tuple[StoreError, float]:
@@ -370,9 +378,10 @@ def test_a_server_that_never_answers_is_given_up_without_any_options(
     served: S3Place | AzurePlace, silent: int, hasty: None
 ) -> None:
     options = through(served, silent)
-    options.pop("config_kwargs", None)
+    for name in ("config_kwargs", "client_options", "retry_config"):
+        options.pop(name, None)
     store = served.open("", options)
-    assert isinstance(store, RemoteStore)
+    assert isinstance(store, ObjectStore)
     for work in (lambda: put(store, b"content"), lambda: put(store, bytes(32 << 20)), lambda: store.read_note("note")):
         _, seconds = timed(work)
         assert seconds < 20
@@ -383,7 +392,8 @@ def test_a_slow_upload_is_not_taken_for_silence(served: S3Place | AzurePlace) ->
     for seconds in (1, 5, 20):  # a busy server may itself be silent for long
         with Link(port_of(served), rate=len(data) // (2 * seconds)) as link:
             try:
-                put(served.open("", hurried(served, link.port, seconds)), data)
+                hurry = hurried if served.driver == "fsspec" else lambda *given: through(*given[:2], client_options={})
+                put(served.open("", hurry(served, link.port, seconds)), data)
                 break
             except StoreError:
                 if seconds == 20:
@@ -397,7 +407,7 @@ def test_a_slow_upload_is_not_taken_for_silence(served: S3Place | AzurePlace) ->
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for new credentials whenever they are refused."""
-    monkeypatch.setattr(remote, "RENEW", 0.0)
+    monkeypatch.setattr(renewal, "RENEW", 0.0)
 
 
 @pytest.fixture
@@ -427,7 +437,8 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def without_login(place: S3Place) -> dict[str, Any]:
-    return {name: value for name, value in place.options.items() if name not in ("key", "secret")}
+    login = ("key", "secret", "access_key_id", "secret_access_key")
+    return {name: value for name, value in place.options.items() if name not in login}
 
 
 def test_exchanged_credentials_are_found_without_a_failure(
@@ -466,18 +477,20 @@ def test_refused_credentials_are_a_permanent_error_until_there_are_others(
 def test_credentials_are_looked_for_only_every_few_seconds(real_s3: S3Place, credentials: Path) -> None:
     shared(credentials, "nobody")
     store = real_s3.open("", without_login(real_s3))
-    assert isinstance(store, RemoteStore)
-    first = store.client
+    assert isinstance(store, ObjectStore)
+    assert isinstance(store.driver, RenewedDriver)
+    first = store.driver.driver
     for _ in range(5):
         with pytest.raises(PermanentStoreError):
             put(store, b"content")
-    assert store.client is first
+    assert store.driver.driver is first
 
 
 def secret_files(place: S3Place | AzurePlace, directory: Path) -> tuple[dict[str, Any], Mapping[Path, str]]:
     """The place's options with its secrets in files, and what belongs into these."""
     options, files = dict(place.options), {}
-    for name in ("key", "secret") if isinstance(place, S3Place) else ("connection_string",):
+    secrets = ("key", "secret", "access_key_id", "secret_access_key", "account_key", "connection_string")
+    for name in [name for name in secrets if name in options]:
         files[directory / name] = str(options.pop(name))
         options[f"{name}_file"] = str(directory / name)
     return options, files
@@ -488,7 +501,7 @@ def test_secrets_in_files_are_read_again_when_they_are_refused(
 ) -> None:
     options, files = secret_files(served, tmp_path)
     for path, content in files.items():
-        wrong = content.replace(AZURE_KEY, AZURE_KEY[::-1].lstrip("=") + "==") if "=" in content else "wrong"
+        wrong = content.replace(AZURE_KEY, AZURE_KEY[::-1].lstrip("=") + "==") if AZURE_KEY in content else "wrong"
         path.write_text(wrong + "\n")
     store = served.open("", options)
     for _ in range(2):

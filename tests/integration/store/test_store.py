@@ -32,7 +32,7 @@ from jetcapture_py.store import (
     open_store,
 )
 from jetcapture_py.store import root as archive_root
-from jetcapture_py.store.remote import RemoteStore
+from jetcapture_py.store.objects import ObjectStore
 from tests.integration.store.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
 
@@ -222,13 +222,13 @@ def test_what_another_replica_writes_while_a_note_is_changed_is_not_lost(place: 
     assert [content.count(b"[other %d]" % number) for number in range(len(others))] == [1] * len(others)
 
 
-@pytest.mark.parametrize("store", ["moto", "real_s3", "azure"])
+@pytest.mark.parametrize("store", ["moto", "real_s3", "azure", "google"])
 def test_what_others_write_while_a_note_is_created_is_not_lost(
     request: pytest.FixtureRequest, store: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place: Place = request.getfixturevalue(store)
     one, other = place.open(), place.open()
-    assert isinstance(one, RemoteStore)
+    assert isinstance(one, ObjectStore)
     assert isinstance(other, NoteStore)
     read, first, later = one.read_note, [True], [b"[after]"]
 
@@ -504,7 +504,7 @@ def test_an_object_goes_to_s3_in_one_request_and_leaves_no_upload_behind(s3: S3P
 
 @pytest.mark.parametrize("probe", [True, False])
 def test_a_missing_bucket_is_a_permanent_error(s3: S3Place, probe: bool) -> None:
-    store = open_store("s3://no-such-bucket/archive", s3.options, s3.driver)
+    store = open_store("s3://no-such-bucket/archive", s3.options)
     with pytest.raises(PermanentStoreError, match=r"^cannot write s3://no-such-bucket/archive/") as caught:
         store.probe() if probe else put(store, name(), b"content")
     assert "\n" not in str(caught.value)
@@ -529,7 +529,6 @@ def test_a_server_that_does_not_answer_is_an_error_that_may_pass(s3: S3Place) ->
         ("abfs", "adlfs", "pip install 'jetcapture[azure]'"),
         ("abfss", "adlfs", "pip install 'jetcapture[azure]'"),
         ("az", "adlfs", "pip install 'jetcapture[azure]'"),
-        ("gs", "gcsfs", "gcsfs"),
     ],
 )
 def test_a_scheme_whose_package_is_missing_names_what_to_install(

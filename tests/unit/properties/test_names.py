@@ -16,7 +16,7 @@ from hypothesis import example, given
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
-from jetcapture_py.store.remote import root_of
+from jetcapture_py.store.objects import root_of
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey, buckets
 
