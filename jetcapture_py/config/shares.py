@@ -12,8 +12,8 @@ from __future__ import annotations
 PULLED_SHARE = 3
 """All pulls together ask for at most this part of the memory; the rest is for what they have brought before."""
 MAX_PULLED_BYTES = 24 << 20
-"""Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and what waits for a client that
-is dropped comes back only later. More than this gains no speed (measured with messages of 250 bytes to 1 MB)."""
+"""Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and delivers these again only
+later. Larger values are not faster (measured with messages of 250 bytes to 1 MB)."""
 MIN_PULLED_BYTES = 4 << 20
 """With each lost connection that limit is halved for a while, but not below this."""
 RECEIVE_SHARE, MAX_RECEIVED_BYTES = 8, 256 << 20
@@ -31,10 +31,9 @@ are busy). Captures that share a limit leave room for that, at most this part of
 # ------------------------------------------------------------------ decoding and blocks
 
 DECODE_SHARE, MAX_DECODED_BYTES = 8, 16 << 20
-"""Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
-of received memory."""
+"""Bytes decoded in one batch: this part of the memory, and no more than one segment of received memory usually has."""
 FIRST_DECODED_MESSAGES = 4096
-"""Messages decoded at once while the size of their columns is unknown."""
+"""Size of the first batch, before any was measured."""
 PREPARING_COPIES = 3
 """A batch in preparation is in memory three times: as received, as columns, and as routed columns."""
 BLOCK_SHARE = 4
@@ -53,8 +52,7 @@ ORDERED_SHARE = 2
 """In `source.mode: ordered`, a block is sealed when this part of `max_ack_pending` was delivered since its first
 message, because no later one can be acknowledged before."""
 SEALED_UNACKED_SHARE, SEALED_MEMORY_SHARE, SEALED_BLOCKS_SHARE = 32, 8, 8
-"""When too much of a budget is open, this part of the budget more is sealed, so that it is not too much again at
-once."""
+"""At a limit, this part of the budget more than needed is sealed, so that the limit is not hit again immediately."""
 
 # ------------------------------------------------------------------ storing
 

@@ -20,8 +20,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    TypeAdapter,
-    ValidationError,
     ValidationInfo,
     WithJsonSchema,
 )
@@ -59,10 +57,10 @@ def _at_least(minimum: float, parse: Callable[[object], float], show: Callable[[
     return BeforeValidator(check)
 
 
-def _text(matches: Callable[[str], object], expected: str) -> AfterValidator:
-    """Accept text that `matches`."""
+def _that(matches: Callable[[Any], object], expected: str) -> AfterValidator:
+    """Accept values that a function returns true for."""
 
-    def check(value: str) -> str:
+    def check(value: Any) -> Any:
         if not matches(value):
             raise ValueError(f"expected {expected}")
         return value
@@ -83,12 +81,6 @@ def one_of(*choices: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-def _interval(seconds: float) -> float:
-    if not seconds.is_integer() or DAY % seconds:
-        raise ValueError("expected whole seconds that divide a day evenly, such as 15m or 1h")
-    return seconds
 
 
 def _retry_for(value: object) -> float:
@@ -128,30 +120,14 @@ _METADATA_TABLES = frozenset(
 )
 
 
+_DIRECTORIES = frozenset(("_quarantine", "_watermark", "_streams", "_erased", "_expired", "_table", "_probe"))
+"""Directories of an archive that are not those of a stream."""
+_is_name = _printable(r"[^\s.*>/\\]{1,255}")
+
+
 def is_stream_name(value: str) -> bool:
     """Whether a directory of an archive is that of a stream."""
-    try:
-        return bool(_STREAM_NAME.validate_python(value))
-    except ValidationError:
-        return False
-
-
-def _stream_name(value: str) -> str:
-    if value in ("_quarantine", "_watermark", "_streams", "_erased", "_expired", "_table", "_probe"):
-        raise ValueError("expected another name; the archive has a directory that is called so")
-    return value
-
-
-def _table_name(value: str) -> str:
-    if value.rpartition(".")[2].lower() in _METADATA_TABLES:
-        raise ValueError("expected another name than that of a metadata table of Iceberg")
-    return value
-
-
-def _context(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("expected the name of a NATS CLI context, or the path of its file")
-    return value
+    return _is_name(value) and value not in _DIRECTORIES
 
 
 def _is_delimiter(value: str) -> bool:
@@ -249,13 +225,6 @@ def _is_listen(value: str) -> bool:
         return False
 
 
-def _subject_template(value: str) -> str:
-    plain = value.replace("{stream}", "S")
-    if "{" in plain or "}" in plain:
-        raise ValueError("expected a subject with no placeholder but {stream}")
-    return value
-
-
 def _store_url(value: str, info: ValidationInfo) -> str:
     """Check an address. Errors show only its scheme, because it may contain credentials."""
     if not value.isprintable() or re.search(r"[{}]", value.replace("{key}", "")):
@@ -286,13 +255,21 @@ def _schema(pattern: str, number: str) -> WithJsonSchema:
 _DURATION = _schema(DURATION_PATTERN, "number")
 _SIZE = _schema(SIZE_PATTERN, "integer")
 _SECOND = _at_least(1, parse_duration, format_duration)
-_WITHOUT_WILDCARDS = _text(_printable(_SUBJECT), "a subject without wildcards and spaces")
+_WITHOUT_WILDCARDS = _that(_printable(_SUBJECT), "a subject without wildcards and spaces")
 
 Duration = Annotated[float, _at_least(0.001, parse_duration, format_duration), _DURATION]
 """Seconds, at least a millisecond of them."""
 DurationOfSeconds = Annotated[float, _SECOND, _DURATION]
 """Seconds, at least one."""
-Interval = Annotated[float, _SECOND, AfterValidator(_interval), _DURATION]
+Interval = Annotated[
+    float,
+    _SECOND,
+    _that(
+        lambda seconds: seconds.is_integer() and not DAY % seconds,
+        "whole seconds that divide a day evenly, such as 15m or 1h",
+    ),
+    _DURATION,
+]
 """Whole seconds that divide a day evenly, so that a bucket never crosses midnight."""
 RetryFor = Annotated[float, BeforeValidator(_retry_for), _schema(f"^forever$|{DURATION_PATTERN}", "number")]
 """Seconds; infinity for `forever`."""
@@ -307,32 +284,33 @@ Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 """Text that is never shown."""
 FilePath = Annotated[Path, BeforeValidator(_path)]
-"""A file's path; never shown in errors, because the file's contents may have been pasted."""
-Context = Annotated[str, AfterValidator(_context)]
+"""Never shown in errors, because the file's contents may have been pasted."""
+Context = Annotated[str, _that(str.isprintable, "the name of a NATS CLI context, or the path of its file")]
 """The name of a NATS CLI context, the path of its file, or "" for the selected one."""
-Name = Annotated[str, _text(_printable(r"[^\s.*>/\\]{1,255}"), "a name without spaces, '.', '*', '>', '/' and '\\'")]
+Name = Annotated[str, _that(_is_name, "a name without spaces, '.', '*', '>', '/' and '\\'")]
 """A name that NATS accepts for a consumer."""
-StreamName = Annotated[Name, AfterValidator(_stream_name)]
+StreamName = Annotated[Name, _that(is_stream_name, "another name; the archive has a directory that is called so")]
 """A name that NATS accepts for a stream, and the archive for its directory."""
 StreamPattern = Annotated[
     str,
-    _text(
+    _that(
         _printable(r"!?[^\s.>/\\!][^\s.>/\\]{0,254}"), "a stream's name, or a pattern such as orders-* or !orders-test"
     ),
 ]
 """The name of a stream or a bucket, in which `*` is any text; after `!`, those that are left out."""
 TableName = Annotated[
     str,
-    _text(_printable(r"[^\s./\\]+(?:\.[^\s./\\]+)+"), "a namespace and a name, such as nats.orders"),
-    AfterValidator(_table_name),
+    _that(_printable(r"[^\s./\\]+(?:\.[^\s./\\]+)+"), "a namespace and a name, such as nats.orders"),
+    _that(
+        lambda name: name.rpartition(".")[2].lower() not in _METADATA_TABLES,
+        "another name than that of a metadata table of Iceberg",
+    ),
 ]
 """The name of a table in a catalog."""
-TableLocation = Annotated[str, _text(_printable(r"[a-z][a-z0-9]*://\S+"), "a URL such as s3://bucket/tables")]
-"""Where a table's metadata is."""
-BucketName = Annotated[str, _text(buckets.is_name, "ASCII letters, digits, '-' and '_'")]
+TableLocation = Annotated[str, _that(_printable(r"[a-z][a-z0-9]*://\S+"), "a URL such as s3://bucket/tables")]
+BucketName = Annotated[str, _that(buckets.is_name, "ASCII letters, digits, '-' and '_'")]
 """A name that NATS accepts for a KV bucket or an object store."""
 Subject = Annotated[str, _WITHOUT_WILDCARDS]
-"""A subject without wildcards."""
 FilterSubject = Annotated[str, AfterValidator(check_pattern)]
 """A subject, with wildcards or without."""
 Servers = Annotated[
@@ -350,25 +328,21 @@ TypeText = Annotated[str, AfterValidator(_type)]
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
 """A key template as in `template`, or a user's function."""
 Registry = Annotated[str, AfterValidator(_registry)]
-"""A directory, or the address of a schema registry."""
-Delimiter = Annotated[str, _text(_is_delimiter, "a character such as | or ;")]
-"""One ASCII character."""
+Delimiter = Annotated[str, _that(_is_delimiter, "a character such as | or ;")]
 BlockFormat = Annotated[str, one_of("parquet", *TEXT_FORMATS)]
-"""parquet, ndjson, csv, or a user's writer."""
-BlockTime = Annotated[str, _text(_is_block_time, "timestamp, a decoded field such as created_at, or header.NAME")]
-"""timestamp, a decoded field, or header.NAME."""
-Reference = Annotated[str, _text(plugins.is_reference, "package.module:object")]
-"""An object of the user's, `package.module:object`."""
-SubjectTemplate = Annotated[str, AfterValidator(_subject_template), _WITHOUT_WILDCARDS]
+BlockTime = Annotated[str, _that(_is_block_time, "timestamp, a decoded field such as created_at, or header.NAME")]
+Reference = Annotated[str, _that(plugins.is_reference, "package.module:object")]
+SubjectTemplate = Annotated[
+    str,
+    _that(lambda text: not {*"{}"} & {*text.replace("{stream}", "")}, "a subject with no placeholder but {stream}"),
+    _WITHOUT_WILDCARDS,
+]
 """A subject without wildcards that may contain `{stream}`."""
-Listen = Annotated[str, _text(_is_listen, "an address and a port such as 127.0.0.1:8080 or :8080")]
+Listen = Annotated[str, _that(_is_listen, "an address and a port such as 127.0.0.1:8080 or :8080")]
 """Address and port to listen on; without an address, all of this host; port 0 is any free one."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
 """Location of the archive: an absolute path or an fsspec URL."""
 Options = dict[str, Any]
-"""Any values, passed on."""
-
-_STREAM_NAME: TypeAdapter[str] = TypeAdapter(StreamName)
 
 
 def parse_option(text: str) -> tuple[str, object]:

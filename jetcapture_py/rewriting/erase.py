@@ -202,7 +202,7 @@ class _Eraser:
             selected = retried(lambda: search.run(self._files()))
         if not known and not done.searched:
             raise no_archive(self._archive, stream)
-        erased = self._bury(selected.messages, known)
+        erased = self._write_tombstone(selected.messages, known)
         if erased:
             self._remove(erased, selected.messages)
             self._remove_versions(erased)
@@ -215,7 +215,7 @@ class _Eraser:
         self.clean = not left
         done.remains += self._unfinished
         done.remains += _grouped({**selected.undecided, **left})
-        self._note()
+        self._say_what_was_not_searched()
         return erased
 
     def _files(self) -> list[File]:
@@ -226,7 +226,7 @@ class _Eraser:
         self._others = len(files) - len(objects)
         return sorted(objects, key=lambda file: file.path)
 
-    def _bury(self, chosen: MessageSet, known: Erased) -> Erased:
+    def _write_tombstone(self, chosen: MessageSet, known: Erased) -> Erased:
         """Write the tombstone of selected messages that have none yet; return all that is erased."""
         done, request = self.done, self.done.request
         new = chosen.without(known)
@@ -370,12 +370,12 @@ class _Eraser:
         done.versions, problems = delete_old_versions(
             self._archive,
             (stream, f"{layout.QUARANTINE}/{stream}"),
-            lambda version: self._had(version, erased),
+            lambda version: self._has_erased(version, erased),
             dry_run=done.request.dry_run,
         )
         done.remains += problems
 
-    def _had(self, version: OldVersion, erased: Erased) -> bool:
+    def _has_erased(self, version: OldVersion, erased: Erased) -> bool:
         """Whether an old version has erased messages. Raises DamagedError, StoreError."""
         name = version.file.name
         if name is None or not erased.near(name.first_seq, name.last_seq):
@@ -427,8 +427,7 @@ class _Eraser:
         done.remains += [line for line in tables.remains if line not in done.remains]
         return bool(tables.remains)
 
-    def _note(self) -> None:
-        """Say what was not searched."""
+    def _say_what_was_not_searched(self) -> None:
         archive, notes = self._archive, self.done.notes
         scheme = archive.url.partition("://")[0]
         if self._others:

@@ -167,7 +167,7 @@ class Finding:
 
     @property
     def is_unproven(self) -> bool:
-        """Whether nothing is proven because of it."""
+        """Whether the proof is void without this check."""
         return self.kind is Kind.NOT_CHECKED and self.severity is Severity.FAILURE
 
     def fields(self) -> dict[str, Any]:
