@@ -104,7 +104,10 @@ async def usage(mode: str, pending: int, rate: int, seconds: float) -> Usage:
         acks = MODES[mode](source, Stats())
         await acks.open()
         owning = asyncio.create_task(acks.run())
-        tasks = [asyncio.create_task(source.pull()), asyncio.create_task(publish(server.url, pending, rate, ended))]
+        tasks = [
+            asyncio.create_task(source.pulls.run()),
+            asyncio.create_task(publish(server.url, pending, rate, ended)),
+        ]
 
         async def receive() -> None:
             while (batch := await source.receive()) is not None:

@@ -72,7 +72,7 @@ async def with_source(url: str, consumer: str, messages: int) -> None:
     source = PullSource(config, Ledger(Memory(config.limits.memory)))
     acks = Shared(source, Stats())
     await acks.open()
-    pulling = asyncio.create_task(source.pull())
+    pulling = asyncio.create_task(source.pulls.run())
     received = 0
     while received < messages:
         batch = await source.receive()

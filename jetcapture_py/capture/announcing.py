@@ -120,7 +120,7 @@ class Announcer:
         self._receivers: dict[str, _Receiver] = {}
         if self.subject:
             self._receivers["subject"] = _Receiver(self._publish, contextlib.nullcontext())
-            source.on_denied = self._denied
+            source.link.on_denied = self._denied
         call = configured_call(config.on_stored) if call is None else call
         if call is not None:
             thread = _CallThread(call, TIMEOUT)
@@ -131,7 +131,7 @@ class Announcer:
         source = self._source
         if not self.subject:
             return
-        taken, filters = await source.stream_subjects(), filters_of(source.state.config)
+        taken, filters = await source.consumer.stream_subjects(), filters_of(source.state.config)
         self.notifier = Notifier(stream=source.stream, subject=self.subject, taken=taken, filters=filters)
         if problem := notification_loop(self.notifier, self._others()):
             raise ConfigError(f"on_stored.subject: {problem}")
@@ -191,7 +191,7 @@ class Announcer:
                     receiver.waiting.task_done()
 
     async def _publish(self, stored: StoredObject) -> None:
-        await self._source.publish(self.subject, json.dumps(stored.fields()).encode())
+        await self._source.link.client.publish(self.subject, json.dumps(stored.fields()).encode())
 
     def _denied(self, denial: Denial) -> bool:
         """Return whether a denial is about the announcements' subject; log it once per connection."""

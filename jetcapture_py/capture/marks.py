@@ -37,7 +37,7 @@ class Marks:
     def __init__(self, block: BlockConfig, source: PullSource, archiver: Archiver, stats: Stats, url: str) -> None:
         """`url` is that of the store."""
         self.notes = store.notes_of(archiver.uploads.store, url)
-        self.observer = Observer(source.stream, source.consumer)
+        self.observer = Observer(source.stream, source.config.source.consumer)
         self.stream = StreamWatch(source, self.notes, archiver.uploads, self.observer)
         self.watermark: ConsumerWatermark | None = None
         self.key_rule: str | None = None
@@ -55,7 +55,7 @@ class Marks:
         """Return the capture's watermark; None without one, or if it cannot be read."""
         if self.notes is None:
             return None
-        source = self._source
+        source = self._source.config.source
         try:
             async with asyncio.timeout(TIMEOUT):
                 return await self._archiver.uploads.call(

@@ -79,7 +79,7 @@ class Capture:
                 self.opened = True
                 async with asyncio.TaskGroup() as tasks:
                     work = self.side_tasks.tasks(stop, until_caught_up=until_caught_up)
-                    work += [source.pull(), self.acks.run(), self.marks.keep(), *self.announcer.tasks()]
+                    work += [source.pulls.run(), self.acks.run(), self.marks.keep(), *self.announcer.tasks()]
                     work += [self._store() for _ in range(archiver.uploads.workers)]
                     work += [self._acknowledge() for _ in range(ACKNOWLEDGING)]
                     others = [tasks.create_task(task) for task in work]
@@ -113,7 +113,7 @@ class Capture:
         """Store sealed blocks as objects. A block is held until its object is stored."""
         while True:
             await self.archiver.store()
-            self.source.wake_pulls()
+            self.source.pulls.wake_for_more()
             self.side_tasks.relieve()
 
     async def _acknowledge(self) -> None:

@@ -95,7 +95,7 @@ class SideTasks:
             if source.pulls.stopped and source.idle_for() > STALLED:
                 archiver.seal_all("drain")
             self.relieve()
-            source.wake_pulls()
+            source.pulls.wake_for_more()
 
     async def _spool(self, spooling: Spooling) -> None:
         """Move rows to the spool whenever the memory is short; where that fails, blocks are sealed."""
@@ -104,7 +104,7 @@ class SideTasks:
         while True:
             async for _ in spooling.steps():
                 progress.set()
-                self._source.wake_pulls()
+                self._source.pulls.wake_for_more()
             progress.set()
             self.relieve()
 
@@ -160,7 +160,7 @@ class SideTasks:
     async def _catch_up(self, stop: asyncio.Event) -> None:
         """Stop once nothing is left to deliver and nothing is unacknowledged, here or at another replica."""
         loop, reached, source = asyncio.get_running_loop(), 0.0, self._source
-        source.pulls.catching_up = True
+        source.pulls.catch_up()
         while not stop.is_set():
             await asyncio.sleep(CATCH_UP_POLL)
             if self._archiver.decoding.batch or source.idle_for() < CATCH_UP_POLL:
@@ -171,12 +171,12 @@ class SideTasks:
             if not await source.refresh():
                 continue
             consumer = source.state
-            if consumer.pending and not (source.idle_for() > QUIET and await source.delivered_all()):
+            if consumer.pending and not (source.idle_for() > QUIET and await source.consumer.delivered_all()):
                 continue
             reached = reached or loop.time()
             if consumer.unacked == 0 and source.unacked == 0:
                 stop.set()
-            elif not source.other_unacked or loop.time() - reached > ARRIVING:
+            elif not source.looked.unacked or loop.time() - reached > ARRIVING:
                 self._archiver.seal_all("caught_up")
 
 

@@ -56,7 +56,7 @@ class StreamWatch:
         shows whether it has lost messages.
         """
         notes, stream = self._notes, self._source.stream
-        info = await self._source.stream_info() if self._source.origin.created else None
+        info = await self._source.consumer.stream_info() if self._source.origin.created else None
         if info is None:
             return
         await self.watch(info)
@@ -78,13 +78,13 @@ class StreamWatch:
             # by a message with a lower sequence: the stream was rewound, and has grown since, or a clock was set back
             if (overtaken := self._observer.overtaken) is not None:
                 self._observer.overtaken = None
-                if await self._source.is_other(*overtaken):
+                if await self._source.consumer.is_other(*overtaken):
                     self._rewound(None)
             self.end = last
             return
         for _ in range(CONFIRMATIONS - 1):
             await asyncio.sleep(CONFIRM_EVERY)
-            again = await self._source.stream_info()
+            again = await self._source.consumer.stream_info()
             if again is None or (last := int(again["state"]["last_seq"])) >= self.end:
                 return
         self._rewound(last)
@@ -111,7 +111,9 @@ class StreamWatch:
         try:
             async with asyncio.timeout(TIMEOUT):
                 if mark is None:
-                    mark, origin = await self._uploads.call(_known, self._notes, source.stream, source.consumer)
+                    mark, origin = await self._uploads.call(
+                        _known, self._notes, source.stream, source.config.source.consumer
+                    )
         except (StoreError, TimeoutError) as error:
             event(log, logging.WARNING, "watermark.failed", error=str(error) or "the store did not answer")
             return False
@@ -121,7 +123,7 @@ class StreamWatch:
         created = source.origin.created
         if origin is None or not origin.created or not created:
             return True
-        if await source.recognize(origin, progressed=mark is not None and is_consumer_of(source.state, mark)):
+        if await source.consumer.recognize(origin, progressed=mark is not None and is_consumer_of(source.state, mark)):
             # a consumer that starts later is at its start before the stream is
             if mark is not None and mark.seq >= source.state.config.get("opt_start_seq", 0):
                 self.end = mark.seq

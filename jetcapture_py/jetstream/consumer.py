@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -27,6 +27,7 @@ from jetcapture_py.errors import (
 )
 from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
+from jetcapture_py.jetstream.link import Link
 from jetcapture_py.jetstream.read_session import StreamState
 from jetcapture_py.jetstream.unreadable import LAST_SEQ, unreadable, unreadable_with_origins
 from jetcapture_py.log import event
@@ -363,14 +364,14 @@ log = logging.getLogger("jetcapture.source")
 
 
 class Consumer:
-    """One consumer and its last known `state`. `fail` is called when it can never be captured from again."""
+    """One consumer and its last known `state`. Over its `link`, the capture fails if it can never go on."""
 
-    def __init__(self, api: Api, config: SourceConfig, fail: Callable[[SourceError], None]) -> None:
-        self._api, self._config, self._fail = api, config, fail
+    def __init__(self, link: Link, config: SourceConfig) -> None:
+        self.link, self._config = link, config
         self.origin = Origin("")
         """The stream; without a creation time if it may not be read."""
-        self._stream: Mapping[str, Any] = {}
-        """The stream's configuration, empty without permission to ask."""
+        self.stream_config: Mapping[str, Any] = {}
+        """The stream's configuration as last seen, empty without permission to ask."""
         self.state: ConsumerState
         self._stream_state: StreamState | None = None
         self._may_get = True  # False once STREAM.MSG.GET was denied
@@ -390,12 +391,12 @@ class Consumer:
             )
         self._warn_of_max_deliver(self.state)
         self._warn_of_pause(self.state)
-        if text := deleted_when_idle(self.state.config, self._stream):
+        if text := deleted_when_idle(self.state.config, self.stream_config):
             event(log, logging.WARNING, "consumer.inactive_threshold", reason=text)
 
     async def _ensure(self) -> None:
         """Find the durable consumer; create it if it is missing and `source.create` is set. Raises SourceError."""
-        api, source = self._api, self._config
+        api, source = self.link.api, self._config
         stream, consumer = source.stream, source.consumer
         state: ConsumerState | None = None
         try:
@@ -406,7 +407,7 @@ class Consumer:
         if (info := await self._stream_answer()) is not None:  # before anything is created on it
             if problem := await unreadable_with_origins(api, info):
                 raise SourceError(problem)
-            self._stream, self._stream_state = info["config"], StreamState.of(info)
+            self.stream_config, self._stream_state = info["config"], StreamState.of(info)
             self.origin = self._stream_state.origin
         self.state = state or await _create(api, source)
         if problem := unusable(stream, consumer, self.state.config, source.mode):
@@ -415,7 +416,7 @@ class Consumer:
     async def _stream_answer(self) -> dict[str, Any] | None:
         """Return the answer to STREAM.INFO, None without permission to ask. Raises SourceError."""
         try:
-            return await self._api.request(f"STREAM.INFO.{self._config.stream}")
+            return await self.link.api.request(f"STREAM.INFO.{self._config.stream}")
         except MissingStreamError as error:
             raise _named(error, self._config.stream) from error
         except ApiError:
@@ -428,10 +429,21 @@ class Consumer:
         except SourceError:
             return None
         if answer is not None:
-            if problem := unreadable(self._api, answer):
-                self._fail(SourceError(problem))
+            if problem := unreadable(self.link.api, answer):
+                self.link.fail(SourceError(problem))
+            self.stream_config = answer["config"]
             await self._is_same_stream(StreamState.of(answer))
         return answer
+
+    async def stream_subjects(self) -> tuple[str, ...]:
+        """Return the stream's subjects; none without permission to read the stream."""
+        answer = await self.stream_info() if self.origin.created else None
+        return tuple(answer["config"].get("subjects", ())) if answer is not None else ()
+
+    @property
+    def stream_max_age(self) -> float:
+        """Seconds after which the stream removes a message; 0 for never, or unknown."""
+        return float(self.stream_config.get("max_age", 0)) / _NANOSECOND
 
     async def _is_same_stream(self, state: StreamState, *, progressed: bool = False) -> bool:
         """Whether the stream is still the one that the consumer was attached to."""
@@ -462,12 +474,12 @@ class Consumer:
         """Update the state; return False without an answer, or if the consumer cannot be captured from any more."""
         stream, name = self._config.stream, self._config.consumer
         try:
-            state = await get_consumer(self._api, stream, name)
+            state = await get_consumer(self.link.api, stream, name)
         except SourceError as error:
             if not isinstance(error, MissingError):
                 event(log, logging.DEBUG, "consumer.unavailable", error=error)
             elif self._watch.is_gone(asyncio.get_running_loop().time()):
-                self._fail(error)
+                self.link.fail(error)
             return False
         continues = self._watch.continues(state.progress, asyncio.get_running_loop().time())
         try:
@@ -477,10 +489,10 @@ class Consumer:
             return False
         if not same:
             remedy = "restart to capture from the new one, then run jetcapture verify"
-            self._fail(SourceError(f"consumer {name} of stream {stream} was deleted and created again; {remedy}"))
+            self.link.fail(SourceError(f"consumer {name} of stream {stream} was deleted and created again; {remedy}"))
             return False
         if problem := unusable(stream, name, state.config, self._config.mode):
-            self._fail(SourceError(problem))
+            self.link.fail(SourceError(problem))
             return False
         self._report_changes(state)
         self.state = state
@@ -492,7 +504,7 @@ class Consumer:
             return False
         filters = filters_of(self.state.config)
         try:
-            return await self._api.next_match(self._config.stream, self.state.delivered + 1, filters) is None
+            return await self.link.api.next_match(self._config.stream, self.state.delivered + 1, filters) is None
         except SourceError as error:
             self._may_get = not isinstance(error, DeniedError)
             return False
@@ -504,7 +516,7 @@ class Consumer:
     async def _time_of(self, seq: int) -> int | None:
         """Return the timestamp of a message in microseconds; None without it, without permission, or answer."""
         try:
-            message = await self._api.message(self._config.stream, seq=seq)
+            message = await self.link.api.message(self._config.stream, seq=seq)
         except SourceError:
             return None
         return None if message is None else microseconds_of(datetime.fromisoformat(message["time"]))

@@ -35,7 +35,7 @@ from jetcapture_py.jetstream.acks import (
 from jetcapture_py.jetstream.consumer import GROUP, TAKEOVER
 from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
 from jetcapture_py.jetstream.pulls import SLOTS, PullTerms
-from jetcapture_py.jetstream.shared import Acks, Counts
+from jetcapture_py.jetstream.shared import Acks, Counts, Role
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.log import event
@@ -68,6 +68,8 @@ class Ordered(Acks):
         self._last_reply = b""
         self._marks: deque[tuple[int, float]] = deque()
         """Sequences, and when all messages up to them were in blocks."""
+        self._refused: asyncio.Queue[str] = asyncio.Queue()
+        """Pin ids of pulls whose deliveries now go to another replica."""
         self._acking = asyncio.Lock()
         self._changed, self._moved = asyncio.Event(), asyncio.Event()
         self._unpinning: asyncio.Task[None] | None = None
@@ -76,16 +78,17 @@ class Ordered(Acks):
 
     async def open(self) -> None:
         """Connect and find or create the consumer, unless server or stream cannot be used. Raises SourceError."""
-        await self.source.connect()
-        problem = too_old(self.source.client.server_version, imported=self.source.api.imported)
+        link = self.source.link
+        await link.open()
+        problem = too_old(link.client.server_version, imported=link.api.imported)
         if problem := problem or await self._unusable_stream():
-            await self.source.close()
+            await link.close()
             raise SourceError(problem)
         await self.source.attach()
 
     async def _unusable_stream(self) -> str | None:
         """Return why the stream cannot be used; None if it can, or if it is missing, which others report."""
-        api, subject = self.source.api, f"STREAM.INFO.{self.source.stream}"
+        api, subject = self.source.link.api, f"STREAM.INFO.{self.source.config.source.stream}"
         try:
             return unsuitable((await api.request(subject))["config"])
         except MissingStreamError:
@@ -95,9 +98,14 @@ class Ordered(Acks):
             return f"source.mode ordered needs an answer from {needed}, and permission to publish it"
 
     @property
-    def active(self) -> bool:
-        """Whether the consumer is pinned to this replica."""
-        return self.ordered.active
+    def _name(self) -> str:
+        source = self.source.config.source
+        return f"{source.stream}.{source.consumer}"
+
+    @property
+    def role(self) -> Role:
+        """Active while the consumer is pinned to this replica."""
+        return "active" if self.ordered.active else "standby"
 
     @property
     def takeover(self) -> float:
@@ -116,8 +124,9 @@ class Ordered(Acks):
         if self.source.ended:
             return Received()  # what is not in blocks comes again, to the next replica
         self._notice()
+        names = self.source.config.source
         tokens = (COUNT, SEQ, TIME, DELIVERY)
-        parsed, indexes = ack_numbers(received.replies, self.source.stream, self.source.consumer, tokens)
+        parsed, indexes = ack_numbers(received.replies, names.stream, names.consumer, tokens)
         _, seqs, times, numbers = parsed
         mask = np.ones(len(received), bool)
         if indexes is not None:
@@ -148,12 +157,17 @@ class Ordered(Acks):
         phase, pulls = self.ordered.phase, self.source.pulls
         active = self.active
         terms = PullTerms(
-            slots=_SLOTS.get(phase, SLOTS), one=not active, exclusive=active, group=GROUP, id=self.ordered.pin
+            slots=_SLOTS.get(phase, SLOTS),
+            one=not active,
+            exclusive=active,
+            group=GROUP,
+            id=self.ordered.pin,
+            refused=self._refused,
         )
         if terms != pulls.terms:
             pulls.terms = terms
             self._changed.set()
-            self.source.wake()
+            pulls.wake()
 
     def _notice(self) -> None:
         """End the run if the connection was lost, as messages in flight are; fail if the stream has become unusable."""
@@ -162,8 +176,9 @@ class Ordered(Acks):
             self._connection = source.reconnects
             self.ordered.interrupt("reconnected")
             self._follow()
-        if source.stream_config and (problem := unsuitable(source.stream_config)):
-            source.fail(SourceError(problem))
+        config = source.consumer.stream_config
+        if config and (problem := unsuitable(config)):
+            source.link.fail(SourceError(problem))
 
     # ------------------------------------------------------------------ being pinned
 
@@ -187,13 +202,12 @@ class Ordered(Acks):
     async def _stay_pinned(self) -> None:
         """Pull often enough; only pulls keep the consumer pinned."""
         while True:
-            if not self.source.pulls.stopped:
-                await self.source.pulls.keep_up(self.takeover / RENEWALS)
+            await self.source.pulls.keep_up(self.takeover / RENEWALS)
             await asyncio.sleep(self.takeover / RENEWALS / 2)
 
     async def _hear_of_others(self) -> None:
         while True:
-            self.ordered.unpinned(await self.source.pulls.refused.get())
+            self.ordered.unpinned(await self._refused.get())
             self._follow()
 
     async def _watch_abandoned(self) -> None:
@@ -215,7 +229,7 @@ class Ordered(Acks):
     def _notice_losses(self) -> None:
         """End the run if, when the consumer was last looked up, deliveries were missing that were not on their way."""
         source = self.source
-        _, asked = source.looked
+        asked = source.looked.asked
         still = source.pulls.last_data < asked - STILL_S and not source.waiting
         if still and asked > self._reset_at and not source.pulls.stopped:  # then, what is on its way is dropped
             self.ordered.idle(self.ordered.mark(), source.state.deliveries)
@@ -224,14 +238,14 @@ class Ordered(Acks):
     async def _reset(self, reason: str) -> None:
         """Have everything above the ack floor delivered again."""
         source, run = self.source, self.ordered.run
-        subject = f"CONSUMER.RESET.{source.stream}.{source.consumer}"
+        subject = f"CONSUMER.RESET.{self._name}"
         if not source.connected or source.pulls.stopped:
             return
         try:
-            answer = await source.api.request(subject)
+            answer = await source.link.api.request(subject)
         except (ApiError, UnavailableError) as error:
             if isinstance(error, DeniedError):
-                source.fail(error)
+                source.link.fail(error)
             level = logging.WARNING if isinstance(error, ApiError) else logging.DEBUG
             event(log, level, "consumer.unavailable", error=error)
             return
@@ -282,7 +296,7 @@ class Ordered(Acks):
                     return
                 numbers = (ack.before, ack.position.delivery)
                 both = [subjects_like(self._last_reply, [ack.position.seq], number) for number in numbers]
-                result = await acks.acknowledge(source.client, pa.concat_arrays(both), lambda: source.reconnects)
+                result = await acks.acknowledge(source.link.client, pa.concat_arrays(both), lambda: source.reconnects)
                 if result is not AckResult.CONFIRMED:
                     self.ordered.unconfirmed(ack)
                     self._follow()
@@ -329,7 +343,7 @@ class Ordered(Acks):
         source = self.source
         if self.active and source.connected:
             with contextlib.suppress(SourceError):  # it does so after `takeover`
-                await source.api.request(f"CONSUMER.UNPIN.{source.stream}.{source.consumer}", {"group": GROUP})
+                await source.link.api.request(f"CONSUMER.UNPIN.{self._name}", {"group": GROUP})
 
     async def close(self, replies: pa.BinaryArray) -> None:  # noqa: ARG002  the next run redelivers them
         """Hand over, if that has not been done, and close the connection."""
@@ -337,7 +351,7 @@ class Ordered(Acks):
             if self._unpinning is not None:
                 self._unpinning.cancel()
             await self._unpin()
-        await self.source.close()
+        await self.source.link.close()
 
 
 def too_old(version: str, *, imported: bool = False) -> str | None:

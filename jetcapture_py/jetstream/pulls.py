@@ -8,18 +8,18 @@ against a pull's `max_bytes`: subject, ack subject, headers and payload. Times a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import DRAIN_SHARE, MAX_PULLED_BYTES, MIN_PULLED_BYTES, PULLED_SHARE
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import Consumer
-from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.ledger import Ledger
 from jetcapture_py.log import event
@@ -105,9 +105,9 @@ def parse_status(block: bytes) -> PullStatus:
     return PullStatus(number, text, reaction, left.get(b"messages"), left.get(b"bytes"))
 
 
-RECOVERY = 60.0
+RECOVERY_S = 60.0
 """Seconds after which a reduced limit doubles."""
-REMEMBERED = 30.0
+REMEMBERED_S = 30.0
 """Seconds; pulls are sized for the largest message of the last one to two such periods."""
 
 
@@ -124,7 +124,8 @@ class PullLimits:
     """Sizes the pulls of `slots` pull slots that share `memory` bytes: small enough for the server's buffers.
 
     A pull asks for its share of `limit`, or for the size of the largest recent message. `alone`: the next message
-    is larger, so the next pull asks for it alone, without a limit, once no other pull is open.
+    is larger, so the next pull asks for it alone, without a limit, once no other pull is open. `starved`: there was not
+    enough memory for the last pull.
     """
 
     def __init__(self, memory: int, slots: int) -> None:
@@ -133,7 +134,7 @@ class PullLimits:
         self._reduced_at = 0.0
         self._largest = self._largest_before = 0
         self._largest_since = 0.0
-        self.alone = False
+        self.alone = self.starved = False
 
     def broken(self, now: float) -> None:
         """Record a lost connection: a server drops a client that is too slow for what it asked for."""
@@ -146,13 +147,14 @@ class PullLimits:
         may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit, and
         `largest` the server's for a message.
         """
-        while self.limit < MAX_PULLED_BYTES and now - self._reduced_at >= RECOVERY:
+        while self.limit < MAX_PULLED_BYTES and now - self._reduced_at >= RECOVERY_S:
             self.limit = min(MAX_PULLED_BYTES, self.limit * 2)
-            self._reduced_at += RECOVERY
+            self._reduced_at += RECOVERY_S
         ask = Ask(max_bytes=largest, batch=1, limited=False) if self.alone else Ask(max_bytes=self._usual(ceiling))
         if in_flight and (self.alone or in_flight + ask.max_bytes > self.limit):
             return None
-        if held and ask.max_bytes > free:
+        self.starved = held and ask.max_bytes > free
+        if self.starved:
             return None
         self.alone = False
         return ask
@@ -164,7 +166,7 @@ class PullLimits:
 
     def received(self, largest: int, now: float) -> None:
         """Record the size of the largest message received since the last call, 0 for none."""
-        if now - self._largest_since >= REMEMBERED:
+        if now - self._largest_since >= REMEMBERED_S:
             self._largest_before, self._largest, self._largest_since = self._largest, 0, now
         self._largest = max(self._largest, largest)
 
@@ -173,22 +175,34 @@ log = logging.getLogger("jetcapture.source")
 
 SLOTS = 10
 """Number of pull slots; by default, together they ask for `source.max_ack_pending` messages."""
-HEARTBEAT = 5.0
-"""Seconds of silence after which the server confirms that a pull is alive."""
-SILENCE = 12.5
-"""Seconds of silence after which a pull is abandoned."""
-EXPIRES = 2.0
-"""Expiry of a pull in seconds, and thus how long a drain may have to wait for it."""
-BRIEF = 0.2
-"""The same for a pull that asks for more than is left, in a run that ends when nothing is left."""
-GRACE = 10.0
-"""Seconds that the server may take to report that a pull has expired."""
-PAUSE = 0.5
-"""Seconds between two attempts."""
-IDLE = 5.0
-"""Seconds without a message after which only one pull is kept open, until the next message."""
 
-_TINY_PULL_EXPIRES_S = 1.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullTiming:
+    """Seconds.
+
+    Attributes:
+        expires: Expiry of a pull, and thus how long a drain may have to wait for it.
+        brief: The same for a pull that asks for more than is left, in a run that ends when nothing is left.
+        tiny: The same for a pull that can deliver nothing.
+        heartbeat: Silence after which the server confirms that a pull is alive.
+        silence: Silence after which a pull is abandoned.
+        grace: How long the server may take to report that a pull has expired.
+        pause: Between two attempts.
+        idle: Time without a message after which only one pull is kept open, until the next message.
+    """
+
+    expires: float = 2.0
+    brief: float = 0.2
+    tiny: float = 1.0
+    heartbeat: float = 5.0
+    silence: float = 12.5
+    grace: float = 10.0
+    pause: float = 0.5
+    idle: float = 5.0
+
+
+TIMING = PullTiming()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +215,7 @@ class PullTerms:
         exclusive: Whether nothing is delivered to other replicas.
         group: The consumer's priority group, "" for none (ADR-42).
         id: The id with which the group's deliveries go to this client, "" for none.
+        refused: Receives this id once they go to another client.
     """
 
     slots: int = SLOTS
@@ -208,6 +223,7 @@ class PullTerms:
     exclusive: bool = False
     group: str = ""
     id: str = ""
+    refused: asyncio.Queue[str] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -219,13 +235,12 @@ class PullSlot:
         sid: Id of the subscription.
         inbox: Where its messages arrive.
         pull: Number of the pull.
-        sent: When it was asked for, or another one on its subject.
         active: Whether the pull is open.
-        batch: Messages that it asked for.
-        max_bytes: Bytes that it asked for.
-        start: Messages received by the subscription before it.
-        start_bytes: The same in bytes.
-        heard: When the server last answered.
+        begin_bytes: What the subscription had received before it, in bytes.
+        end: Messages that the subscription will have received once the pull is filled.
+        end_bytes: The same in bytes.
+        sent: When it was asked for, or another one on its subject.
+        heard: When the server last answered, or it was asked for.
         expires: When it should have expired.
         not_before: When the next pull is due.
     """
@@ -234,12 +249,11 @@ class PullSlot:
     sid: int
     inbox: Inbox
     pull: int = 0
-    sent: float = 0.0
     active: bool = False
-    batch: int = 0
-    max_bytes: int = 0
-    start: int = 0
-    start_bytes: int = 0
+    begin_bytes: int = 0
+    end: int = 0
+    end_bytes: int = 0
+    sent: float = 0.0
     heard: float = 0.0
     expires: float = 0.0
     not_before: float = 0.0
@@ -247,25 +261,25 @@ class PullSlot:
     @property
     def left(self) -> int:
         """Messages that the pull may still deliver."""
-        return max(0, self.batch - (self.inbox.by_sid[self.sid][0] - self.start)) if self.active else 0
-
-    @property
-    def brought(self) -> int:
-        """Bytes that the pull has delivered, as the server counts them."""
-        return self.inbox.by_sid[self.sid][1] - self.start_bytes
+        return max(0, self.end - self.inbox.by_sid[self.sid][0]) if self.active else 0
 
     @property
     def left_bytes(self) -> int:
         """Bytes that the pull may still deliver."""
-        return max(0, self.max_bytes - self.brought) if self.left else 0
+        return max(0, self.end_bytes - self.inbox.by_sid[self.sid][1]) if self.left else 0
+
+    @property
+    def brought(self) -> bool:
+        """Whether the pull has delivered anything."""
+        return self.inbox.by_sid[self.sid][1] > self.begin_bytes
 
     def begin(self, ask: Ask, batch: int, now: float, expires: float) -> None:
         """Record a new pull."""
         self.pull += 1
-        self.active, self.batch, self.max_bytes = True, batch, ask.max_bytes
-        self.start, self.start_bytes = self.inbox.by_sid[self.sid]
-        self.sent = self.heard = now
-        self.expires = now + expires + GRACE
+        messages, self.begin_bytes = self.inbox.by_sid[self.sid]
+        self.end, self.end_bytes = messages + batch, self.begin_bytes + ask.max_bytes
+        self.active, self.sent, self.heard = True, now, now
+        self.expires = now + expires + TIMING.grace
 
     def reply(self, pull: int, client: str) -> str:
         """Return the reply subject of the pull with this number, asked for with this id of the client."""
@@ -275,87 +289,119 @@ class PullSlot:
 class Pulls:
     """The pulls of one consumer into `inbox`.
 
-    `wake` is set when there may be something to do, and `fail` is called when pulls can never succeed. `answered` is
-    when the server last served or confirmed a pull. `refused` receives the ids of pulls whose deliveries now go to
-    another client.
+    Attributes:
+        terms: How they are made.
+        limits: How large they are.
+        stopped: Whether there are no more.
+        answered: When the server last served or confirmed a pull.
+        last_data: When messages last arrived; at first, when the consumer was opened.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        inbox: Inbox,
-        ledger: Ledger,
-        *,
-        wake: asyncio.Event,
-        fail: Callable[[SourceError], None],
-    ) -> None:
+    def __init__(self, config: Config, inbox: Inbox, ledger: Ledger) -> None:
+        self._config, self._inbox, self._ledger = config, inbox, ledger
+        self._consumer: Consumer
+        self._wake = asyncio.Event()
+        self.terms = PullTerms()
         self.slots: list[PullSlot] = []
         self.limits = PullLimits(config.limits.memory, SLOTS)
-        self.starved = False  # whether memory alone keeps it from pulling
         self.stopped = False
-        self.catching_up = False  # whether the run ends when nothing is left to deliver
-        self.answered = self.last_data = self._opened = 0.0
-        self._last_total = 0  # messages received here when nothing is left, as far as known
-        self._config, self._inbox, self._ledger, self._wake, self._fail = config, inbox, ledger, wake, fail
-        self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
-        self.terms = PullTerms()
-        self.refused: asyncio.Queue[str] = asyncio.Queue()
+        self.answered = self.last_data = 0.0
+        self._last_total: int | None = None  # messages received here when nothing is left, if the run ends then
 
-    async def open(self, client: Connection, api: Api, consumer: Consumer) -> None:
+    async def open(self, consumer: Consumer) -> None:
         """Subscribe; nothing is pulled yet."""
-        self._client, self._api, self._consumer = client, api, consumer
-        self._clock = asyncio.get_running_loop().time
-        self.answered = self._opened = self._clock()
-        self.record_pending()
+        self._consumer, client = consumer, consumer.link.client
+        self.answered = self.last_data = time.monotonic()
         for _ in range(SLOTS):
             subject = client.new_inbox()
             self.slots.append(PullSlot(subject, await client.receive_into(self._inbox, f"{subject}.*"), self._inbox))
 
     @property
     def active(self) -> int:
+        """Open pulls."""
         return sum(slot.active for slot in self.slots)
+
+    @property
+    def starved(self) -> bool:
+        """Whether memory alone keeps it from pulling."""
+        return self.limits.starved and not self.active and not self.terms.one
 
     @property
     def consuming(self) -> bool:
         """Whether the server has recently served or confirmed a pull."""
-        return self._clock() - max(self.answered, self.last_data) < SILENCE
+        return time.monotonic() - max(self.answered, self.last_data) < TIMING.silence
 
-    def record_pending(self) -> None:
-        """Record how much is left to deliver, after the consumer's state was looked up."""
+    def catch_up(self) -> None:
+        """Pull for a short time once nothing is left to deliver, because the run ends then."""
         self._last_total = self._inbox.total + self._consumer.state.pending
+
+    def looked_up(self) -> None:
+        """Record that the consumer has answered with its state."""
+        if self._last_total is not None:
+            self.catch_up()
+        if not self.active:
+            self.answered = time.monotonic()
 
     def broken(self) -> None:
         """Drop all pulls after the connection was lost."""
-        self.limits.broken(asyncio.get_running_loop().time())
+        self.limits.broken(time.monotonic())
         for slot in self.slots:
             slot.active, slot.not_before = False, 0.0
         self._count()
 
-    def end(self) -> None:
-        """Record that no pull can bring anything any more."""
-        for slot in self.slots:
+    def end(self, slots: Sequence[PullSlot]) -> None:
+        """Record that these pulls cannot bring anything any more."""
+        for slot in slots:
             slot.active = False
         self._count()
+
+    def stop(self) -> None:
+        """Make no more pulls."""
+        self.stopped = True
+        self._wake.set()
+
+    async def overdue(self) -> list[PullSlot]:
+        """Wait until something has changed; return open pulls that should have expired."""
+        self._wake.clear()
+        await self._changed(TIMING.pause)
+        return [slot for slot in self.slots if slot.active and time.monotonic() > slot.expires]
 
     def _count(self) -> None:
         self._ledger["asked"] = sum(max(1, slot.left_bytes) for slot in self.slots if slot.active)
 
-    def overdue(self) -> list[PullSlot]:
-        """Return open pulls that should have expired."""
-        return [slot for slot in self.slots if slot.active and self._clock() > slot.expires]
-
     # ------------------------------------------------------------------ pulling
 
-    async def renew(self) -> None:
+    async def run(self) -> None:
+        """Keep pulls open while there is credit, until stopped."""
+        while not self.stopped:
+            self._wake.clear()
+            await self._renew()
+            await self._changed(self._rest())
+
+    async def _changed(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    def wake(self) -> None:
+        """Look at once what there is to pull."""
+        self._wake.set()
+
+    def wake_for_more(self) -> None:
+        """Pull again, if there are too few pulls, after memory has been freed."""
+        if self.active < self._wanted(time.monotonic()):
+            self._wake.set()
+
+    async def _renew(self) -> None:
         """Abandon silent pulls, and pull in every free slot while there is credit."""
-        now = self._clock()
+        now = time.monotonic()
         for slot in self.slots:
-            if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
+            if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > TIMING.silence):
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
                 slot.active = False
         self._count()
         for slot in self.slots[: self._wanted(now)]:
-            if not (slot.active or self.stopped) and self._client.is_connected and now >= slot.not_before:
+            if not (slot.active or self.stopped) and self._consumer.link.connected and now >= slot.not_before:
                 await self._issue(slot, now)
 
     def _wanted(self, now: float) -> int:
@@ -364,47 +410,40 @@ class Pulls:
         return min(slots, self._consumer.state.max_waiting or SLOTS)  # it ignores excess pulls
 
     def _is_idle(self, now: float) -> bool:
-        quiet = now - max(self.last_data, self._opened) > IDLE
-        return quiet and not self.catching_up and not self._consumer.state.pending
+        quiet = now - self.last_data > TIMING.idle
+        return quiet and self._last_total is None and not self._consumer.state.pending
 
-    def rest(self) -> float:
-        """Return the seconds until `renew` has something to do, if no message or status arrives before."""
-        now = self._clock()
+    def _rest(self) -> float:
+        """Return the seconds until `_renew` has something to do, if no message or status arrives before."""
+        now = time.monotonic()
         open_slots = [slot for slot in self.slots if slot.active]
-        if len(open_slots) < self._wanted(now) or not self._client.is_connected:
-            return PAUSE
-        due = (min(slot.expires, max(slot.heard, self.last_data) + SILENCE) for slot in open_slots)
-        return max(PAUSE, min(due, default=now + SILENCE) - now)
-
-    def wake(self) -> None:
-        """Have pulls renewed if there are too few."""
-        if self.active < self._wanted(self._clock()):
-            self._wake.set()
+        if len(open_slots) < self._wanted(now) or not self._consumer.link.connected:
+            return TIMING.pause
+        due = (min(slot.expires, max(slot.heard, self.last_data) + TIMING.silence) for slot in open_slots)
+        return max(TIMING.pause, min(due, default=now + TIMING.silence) - now)
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
         one = self.terms.one
         ask = Ask(max_bytes=self.limits.limit // SLOTS, batch=1, limited=False) if one else self._credit(now)
-        self.starved = not ask and not self.active
         if not ask:
             return
         state, source = self._consumer.state, self._config.source
         batch = ask.batch or min(source.batch, state.max_batch or source.batch)
-        expires = self._expiry(batch, now)
-        expires = min(expires, state.max_expires) if state.max_expires else expires
+        expires = self._allowed(self._expiry(batch, now))
         slot.begin(ask, batch, now, expires)
         self._count()
         await self._send(slot, slot.pull, batch=batch, max_bytes=ask.max_bytes if ask.limited else 0, expires=expires)
 
     async def _send(self, slot: PullSlot, pull: int, *, batch: int, max_bytes: int, expires: float) -> None:
         source, terms = self._config.source, self.terms
-        await self._api.pull(
+        await self._consumer.link.api.pull(
             source.stream,
             source.consumer,
             slot.reply(pull, terms.id),
             batch=batch,
             max_bytes=max_bytes,
             expires=expires,
-            heartbeat=min(HEARTBEAT, expires / 2),
+            heartbeat=min(TIMING.heartbeat, expires / 2),
             group=terms.group,
             pin=terms.id,
         )
@@ -414,18 +453,22 @@ class Pulls:
 
         This pull can deliver nothing, because every message has more than one byte.
         """
-        now, slot = self._clock(), self.slots[0]
-        if self.terms.id and self._client.is_connected and now - max(each.sent for each in self.slots) >= every:
+        now, slot = time.monotonic(), self.slots[0]
+        late = now - max(each.sent for each in self.slots) >= every
+        if late and self.terms.id and self._consumer.link.connected and not self.stopped:
             slot.sent = now
-            expires = min(_TINY_PULL_EXPIRES_S, self._consumer.state.max_expires or _TINY_PULL_EXPIRES_S)
-            await self._send(slot, 0, batch=1, max_bytes=1, expires=expires)
+            await self._send(slot, 0, batch=1, max_bytes=1, expires=self._allowed(TIMING.tiny))
+
+    def _allowed(self, expires: float) -> float:
+        return min(expires, self._consumer.state.max_expires or expires)
 
     def _expiry(self, batch: int, now: float) -> float:
         """Return how long to keep a pull open: longer, the longer nothing arrives, if it asks for more than is left."""
+        usual = min(TIMING.expires, self._config.drain_timeout / DRAIN_SHARE)
+        if self._last_total is None:
+            return usual
         left = self._last_total - self._inbox.total - sum(slot.left for slot in self.slots)
-        if not self.catching_up or batch <= left:
-            return self._expires
-        return min(self._expires, max(BRIEF, now - max(self.last_data, self._opened)))
+        return usual if batch <= left else min(usual, max(TIMING.brief, now - self.last_data))
 
     def _credit(self, now: float) -> Ask | None:
         """Return the size of the next pull, or None without credit."""
@@ -437,7 +480,7 @@ class Pulls:
             held=self._ledger.total > 0,
             in_flight=self._ledger["asked"],
             ceiling=self._consumer.state.max_bytes,
-            largest=self._client.max_payload,
+            largest=self._consumer.link.client.max_payload,
             now=now,
         )
 
@@ -445,11 +488,11 @@ class Pulls:
 
     def on_data(self) -> None:
         """Handle received messages. A pull that delivers all it asked for ends without a status."""
-        now = self._clock()
+        now = time.monotonic()
         if self._is_idle(now):
             self._wake.set()  # for more pulls
         self.last_data = now
-        ended = self._inbox.empty if self._api.imported else ()
+        ended = self._inbox.empty if self._consumer.link.api.imported else ()
         for slot in self.slots:
             if slot.active and (not slot.left_bytes or slot.sid in ended):
                 slot.active = False
@@ -458,21 +501,22 @@ class Pulls:
         self._count()
 
     def on_status(self, subject: bytes, block: bytes) -> None:
-        to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
+        """Handle a status of the server."""
+        to, _, token = subject.decode("utf-8", "replace").rpartition(".")
         for slot in self.slots:
             if slot.subject == to:
-                self._heard(slot, pull, parse_status(block))
+                self._heard(slot, token, parse_status(block))
 
     def _heard(self, slot: PullSlot, token: str, status: PullStatus) -> None:
-        slot.heard = self._clock()
+        slot.heard = time.monotonic()
         pull, _, client = token.partition("-")
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self.answered = slot.heard
-        if status.reaction is Reaction.OTHER_CLIENT and client:
-            self.refused.put_nowait(client)
+        if status.reaction is Reaction.OTHER_CLIENT and self.terms.refused is not None:
+            self.terms.refused.put_nowait(client)
             self._wake.set()
         if status.reaction is not Reaction.ALIVE and slot.active and pull == str(slot.pull):
-            slot.batch -= status.undelivered or 0
+            slot.end -= status.undelivered or 0
             if status.undelivered is None or slot.left <= 0:
                 slot.active = False
             self._react(slot, status)
@@ -482,11 +526,11 @@ class Pulls:
     def _react(self, slot: PullSlot, status: PullStatus) -> None:
         if status.reaction is Reaction.FATAL:
             where = f"consumer {self._config.source.consumer} of stream {self._config.source.stream}"
-            self._fail(SourceError(f"{where} no longer accepts pulls: {status.code} {status.text}"))
+            self._consumer.link.fail(SourceError(f"{where} no longer accepts pulls: {status.code} {status.text}"))
         elif status.reaction is Reaction.TOO_LARGE:
             self.limits.alone |= not slot.brought
-        elif status.reaction is Reaction.OTHER_CLIENT and self.terms.group:
+        elif status.reaction is Reaction.OTHER_CLIENT and self.terms.refused is not None:
             pass  # another pull, without the id, waits for its turn
         elif status.reaction is not Reaction.PULL_AGAIN:
-            slot.not_before = self._clock() + PAUSE
+            slot.not_before = time.monotonic() + TIMING.pause
             event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ from jetcapture_py.retry import delays
 ACK_ATTEMPTS = 5
 """Attempts to acknowledge that a reachable consumer may leave unanswered."""
 FIRST_ACK_RETRY_S, MAX_ACK_RETRY_S = 0.2, 2.0
+
+
+Role = Literal["shared", "active", "standby"]
 
 
 class Counts(Protocol):
@@ -41,9 +44,14 @@ class Acks(ABC):
         self.source, self.counts = source, counts
 
     @property
+    def role(self) -> Role:
+        """What this replica is among those of the consumer."""
+        return "shared"
+
+    @property
     def active(self) -> bool:
         """Whether messages are delivered to this replica."""
-        return True
+        return self.role != "standby"
 
     @property
     @abstractmethod
@@ -107,7 +115,7 @@ class Shared(Acks):
     @property
     def unacked_limit(self) -> int:
         """The consumer's limit minus what other replicas hold."""
-        return max(1, self.source.state.max_ack_pending - self.source.other_unacked)
+        return max(1, self.source.state.max_ack_pending - self.source.looked.unacked)
 
     async def ack(self, replies: pa.BinaryArray) -> None:
         """Acknowledge stored messages until the server confirms it, or retrying is pointless."""
@@ -133,14 +141,14 @@ class Shared(Acks):
         source = self.source
         if not source.is_fresh() and not await source.look_again():
             return AckResult.REFUSED
-        result = await acks.acknowledge(source.client, replies, lambda: source.reconnects)
+        result = await acks.acknowledge(source.link.client, replies, lambda: source.reconnects)
         if result is not AckResult.CONFIRMED:
             source.doubt()
         return result
 
     async def keep_alive(self, replies: pa.BinaryArray) -> None:
         """Reset the messages' ack wait (+WPI)."""
-        await acks.publish(self.source.client, replies, b"+WPI")
+        await acks.publish(self.source.link.client, replies, b"+WPI")
 
     async def stop(self) -> None:
         """Stop receiving, after what open pulls still deliver."""
@@ -158,5 +166,5 @@ class Shared(Acks):
 
     async def close(self, replies: pa.BinaryArray) -> None:
         """Have messages redelivered immediately (-NAK)."""
-        await acks.publish(self.source.client, replies, b"-NAK")
-        await self.source.close()
+        await acks.publish(self.source.link.client, replies, b"-NAK")
+        await self.source.link.close()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jetcapture_py.archive.watermark import NEVER
 from jetcapture_py.capture.stats import QuarantineReason, RecentObject
 from jetcapture_py.config.units import format_duration, format_size, format_time
+from jetcapture_py.jetstream.shared import Role
 from jetcapture_py.monitoring.health import Health
 from jetcapture_py.monitoring.history import History, HistorySample, PastFailure
 from jetcapture_py.monitoring.metrics import Durations, Metrics, counter, gauge, histogram
@@ -52,7 +53,6 @@ _FAILING = {
 _version = cache(version)
 
 Counts = Mapping[str, int]
-Role = Literal["shared", "active", "standby"]
 State = Literal["starting", "healthy", "attention", "failing", "draining", "ended"]
 
 
@@ -100,7 +100,7 @@ class ConsumerFacts:
 
 def _consumer(capture: Capture, history: History) -> ConsumerFacts:
     source, consumer = capture.source, capture.source.state
-    pulls = sorted(sample.other_pulls for sample in list(history.samples)[-_FEW_SAMPLES:]) or [source.other_pulls]
+    pulls = sorted(sample.other_pulls for sample in list(history.samples)[-_FEW_SAMPLES:]) or [source.looked.pulls]
     return ConsumerFacts(
         asked=consumer.asked.astimezone(UTC),
         ahead=consumer.ahead,
@@ -113,8 +113,8 @@ def _consumer(capture: Capture, history: History) -> ConsumerFacts:
         ack_floor=consumer.ack_floor,
         waiting_pulls=consumer.waiting_pulls,
         other_pulls=pulls[(len(pulls) - 1) // 2],
-        other_unacked=source.other_unacked,
-        stream_max_age=source.stream_max_age or None,
+        other_unacked=source.looked.unacked,
+        stream_max_age=source.consumer.stream_max_age or None,
     )
 
 
@@ -408,7 +408,7 @@ def gather(history: History, process: ProcessFacts, before: CaptureFacts | None 
         watermark=_watermark(capture),
         stream=source.stream,
         consumer=source.consumer,
-        role="shared" if source.mode == "shared" else "active" if capture.acks.active else "standby",
+        role=capture.acks.role,
         active=capture.opened and not ended and capture.acks.active,
         started=history.started,
         state=_state(capture, what_to_know),

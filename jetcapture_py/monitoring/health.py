@@ -59,7 +59,7 @@ def health(capture: Capture) -> Health:
         trouble = {"running": f"it has failed: {ended}"} if ended else {"consuming": "drained and ended"}
     else:
         if not connected:
-            reason = capture.source.connection_error
+            reason = capture.source.link.problem
             lost = f"no connection to NATS{f': {reason}' if reason else ''}"
             trouble["connected"] = "not connected yet" if starting else lost
         elif not consuming:

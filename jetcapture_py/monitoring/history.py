@@ -123,6 +123,6 @@ class History:
                 pending=consumer.pending,
                 unacked=consumer.unacked,
                 memory=capture.ledger.held,
-                other_pulls=capture.source.other_pulls,
+                other_pulls=capture.source.looked.pulls,
             )
         )

@@ -84,7 +84,7 @@ def _actions(capture: Capture) -> dict[str, str]:
     if not capture.archiver.uploads.storing.full:
         remedy = f"Check that {url} exists, accepts writes and can be reached."
     connect = f"It reconnects by itself, and nothing is lost. Check that {servers} can be reached."
-    if is_refusal(capture.source.connection_error):
+    if is_refusal(capture.source.link.problem):
         connect = (
             "The server refuses the login. Nothing is lost: correct the user's password, credentials or permission to "
             "connect. Files are read again at each attempt; after another change of the configuration, restart."

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jetcapture_py.cli import main
-from jetcapture_py.jetstream import source
+from jetcapture_py.jetstream import link
 
 if __name__ == "__main__":
-    source.CONNECT_TIMEOUT = 1.0
+    link.CONNECT_TIMEOUT_S = 1.0
     main()

@@ -25,6 +25,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.errors import DrainError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream import acks, shared
+from jetcapture_py.jetstream.pulls import PullTiming
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.log import FIELDS
@@ -312,7 +313,7 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
 def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.jetstream.pulls.EXPIRES", 30.0)
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.TIMING", PullTiming(expires=30.0))
 
     async def scenario() -> None:
         server = nats_server()
@@ -322,8 +323,8 @@ def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
             await until(lambda: lane.active, "it pulls")
             inbox, pull = f"{lane.subject}.{lane.pull}", lane.pull
             async with connection(server.url) as client:
-                await client.publish(inbox, headers={"Nats-Pending-Messages": str(lane.batch - 3)})
-                await until(lambda: lane.batch == 3, "the status has come")
+                await client.publish(inbox, headers={"Nats-Pending-Messages": str(lane.left - 3)})
+                await until(lambda: lane.left == 3, "the status has come")
                 assert lane.active
                 for left in (2, 1, 0):
                     await client.publish(inbox, b"forged", reply="as.if.by.the.server")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.pulls import BRIEF, SLOTS
+from jetcapture_py.jetstream.pulls import SLOTS, TIMING, PullTiming
 from jetcapture_py.monitoring.health import health
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, publish, rows, running, until
@@ -27,7 +27,7 @@ KEPT = {"block": {"max_age": "0.2s"}, "source": {"ack_wait": "10m"}}
 @pytest.fixture(autouse=True)
 def longer_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few of the pulls that are counted are made because others have expired."""
-    monkeypatch.setattr("jetcapture_py.jetstream.pulls.EXPIRES", 0.5)
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.TIMING", PullTiming(expires=0.5))
 
 
 def noise(size: int, seed: int = 1) -> bytes:
@@ -90,7 +90,7 @@ def test_pulls_of_a_run_that_catches_up_are_brief_where_little_is_left_and_longe
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its drain need not wait long for them, and they are not many while another replica keeps it waiting."""
-    monkeypatch.setattr("jetcapture_py.jetstream.pulls.EXPIRES", 1.0)
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.TIMING", PullTiming(expires=1.0))
     expiries: list[float] = []
 
     async def note(pull: Any) -> None:
@@ -106,7 +106,7 @@ def test_pulls_of_a_run_that_catches_up_are_brief_where_little_is_left_and_longe
             await client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", cb=note)
             await client.flush()
             run = asyncio.create_task(capture_all(config(server.url, tmp_path / "archive", source={"batch": 10})))
-            await until(lambda: BRIEF in expiries, "a pull asks for more than is left")
+            await until(lambda: TIMING.brief in expiries, "a pull asks for more than is left")
             await until(lambda: expiries[-1] == 1.0, "nothing has come for long")
             await held.ack()
             assert (await run).stats.acked == 109
@@ -118,7 +118,7 @@ def test_pulls_of_a_run_that_catches_up_are_brief_where_little_is_left_and_longe
 def test_a_quiet_capture_keeps_one_pull_open_until_a_message_comes(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.jetstream.pulls.IDLE", 0.5)
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.TIMING", PullTiming(idle=0.5))
 
     async def scenario() -> None:
         url = nats_server().url

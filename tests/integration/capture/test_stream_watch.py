@@ -115,7 +115,7 @@ def test_a_rewind_that_new_messages_have_outgrown_is_noticed(
                 await subject.publish(client, 200, mark=b"c")
             await stored(state, 600)
             assert state.marks.observer.overtaken is not None
-            info = await state.source.stream_info()
+            info = await state.source.consumer.stream_info()
             assert info is not None
             await state.marks.stream.watch(info)
             assert state.marks.stream.losses == {"rewind": 1}

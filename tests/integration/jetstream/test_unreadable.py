@@ -103,7 +103,7 @@ def test_a_configuration_of_many_leaves_it_out_and_a_running_capture_ends(nats_s
     async def edited() -> None:
         async with running(config(server.url, tmp_path / "archive")) as state:
             await ask(server.url, f"STREAM.UPDATE.{STREAM}", EVERYTHING)
-            await state.source.stream_info()
+            await state.source.consumer.stream_info()
             await until(lambda: state.source.failure is not None, "it has ended")
 
     with pytest.raises(SourceError, match=SELF):

@@ -185,7 +185,7 @@ def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_stored(nats_server
                 assert await capture.source.refresh()
                 async with connection(server.url) as client:
                     await client.jetstream().update_stream(name=STREAM, subjects=["orders.>"], max_age=86_400)
-                assert await capture.source.stream_info() is not None
+                assert await capture.source.consumer.stream_info() is not None
                 values = samples((await asked(port, "/metrics"))[1])
                 lag = values["jetcapture_lag_seconds", ""]
                 assert 1.2 < lag < time.monotonic() - began + 1
@@ -272,8 +272,7 @@ def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_b
 def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulls, "HEARTBEAT", 0.2)
-    monkeypatch.setattr(pulls, "SILENCE", 1.0)
+    monkeypatch.setattr(pulls, "TIMING", pulls.PullTiming(heartbeat=0.2, silence=1.0))
 
     async def scenario() -> None:
         server = nats_server()
@@ -292,7 +291,7 @@ def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve
                 server.extra_config = "authorization: {user: app, password: changed}"
                 server.start()
                 await ready(port, 503, "connected: no connection to NATS: Authorization Violation")
-                capture.source._consumer.state = replace(capture.source.state, answered=time.monotonic() - 7200)
+                capture.source.consumer.state = replace(capture.source.state, answered=time.monotonic() - 7200)
                 assert samples((await asked(port, "/metrics"))[1])["jetcapture_lag_seconds", ""] > 7200
                 page = (await asked(port, "/"))[1]
                 assert "The server refuses the login." in page

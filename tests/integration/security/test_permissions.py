@@ -278,7 +278,7 @@ def test_a_message_that_may_not_be_read_is_asked_for_once(start: Start, tmp_path
 
     async def asked() -> list[bool]:
         async with running(config(server.url, tmp_path / "archive", nats=as_user(server, "archive"))) as state:
-            return [await state.source.delivered_all() for _ in range(3)]
+            return [await state.source.consumer.delivered_all() for _ in range(3)]
 
     assert asyncio.run(asked()) == [False] * 3
     assert server.log.count("Violation") == 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.config.shares import MAX_PULLED_BYTES, MIN_PULLED_BYTES
-from jetcapture_py.jetstream.pulls import RECOVERY, REMEMBERED, Ask, PullLimits
+from jetcapture_py.jetstream.pulls import RECOVERY_S, REMEMBERED_S, Ask, PullLimits
 
 MEMORY = 1 << 30
 SLOTS = 10
@@ -79,7 +79,7 @@ def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_m
     assert ask(of, held=True, in_flight=3 * 8 * MB) is None
     assert ask(of, in_flight=0, free=MB, held=True) is None
     for period in range(1, 4):
-        of.received(1000, period * REMEMBERED + 1)
+        of.received(1000, period * REMEMBERED_S + 1)
     assert ask(of) == Ask(max_bytes=MAX_PULLED_BYTES // SLOTS)
 
 
@@ -93,8 +93,8 @@ def test_a_lost_connection_halves_what_is_asked_for_until_a_while_has_passed_wit
     for _ in range(10):
         of.broken(0.0)
     assert ask(of) == Ask(max_bytes=MIN_PULLED_BYTES // SLOTS)
-    assert ask(of, now=RECOVERY) == Ask(max_bytes=2 * MIN_PULLED_BYTES // SLOTS)
-    assert ask(of, now=20 * RECOVERY) == Ask(max_bytes=MAX_PULLED_BYTES // SLOTS)
+    assert ask(of, now=RECOVERY_S) == Ask(max_bytes=2 * MIN_PULLED_BYTES // SLOTS)
+    assert ask(of, now=20 * RECOVERY_S) == Ask(max_bytes=MAX_PULLED_BYTES // SLOTS)
 
 
 @given(
