@@ -16,13 +16,12 @@ import contextlib
 import json
 import logging
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, NoReturn, Self, TextIO
+from typing import Any, Self, TextIO
 
 from jetcapture_py.text import MAX_LOGGED, escaped, one_line
 
@@ -113,15 +112,6 @@ class _Handler(logging.StreamHandler[TextIO]):
     """A type of our own, so that `setup` can find it again."""
 
 
-def leave(code: int) -> NoReturn:
-    """Exit without waiting for threads, which may hang, and without Python's cleanup."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, as is that of a terminal that has gone
-            stream.flush()
-    os._exit(code)
-
-
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -182,3 +172,20 @@ def _text(value: object) -> str:
 def _bare(text: str) -> str:
     """Return the text unchanged if it is one printable word, else escaped and quoted."""
     return text if _BARE.fullmatch(text) and text.isprintable() else f'"{escaped(text)}"'
+
+
+class LogLimit:
+    """Allows one event every `every` seconds, with the count since the last one."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        self._every = every
+        self._last = float("-inf")
+        self._count = 0
+
+    def due(self, now: float, count: int = 1) -> int:
+        """Add `count`; return the count to log now, 0 to log nothing."""
+        self._count += count
+        if not self._count or now - self._last < self._every:
+            return 0
+        self._last, self._count, count = now, 0, self._count
+        return count

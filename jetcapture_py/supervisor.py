@@ -21,7 +21,6 @@ from functools import partial
 from typing import TypeVar
 
 from jetcapture_py.capture.announcing import Notifiers
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.captures import CaptureFiles, CaptureId, Captures, refuse_wrong
 from jetcapture_py.config.model import Config, NatsConfig
@@ -29,12 +28,13 @@ from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.unreadable import Notifier
 from jetcapture_py.ledger import Memory
-from jetcapture_py.log import about, event, leave, setup
+from jetcapture_py.log import about, event, setup
 from jetcapture_py.monitoring.facts import counts
 from jetcapture_py.monitoring.http import Site
 from jetcapture_py.monitoring.http_server import HttpServer, server_at
 from jetcapture_py.plugins import is_reference
 from jetcapture_py.text import MAX_LOGGED, one_line
+from jetcapture_py.threads import in_thread, leave
 
 T = TypeVar("T")
 

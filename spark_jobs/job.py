@@ -29,7 +29,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 import jetcapture_py
-from jetcapture_py import errors, log
+from jetcapture_py import errors, threads
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.store.archive import AGAIN, IF_DAMAGED, SHARE
@@ -236,7 +236,7 @@ def leave(code: int) -> NoReturn:
     during the cleanup.
     """
     if code == _INTERRUPTED:
-        log.leave(code)
+        threads.leave(code)
     sys.exit(code)
 
 

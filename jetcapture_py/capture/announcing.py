@@ -21,7 +21,6 @@ from typing import Any, Protocol, cast
 from jetcapture_py import plugins
 from jetcapture_py.archive.layout import ObjectName, bucket_text
 from jetcapture_py.capture.blocks import StoredBlock
-from jetcapture_py.capture.daemon_thread import DaemonThread
 from jetcapture_py.config.model import Config, OnStoredConfig
 from jetcapture_py.config.subjects import covers
 from jetcapture_py.errors import ConfigError, JetcaptureError
@@ -29,9 +28,9 @@ from jetcapture_py.jetstream.consumer import filters_of
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, refusal
-from jetcapture_py.log import event
-from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.log import LogLimit, event
 from jetcapture_py.text import age
+from jetcapture_py.threads import DaemonThread
 
 log = logging.getLogger("jetcapture.on_stored")
 

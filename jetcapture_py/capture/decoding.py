@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
-from jetcapture_py.capture.daemon_thread import in_pool
 from jetcapture_py.config.shares import DECODE_SHARE, FIRST_DECODED_MESSAGES, MAX_DECODED_BYTES, PREPARING_COPIES
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.ledger import Ledger
+from jetcapture_py.threads import in_pool
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
 

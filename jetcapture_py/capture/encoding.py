@@ -16,10 +16,10 @@ from jetcapture_py.archive.sparse import ColumnSet
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.daemon_thread import in_pool
 from jetcapture_py.capture.spool import SpoolFile, Spooling
 from jetcapture_py.config.shares import ENCODING_COPIES, ENCODING_PIECES, RELEASE_SHARE
 from jetcapture_py.ledger import Ledger
+from jetcapture_py.threads import in_pool
 
 _Work = tuple[BlockId, str, Sequence[pa.RecordBatch], ColumnSet | None]
 

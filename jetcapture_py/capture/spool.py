@@ -29,10 +29,9 @@ import pyarrow as pa
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Blocks, Chunk
-from jetcapture_py.capture.daemon_thread import DaemonThread
 from jetcapture_py.config.shares import RELEASE_SHARE, SPOOL_SHARE, SPOOL_TARGET_SHARE
-from jetcapture_py.log import event
-from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.log import LogLimit, event
+from jetcapture_py.threads import DaemonThread
 
 log = logging.getLogger("jetcapture.spool")
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.capture.archiver import Archiver
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.marks import Marks
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
@@ -23,6 +22,7 @@ from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.log import event
 from jetcapture_py.store import LocalStore, Store, driver_of, read_watermark
 from jetcapture_py.text import without_credentials
+from jetcapture_py.threads import in_thread
 
 log = logging.getLogger("jetcapture.capture")
 

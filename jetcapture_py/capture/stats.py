@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.blocks import StoredBlock
-from jetcapture_py.log import event
-from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.log import LogLimit, event
 from jetcapture_py.text import without_credentials
 from jetcapture_py.transform.prepare import Prepared
 

@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture.daemon_thread import in_pool
 from jetcapture_py.config.model import StoreConfig
 from jetcapture_py.errors import FullStoreError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.log import event
@@ -22,6 +21,7 @@ from jetcapture_py.plugins import user_code
 from jetcapture_py.retry import delays
 from jetcapture_py.store import Store
 from jetcapture_py.text import age, one_line
+from jetcapture_py.threads import in_pool
 
 log = logging.getLogger("jetcapture.store")
 

@@ -15,13 +15,13 @@ from jetcapture_py.config.maintain import CompactConfig
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.log import leave
 from jetcapture_py.maintain.compact import CompactionSettings
 from jetcapture_py.maintain.passes import PassRequest, Progress, run_pass
 from jetcapture_py.manage import many
 from jetcapture_py.manage.many import CommandResult, reason_of
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import open_archive
+from jetcapture_py.threads import leave
 
 DONE, FAILED = 0, 1
 """Exit codes."""

@@ -16,7 +16,7 @@ from jetcapture_py.config.captures import CaptureFiles, CaptureId
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.log import about, event, leave, setup
+from jetcapture_py.log import about, event, setup
 from jetcapture_py.maintain.command import DONE, FAILED, handling, required
 from jetcapture_py.maintain.passes import Pass, PassRequest, run_pass
 from jetcapture_py.manage.many import reason_of
@@ -25,6 +25,7 @@ from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.monitoring.http_server import HttpServer, server_at
 from jetcapture_py.store.archive import open_archive
 from jetcapture_py.text import MAX_LOGGED, one_line
+from jetcapture_py.threads import leave
 
 log = logging.getLogger("jetcapture.maintain")
 

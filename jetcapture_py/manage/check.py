@@ -17,7 +17,6 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.model import Config, SourceConfig
@@ -39,6 +38,7 @@ from jetcapture_py.reading.reasons import ReasonCounter
 from jetcapture_py.store import LocalStore, configured_store, driver_of
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
+from jetcapture_py.threads import in_thread
 from jetcapture_py.transform.prepare import Prepared
 
 SAMPLE = 2_000

@@ -33,10 +33,10 @@ from jetcapture_py.config.model import Config, parse
 from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server
-from jetcapture_py.log import leave
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.root import NOT_OURS
 from jetcapture_py.text import escaped, one_line
+from jetcapture_py.threads import leave
 from jetcapture_py.verify.findings import Progress, ignore
 
 log = logging.getLogger("jetcapture.many")

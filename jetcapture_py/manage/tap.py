@@ -12,7 +12,6 @@ from typing import Any
 from rich.text import Text
 
 from jetcapture_py.archive import layout
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
@@ -32,6 +31,7 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage.cases import MessageOutcome, outcomes, plain
 from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.text import escaped, is_text, plural
+from jetcapture_py.threads import in_thread
 
 Part = tuple[str, Received]
 """The name of the consumer in the ack subjects of messages, and the messages."""

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Watermark
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.watermark import abandoned
 from jetcapture_py.config.captures import CAPTURES_AT_ONCE, CaptureFiles
 from jetcapture_py.config.model import Config, NatsConfig
@@ -28,6 +27,7 @@ from jetcapture_py.jetstream.consumer import (
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store import configured_store, notes_of, read_own_watermark, read_watermark
 from jetcapture_py.text import MAX_LOGGED, age, aligned, duration, escaped, one_line, plural
+from jetcapture_py.threads import in_thread
 
 EVERY_S = 2.0
 TIMEOUT_S = 5.0

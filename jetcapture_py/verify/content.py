@@ -20,7 +20,6 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.arrays import Hashes, Nanos, Seqs
 from jetcapture_py.archive.arrow_bytes import text_of
 from jetcapture_py.archive.incarnations import Incarnation
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.acks import positions
 from jetcapture_py.jetstream.publish.frames import header_blocks
@@ -28,6 +27,7 @@ from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.threads import in_thread
 from jetcapture_py.transform.envelope import NO_HEADERS, assemble, without_pins
 from jetcapture_py.verify.findings import Progress
 from jetcapture_py.verify.ranges import Sequences

@@ -16,7 +16,6 @@ from threading import Event
 
 from jetcapture_py.archive.block_writer import UserWriter, make_writer
 from jetcapture_py.archive.watermark import MARGIN, ConsumerWatermark, Stretch, Watermark, union
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.watermark import abandoned
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import moment_of
@@ -26,6 +25,7 @@ from jetcapture_py.jetstream.range_reader import StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
+from jetcapture_py.threads import in_thread
 from jetcapture_py.verify.content import Differences, compare
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.filters import FilterHistory, selected

@@ -21,7 +21,6 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.capture.recapture import Recapture, Rows
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import SourceError, StoreError
@@ -32,6 +31,7 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import NoteStore, users_errors
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
+from jetcapture_py.threads import in_thread
 from jetcapture_py.transform.keys import Run
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import MAX_LISTED, Kind, Progress, Report, ignore, indented

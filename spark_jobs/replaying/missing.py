@@ -28,7 +28,6 @@ from jetcapture_py.archive.arrays import Seqs
 from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.messages import MessageSet, bounds_of
 from jetcapture_py.archive.removed import Erased
-from jetcapture_py.capture.daemon_thread import in_thread
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
@@ -38,6 +37,7 @@ from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import HEADERS, REPLY
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
+from jetcapture_py.threads import in_thread
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.lost import StreamContents, contents
 from jetcapture_py.verify.scan import survey

@@ -208,3 +208,12 @@ def test_every_line_names_the_capture_that_the_task_or_thread_works_for() -> Non
         ("capture.draining", None),
         ("block.quarantined", "orders"),
     ]
+
+
+def test_what_happens_often_is_logged_now_and_then_with_its_count() -> None:
+    limit = log.LogLimit(every=10.0)
+    assert limit.due(0.0) == 1
+    assert [limit.due(float(second)) for second in range(1, 10)] == [0] * 9
+    assert limit.due(10.0, 5) == 14
+    assert limit.due(30.0, 0) == 0
+    assert limit.due(30.0, 2) == 2

@@ -28,6 +28,7 @@ from jetcapture_py.jetstream.wire import transport
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.jetstream.wire.parser import FrameParser, receive_failed
 from jetcapture_py.jetstream.wire.transport import Transport
+from jetcapture_py.threads import in_thread
 
 NATS_PY = ("2.15.", "2.16.")
 """Versions whose internals are known, as pyproject.toml requires."""
@@ -179,7 +180,7 @@ class Connection(Client):
         """Renew options, and close the connection of the last attempt, which nats-py leaves open if it was refused."""
         for renew in self._renew:
             try:
-                self.options.update(await asyncio.to_thread(renew))
+                self.options.update(await in_thread(renew))
             except Exception as error:
                 await self._error_cb(error)
         refused: Any = self._transport

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -71,3 +75,12 @@ async def in_thread(work: Callable[..., T], *args: Any, **options: Any) -> T:
     future = thread.submit(partial(work, *args, **options))
     thread.close()
     return await asyncio.wrap_future(future)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without waiting for threads, which may hang, and without Python's cleanup."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, as is that of a terminal that has gone
+            stream.flush()
+    os._exit(code)
