@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -24,7 +24,6 @@ from jetcapture_py.capture.storing import Uploads
 from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.values import TEXT_FORMATS
-from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.ledger import Ledger
 from jetcapture_py.store import Store
 from jetcapture_py.transform.keys import Run
@@ -60,12 +59,8 @@ class Archiver:
 
     # ------------------------------------------------------------------ messages to blocks
 
-    def decoded(self, received: Received) -> AsyncGenerator[Prepared]:
-        """Decode and route messages; yield pieces, each of which has to be added at once."""
-        return self.decoding.pieces(received)
-
     def add(self, prepared: Prepared) -> None:
-        """Put routed rows into blocks, and seal those that are full."""
+        """Put a piece of `decoding` into blocks, and seal those that are full."""
         self.encoding.set_columns(prepared.columns)
         self.add_rows(prepared.rows, prepared.runs)
         self.add_rows(prepared.quarantine, prepared.quarantine_runs, quarantine=True)

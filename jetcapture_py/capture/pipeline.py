@@ -102,7 +102,7 @@ class Capture:
         """Put received messages into blocks; seal blocks that are full, or that exceed a budget together."""
         archiver = self.archiver
         while (received := await self.source.receive()) is not None:
-            async for prepared in archiver.decoded(self.acks.admit(received)):  # and routed
+            async for prepared in archiver.decoding.pieces(self.acks.admit(received)):  # decoded and routed
                 self.marks.saw(prepared)
                 archiver.add(prepared)
                 self.stats.count_prepared(prepared)

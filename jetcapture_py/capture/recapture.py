@@ -82,7 +82,7 @@ class Recapture:
         too much together. Raises StoreError."""
         archiver = self.archiver
         archiver.decoding.preparer = replace(archiver.decoding.preparer, consumer=consumer)
-        async for prepared in archiver.decoded(received):
+        async for prepared in archiver.decoding.pieces(received):
             archiver.encoding.set_columns(prepared.columns)
             for quarantine, rows, runs in (
                 (False, prepared.rows, prepared.runs),
