@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import nats
+import pyarrow as pa
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.capture.stats import Stats
@@ -82,9 +83,9 @@ async def with_source(url: str, consumer: str, messages: int) -> None:
     client = await nats.connect(url)
     await acknowledged(client, consumer, messages)
     await client.close()
-    await source.stop()
+    await acks.stop()
     pulling.cancel()
-    await source.close()
+    await acks.close(pa.array([], pa.binary()))
 
 
 async def main() -> None:

@@ -25,6 +25,7 @@ from jetcapture_py.errors import (
     MissingStreamError,
     SourceError,
 )
+from jetcapture_py.jetstream import ordered_consumer
 from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
 from jetcapture_py.jetstream.link import Link
@@ -260,40 +261,26 @@ def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) ->
     )
 
 
-GROUP = "jetcapture"
-"""The priority group of a consumer of `source.mode: ordered`."""
-TAKEOVER = 1.0
-ORDERED_ACK_WAIT = 24 * 3600.0
-"""Seconds. What is lost on its way comes back with a RESET, and nothing has to be kept alive."""
-
-
-def is_ordered(config: Mapping[str, Any]) -> bool:
-    """Whether a consumer with this configuration of the API is one for `source.mode: ordered`."""
-    pinned = config.get("priority_policy") == "pinned_client" and GROUP in (config.get("priority_groups") or ())
-    return pinned and config.get("ack_policy") == "all"
-
-
 def unusable(stream: str, consumer: str, config: Mapping[str, Any], mode: str = "shared") -> str | None:
     """Return why a consumer with this configuration cannot be captured from in this `source.mode`, in one line; None
     if it can."""
-    where = f"consumer {consumer} of stream {stream}"
+    problem = ordered_consumer.unusable(config) if mode == "ordered" else _not_shared(config)
     if config.get("deliver_subject"):
-        return f"{where} is a push consumer; a pull consumer is required"
-    if is_ordered(config) and mode == "shared":
-        return f"{where} is one for source.mode ordered; set that, or use another consumer"
-    if mode == "ordered" and not is_ordered(config):
-        return f"{where} is not one for source.mode ordered; use another consumer (`jetcapture apply` says how)"
-    if mode == "ordered" and config.get("max_deliver", -1) > 0:
-        return f"{where} has max_deliver {config['max_deliver']}; with source.mode ordered it must be unlimited"
-    if mode == "shared" and config.get("ack_policy") != "explicit":
-        return (
-            f"{where} has ack_policy {config.get('ack_policy')}; explicit is required, "
-            "or messages count as handled before they are stored"
-        )
-    if mode == "shared" and config.get("priority_policy", "none") != "none":
-        return f"{where} has priority groups ({config['priority_policy']}); source.mode shared pulls without a group"
-    if config.get("headers_only"):
-        return f"{where} has headers_only set; it must be off, or messages are delivered without their payload"
+        problem = "is a push consumer; a pull consumer is required"
+    elif problem is None and config.get("headers_only"):
+        problem = "has headers_only set; it must be off, or messages are delivered without their payload"
+    return problem and f"consumer {consumer} of stream {stream} {problem}"
+
+
+def _not_shared(config: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a consumer for `source.mode: shared`; None if nothing is."""
+    if ordered_consumer.is_ordered(config):
+        return "is one for source.mode ordered; set that, or use another consumer"
+    if config.get("ack_policy") != "explicit":
+        handled = "explicit is required, or messages count as handled before they are stored"
+        return f"has ack_policy {config.get('ack_policy')}; {handled}"
+    if config.get("priority_policy", "none") != "none":
+        return f"has priority groups ({config['priority_policy']}); source.mode shared pulls without a group"
     return None
 
 
@@ -321,9 +308,7 @@ def consumer_config(source: SourceConfig) -> dict[str, Any]:
         "replay_policy": source.replay_policy,
     }
     if source.mode == "ordered":
-        config |= {"ack_policy": "all", "ack_wait": round(ORDERED_ACK_WAIT * _NANOSECOND)}
-        config |= {"priority_policy": "pinned_client", "priority_groups": [GROUP]}
-        config["priority_timeout"] = round((source.takeover or TAKEOVER) * _NANOSECOND)
+        config |= ordered_consumer.settings(source.takeover)
     if source.start_sequence is not None:
         config["opt_start_seq"] = source.start_sequence
     if source.start_time is not None:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +29,8 @@ from jetcapture_py.jetstream.acks import (
     subjects_like,
     unpacked,
 )
-from jetcapture_py.jetstream.consumer import GROUP, TAKEOVER
 from jetcapture_py.jetstream.ordered import OrderedAcks, Phase, Position
+from jetcapture_py.jetstream.ordered_consumer import GROUP, TAKEOVER_S, too_old, unsuitable
 from jetcapture_py.jetstream.pulls import SLOTS, PullTerms
 from jetcapture_py.jetstream.shared import Acks, Counts, Role
 from jetcapture_py.jetstream.source import PullSource
@@ -42,8 +39,6 @@ from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture.source")
 
-MIN_VERSION, MIN_IMPORTED = (2, 14), (2, 14, 4)
-"""The answer to CONSUMER.RESET does not pass from one account to another before."""
 RENEWALS = 4
 """Pulls in each `takeover`."""
 HAND_OVER_S = 0.4
@@ -110,7 +105,7 @@ class Ordered(Acks):
     @property
     def takeover(self) -> float:
         """Seconds without a pull after which the server unpins a replica."""
-        return self.source.state.takeover or TAKEOVER
+        return self.source.state.takeover or TAKEOVER_S
 
     @property
     def unacked_limit(self) -> int:
@@ -352,34 +347,6 @@ class Ordered(Acks):
                 self._unpinning.cancel()
             await self._unpin()
         await self.source.link.close()
-
-
-def too_old(version: str, *, imported: bool = False) -> str | None:
-    """Return why a server of this version cannot be used, or not through an imported API; None if it can."""
-    number = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    if number >= (MIN_IMPORTED if imported else MIN_VERSION):
-        return None
-    needed = "2.14.4 or newer with nats.api_prefix" if imported else "2.14 or newer"
-    return f"source.mode ordered needs nats-server {needed}, this is {version}; use source.mode shared"
-
-
-def unsuitable(stream: Mapping[str, Any]) -> str | None:
-    """Return why a stream with this configuration of the API cannot be used; None if it can.
-
-    When a message is removed that was delivered and is not acknowledged, the server acknowledges it by itself, and with
-    `ack_policy: all` every earlier one with it, stored or not (nats-server 2.15.1).
-    """
-    if stream.get("retention") == "workqueue":
-        return "a work queue needs an acknowledgement for each message, which is source.mode shared, not ordered"
-    wanted = [name for name in ("deny_delete", "deny_purge") if not stream.get(name)]
-    wanted += [
-        f"no {name}" for name in ("allow_msg_ttl", "allow_rollup_hdrs", "allow_msg_schedules") if stream.get(name)
-    ]
-    wanted += ["no max_msgs_per_subject"] if stream.get("max_msgs_per_subject", -1) > 0 else []
-    if not wanted:
-        return None
-    reason = "needs a stream from which messages are only removed at its beginning"
-    return f"source.mode ordered {reason} ({', '.join(wanted)}); use source.mode shared"
 
 
 def _pin_of(headers: bytes) -> str:

@@ -23,7 +23,7 @@ from jetcapture_py.jetstream.consumer import (
     deleted_when_idle,
     filters_of,
 )
-from jetcapture_py.jetstream.ordered_acks import too_old, unsuitable
+from jetcapture_py.jetstream.ordered_consumer import too_old, unsuitable
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.unreadable import Notifier, notification_loop
 from jetcapture_py.jetstream.wire.client import Denial, refusal

@@ -17,7 +17,8 @@ from jetcapture_py.config.model import TOO_MANY_UNACKED, NatsConfig, parse_for_a
 from jetcapture_py.config.stream import UNLIMITED, ConsumerSection, StreamSection
 from jetcapture_py.config.units import format_nanoseconds, format_size
 from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.jetstream.consumer import filters_of, is_ordered, normal, unusable
+from jetcapture_py.jetstream.consumer import filters_of, normal, unusable
+from jetcapture_py.jetstream.ordered_consumer import is_ordered
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.manage.plan import info_or_none
 

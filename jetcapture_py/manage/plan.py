@@ -24,10 +24,10 @@ from jetcapture_py.jetstream.consumer import (
     consumer_state,
     differences,
     differing,
-    is_ordered,
     normal,
     unusable,
 )
+from jetcapture_py.jetstream.ordered_consumer import is_ordered
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import plural
 

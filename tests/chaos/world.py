@@ -22,7 +22,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
-from jetcapture_py.jetstream.consumer import ORDERED_ACK_WAIT
+from jetcapture_py.jetstream.ordered_consumer import ACK_WAIT_S
 from tests.chaos.archive import Archive, LocalArchive, S3Archive
 from tests.chaos.clock import Clock
 from tests.chaos.jetstream import JetStream
@@ -196,7 +196,7 @@ class World:
     @property
     def limits(self) -> dict[str, int]:
         """The consumer's limits as configured."""
-        source, wait = self.configuration["source"], ORDERED_ACK_WAIT if self.shape.ordered else self.shape.ack_wait
+        source, wait = self.configuration["source"], ACK_WAIT_S if self.shape.ordered else self.shape.ack_wait
         return {"ack_wait": int(wait * 1e9), "max_ack_pending": source["max_ack_pending"]}
 
     # ------------------------------------------------------------------ the store

@@ -22,8 +22,9 @@ from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, DrainError, MissingStreamError, SourceError
 from jetcapture_py.jetstream import acks, ordered_acks
-from jetcapture_py.jetstream.consumer import GROUP, consumer_config
-from jetcapture_py.jetstream.ordered_acks import Ordered, too_old, unsuitable
+from jetcapture_py.jetstream.consumer import consumer_config
+from jetcapture_py.jetstream.ordered_acks import Ordered
+from jetcapture_py.jetstream.ordered_consumer import GROUP, too_old, unsuitable
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.monitoring.facts import gather, this_process
 from jetcapture_py.monitoring.health import health
