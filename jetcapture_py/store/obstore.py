@@ -218,14 +218,14 @@ class ObstoreDriver:
 
     def s3(self, method: str, **request: Any) -> Any:
         """Return S3's answer to a method of boto3's client."""
-        return getattr(self._boto3, method)(**request)
+        return getattr(self._botocore, method)(**request)
 
     @functools.cached_property
-    def _boto3(self) -> Any:
-        import boto3  # type: ignore[import-untyped]
+    def _botocore(self) -> Any:
+        import botocore.session  # type: ignore[import-untyped]
 
         given = {_PREFIX.sub("", name.lower(), count=1): value for name, value in self.options.items()}
-        return boto3.client(
+        return botocore.session.Session().create_client(
             "s3",
             endpoint_url=given.get("endpoint") or given.get("endpoint_url") or given.get("endpoint_url_s3"),
             region_name=given.get("region"),

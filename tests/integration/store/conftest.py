@@ -17,11 +17,13 @@ import fsspec
 import pytest
 from azure.storage.blob import BlobServiceClient
 
+from jetcapture_py import store
 from jetcapture_py.archive.layout import MARKER
-from jetcapture_py.store import Store, open_store
+from jetcapture_py.store import Store, archive, open_store
 from tests.support import azurite, gcs
 from tests.support import s3 as servers
 from tests.support.drivers import options_for
+from tests.support.simulated import SimulatedDriver
 from tests.support.versity import Versity, options
 
 S3_OPTIONS: dict[str, Any] = {
@@ -168,9 +170,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent not in item.path.parents:
             continue
         place = params.get("place", params.get("store", params.get("remote_place")))
-        if params.get("driver") == (
-            "fsspec" if place == "google" else "obstore" if place in ("local", "memory") else ""
-        ):
+        only = {"local": "fsspec", "memory": "fsspec", "simulated": "fsspec", "google": "obstore"}.get(str(place))
+        if only and params.get("driver", only) != only:
             items.remove(item)
         elif params.get("driver") != "obstore":
             continue
@@ -291,7 +292,35 @@ def local(tmp_path: Path) -> LocalPlace:
     return LocalPlace(tmp_path / "archive")
 
 
-@pytest.fixture(params=["local", "memory", "moto", "real_s3", "azure", "google"])
+@dataclass
+class SimulatedPlace(Place):
+    """What the port itself asks of a store."""
+
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    url = "simulated://archive"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def objects(self) -> dict[str, bytes]:
+        return {path.removeprefix("archive/"): content for path, (content, _) in self.files.items()}
+
+    def at(self, location: str) -> bytes:
+        return self.files[location.removeprefix("simulated://")][0]
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedPlace:
+    """An empty store."""
+    place = SimulatedPlace()
+
+    def opened(url: str, options: Mapping[str, Any]) -> SimulatedDriver:
+        return SimulatedDriver(url.removeprefix("simulated://"), place.files)
+
+    monkeypatch.setattr(store, "open_driver", opened)
+    monkeypatch.setattr(archive, "open_driver", opened)
+    return place
+
+
+@pytest.fixture(params=["local", "memory", "simulated", "moto", "real_s3", "azure", "google"])
 def place(request: pytest.FixtureRequest, driver: str) -> Place:
     """One place of each kind."""
     if request.param == "memory":

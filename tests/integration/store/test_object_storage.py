@@ -50,7 +50,7 @@ def put(store: Store, data: bytes) -> str:
     return store.put(NAME, pa.py_buffer(data))
 
 
-@pytest.fixture(params=["moto", "real_s3", "azure", "google"])
+@pytest.fixture(params=["simulated", "moto", "real_s3", "azure", "google"])
 def remote_place(request: pytest.FixtureRequest, driver: str) -> Place:
     """A place of every kind that knows conditions."""
     found = request.getfixturevalue(request.param)

@@ -222,7 +222,7 @@ def test_what_another_replica_writes_while_a_note_is_changed_is_not_lost(place: 
     assert [content.count(b"[other %d]" % number) for number in range(len(others))] == [1] * len(others)
 
 
-@pytest.mark.parametrize("store", ["moto", "real_s3", "azure", "google"])
+@pytest.mark.parametrize("store", ["simulated", "moto", "real_s3", "azure", "google"])
 def test_what_others_write_while_a_note_is_created_is_not_lost(
     request: pytest.FixtureRequest, store: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
