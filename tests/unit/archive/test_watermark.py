@@ -479,7 +479,7 @@ def test_a_damaged_file_is_an_error_of_one_line_with_its_path(tmp_path: Path, da
             "az storage blob delete --account-name acct --container-name box --name nats/_watermark/S/C.json",
         ),
         ("az://box", "az storage blob delete --account-name own --container-name box --name _watermark/S/C.json"),
-        ("gs://bucket/nats", "remove gs://bucket/nats/_watermark/S/C.json"),
+        ("gs://bucket/nats", "gcloud storage rm gs://bucket/nats/_watermark/S/C.json"),
     ],
 )
 def test_the_command_that_removes_a_file(url: str, command: str) -> None:
