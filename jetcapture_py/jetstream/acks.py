@@ -198,7 +198,7 @@ def unpacked(array: pa.BinaryArray) -> tuple[Seqs, Nanos]:
 
 log = logging.getLogger("jetcapture.source")
 
-CONFIRM_TIMEOUT = 5.0
+CONFIRM_TIMEOUT_S = 5.0
 
 
 class AckResult(Enum):
@@ -222,7 +222,7 @@ async def acknowledge(connection: Connection, replies: pa.BinaryArray, reconnect
     before = reconnects()
     await publish(connection, replies[:-1], b"+ACK")
     try:
-        await connection.ask(replies[-1].as_py().decode(), b"+ACK", CONFIRM_TIMEOUT)
+        await connection.ask(replies[-1].as_py().decode(), b"+ACK", CONFIRM_TIMEOUT_S)
     except DeniedError:
         return AckResult.REFUSED
     except (nats.errors.Error, OSError, TimeoutError) as error:

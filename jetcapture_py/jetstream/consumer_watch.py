@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from jetcapture_py.archive.incarnations import Progress
 
-SETTLED_AFTER = 5.0
+SETTLED_AFTER_S = 5.0
 """Seconds after which a killed server has certainly written a consumer's state; it writes several times a second."""
 CONFIRMATIONS = 3
-CONFIRM_EVERY = 0.5
+CONFIRM_EVERY_S = 0.5
 """Seconds between answers that count: a cluster that has just lost its leader may say "not found", and be wrong."""
 
 
@@ -26,7 +26,7 @@ class ConsumerWatch:
     def continues(self, progress: Progress, now: float) -> bool | None:
         """Whether the consumer may be the same; None if it had delivered nothing before."""
         self._missing.clear()
-        if now - self._candidate_at >= SETTLED_AFTER:
+        if now - self._candidate_at >= SETTLED_AFTER_S:
             self._settled, self._candidate, self._candidate_at = self._candidate, progress, now
         if not self._settled.delivered:
             return None
@@ -34,6 +34,6 @@ class ConsumerWatch:
 
     def is_gone(self, now: float) -> bool:
         """Record an answer that there is no such consumer; True once `CONFIRMATIONS` distinct moments agree."""
-        if not self._missing or now - self._missing[-1] >= CONFIRM_EVERY:
+        if not self._missing or now - self._missing[-1] >= CONFIRM_EVERY_S:
             self._missing.append(now)
         return len(self._missing) >= CONFIRMATIONS

@@ -417,7 +417,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
 def test_acks_that_the_server_does_not_confirm_are_sent_again(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.jetstream.acks.CONFIRM_TIMEOUT", 0.3)
+    monkeypatch.setattr("jetcapture_py.jetstream.acks.CONFIRM_TIMEOUT_S", 0.3)
 
     async def scenario() -> None:
         server = nats_server()
