@@ -152,6 +152,24 @@ def test_a_configuration_of_many_is_refused_where_one_is_expected() -> None:
         parse(given({"buckets": ["*"]}), ENV)
 
 
+def test_no_value_of_a_variable_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME", "hunter2 ")
+    for source, problem in (
+        (
+            {"streams": ["${NAME}"]},
+            'source.streams[0]: expected a stream\'s name, or a pattern such as .*, got "${NAME}"',
+        ),
+        (
+            {"streams": ["*"], "consumer": "{stream}${NAME}"},
+            'source.consumer: expected a name .*, got "{stream}${NAME}"',
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            CaptureFiles([written(tmp_path, source)])
+        (line,) = caught.value.problems
+        assert re.fullmatch(".*".join(map(re.escape, problem.split(".*"))), line)
+
+
 def test_a_command_about_one_capture_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     path = written(tmp_path, {"streams": ["*"]})
     assert only(path, "ORDERS").source.stream == "ORDERS"
