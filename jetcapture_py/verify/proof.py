@@ -82,7 +82,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
     storage = ArchiveFiles(config.store.url, config.store.options)
     archived, findings = await in_thread(_read_watermark, storage, stream)
     mark = None if archived is None else archived.of(consumer)
-    session = comparison = differences = start = None
+    session = history = differences = start = None
     async with AsyncExitStack() as stack:
         server: ServerState | None = None
         try:
@@ -107,11 +107,12 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         accounted = Sequences.union(kept, removed.erased)
         holes = HoleFinder(kept, removed.tombstones, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
         if session is not None and server is not None:
-            comparison = _Comparison(session, stream, server, scope, scan, accounted, holes, findings, progress)
+            history = FilterHistory.of(server.mark, server.consumer)
+            comparison = _Comparison(session, stream, server, scope, scan, history, holes, progress)
             start = await comparison.find_holes()
             differences = await comparison.compare_content(storage) if content else None
+            findings += comparison.findings
         findings += await find_losses(session, stream, scope, scan, mark, differences)
-    history = None if comparison is None else comparison.history
     if server is not None and history is not None and server.state.retention not in GONE_ONCE_ACKED:
         findings += unselected(holes.doubtful, history, max(scope.start, server.state.first), scope.top)
     end = (scan.sequences.last or 0) if start is None else min(start - 1, scope.top)
@@ -195,17 +196,12 @@ class _Comparison:
     server: ServerState
     scope: Scope
     scan: ArchiveScan
-    accounted: Sequences
-    """What is archived, or was removed on purpose."""
-    holes: HoleFinder
-    findings: list[Finding]
-    """Gets what could not be compared."""
-    progress: Progress
-    history: FilterHistory = field(init=False)
+    history: FilterHistory
     """Which filters selected the messages of the stream's current incarnation."""
-
-    def __post_init__(self) -> None:
-        self.history = FilterHistory.of(self.server.mark, self.server.consumer)
+    holes: HoleFinder
+    progress: Progress
+    findings: list[Finding] = field(default_factory=list)
+    """What could not be compared."""
 
     async def find_holes(self) -> int:
         """Look up in the stream what the archive lacks; return the stream's first sequence after that."""
