@@ -164,7 +164,7 @@ class Run:
 
 
 def without_empty(keys: pa.StringArray) -> pa.StringArray:
-    """Return the keys with "" as null: it counts as no key."""
+    """Return texts with null in place of "", which counts as none."""
     return pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
 
 

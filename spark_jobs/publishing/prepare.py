@@ -30,7 +30,7 @@ from jetcapture_py.reading.output import check_names
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.frames import unescaped
-from jetcapture_py.transform.keys import TemplateKey
+from jetcapture_py.transform.keys import TemplateKey, without_empty
 from spark_jobs.publishing.instructions import instructs, without_instructions
 from spark_jobs.reading.columns import find
 from spark_jobs.reading.row_json import encode_rows, encode_values, is_nested
@@ -395,10 +395,10 @@ class Written:
 
     def _own_ids(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> pa.StringArray:
         """Return the rows' own message ids, null without one."""
-        in_headers = _not_empty(_ID_IN_HEADERS(self._rows.message(rows, headers), rows))
+        in_headers = without_empty(_ID_IN_HEADERS(self._rows.message(rows, headers), rows))
         if self._id is None:
             return in_headers
-        ids = _not_empty(rows.column(self._id).cast(pa.string()))
+        ids = without_empty(rows.column(self._id).cast(pa.string()))
         row = pc.index(pc.not_equal(ids, in_headers), True).as_py()
         if row >= 0:
             raise SourceError(
@@ -406,10 +406,6 @@ class Written:
                 f"and {MESSAGE_ID} in its headers is {str(in_headers[row])!r}"
             )
         return pc.coalesce(ids, in_headers)
-
-
-def _not_empty(texts: pa.StringArray) -> pa.StringArray:
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def _ids(

@@ -33,7 +33,7 @@ from jetcapture_py.transform.decode.avro_schema import (
     with_strict_enum,
     without_logical,
 )
-from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_values, rows_error, width
+from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_count, check_values, width
 from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, decode_rows, json_texts, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import of_messages
@@ -314,8 +314,7 @@ class AvroDecoder:
             if announced > MAX_ROWS:
                 break
             blocks.append((count, data))
-        if (wrong := rows_error(announced)) is not None:
-            raise ValueError(wrong)
+        check_count(announced)
         return writer, blocks
 
     def _of_container(self, schema: bytes) -> _Writer:

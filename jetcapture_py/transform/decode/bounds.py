@@ -8,7 +8,7 @@ above the bound are decoded in smaller batches; a single one is quarantined.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -44,17 +44,12 @@ def check_values(count: int, size: int) -> None:
         raise BatchTooWideError(TOO_MANY)
 
 
-def check_rows(counts: Sequence[int]) -> None:
-    """Raise BatchTooWideError when several messages have more rows than may be decoded at once."""
-    if len(counts) > 1 and sum(counts) > MAX_ROWS:
-        raise BatchTooWideError
-
-
-def rows_error(count: int) -> str | None:
-    """Return why a message cannot have `count` rows; None if it can."""
+def check_count(count: int) -> None:
+    """Raise ValueError if a message cannot have so many rows."""
     if not count:
-        return "the payload has no rows"
-    return f"more than {MAX_ROWS} rows" if count > MAX_ROWS else None
+        raise ValueError("the payload has no rows")
+    if count > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Int32s
 from jetcapture_py.archive.arrow_bytes import joined
 from jetcapture_py.config.column_types import JSON, stored
-from jetcapture_py.transform.batch import Decoded, MessageBatch
-from jetcapture_py.transform.decode.bounds import MAX_ROWS, check_rows, check_values
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, MessageBatch
+from jetcapture_py.transform.decode.bounds import MAX_ROWS, check_values
 from jetcapture_py.transform.decode.common import (
     REFUSALS,
     Build,
@@ -92,8 +92,8 @@ class DelimitedDecoder:
                 continue
             records += rows
             counts[index] = len(rows)
-            if len(records) > MAX_ROWS:
-                check_rows(counts)
+            if len(records) > MAX_ROWS and len(payloads) > 1:
+                raise BatchTooWideError
         check_values(len(records) * len(self._columns), batch.column(layout.PAYLOAD).nbytes)
         owners = np.repeat(np.arange(len(payloads), dtype=np.int32), counts)
         columns = zip(*records, strict=True) if records else [()] * len(self._columns)

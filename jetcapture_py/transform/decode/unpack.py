@@ -15,7 +15,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Int32s
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
-from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_rows, rows_error
+from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, check_count
 from jetcapture_py.transform.decode.common import REFUSALS, RowBatch, failure
 from jetcapture_py.transform.decode.compression import Inflate
 
@@ -47,17 +47,15 @@ class Unpacker:
                 if size > BYTES_AT_ONCE and len(payloads) > 1:
                     raise BatchTooWideError
                 rows = [content] if self.split is None else self.split(content)
+                check_count(len(rows))
             except REFUSALS as error:
                 failures[index] = failure(index, error if payload else "the payload is empty")
-                continue
-            if (wrong := rows_error(len(rows))) is not None:
-                failures[index] = failure(index, wrong if payload else "the payload is empty")
                 continue
             counts.append(len(rows))
             owners.append(index)
             items.extend(rows)
-            if len(items) > MAX_ROWS:
-                check_rows(counts if len(payloads) == len(counts) else [*counts, 0])
+            if len(items) > MAX_ROWS and len(payloads) > 1:
+                raise BatchTooWideError
         return pa.array(items, pa.binary()), np.repeat(np.array(owners, np.int32), counts), failures
 
     def first(self, batch: MessageBatch) -> MessageBatch:
