@@ -5,6 +5,7 @@ Fields with their default are left out, unknown ones are ignored, and times are 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Annotated, Any, Self
 
@@ -47,6 +48,12 @@ def _decoded(type_: Any, value: object) -> Any:
 def damaged(path: str, error: Exception) -> JetcaptureError:
     """Return the error for a file that cannot be read."""
     return JetcaptureError(f"{path} is damaged: {error}")
+
+
+def present(paths: Iterable[str], read: Callable[[list[str]], Iterable[bytes | None]]) -> Iterator[tuple[str, bytes]]:
+    """Yield the small files among `paths` with their contents, in order. `read` returns None for one that is gone."""
+    names = sorted(filter(is_path, paths))
+    yield from ((path, data) for path, data in zip(names, read(names), strict=True) if data is not None)
 
 
 def is_path(path: str) -> bool:

@@ -24,7 +24,7 @@ from msgspec import structs
 from jetcapture_py.archive.arrays import Int64s, Mask, Seqs
 from jetcapture_py.archive.incarnations import check_created
 from jetcapture_py.archive.messages import MessageSet, bounds_of
-from jetcapture_py.archive.metadata import SmallFile, Time, damaged, is_path
+from jetcapture_py.archive.metadata import SmallFile, Time, damaged, is_path, present
 
 EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
@@ -236,11 +236,10 @@ class Erased(MessageSet):
         paths = {path for path in list_notes(erased_directory(stream)) if is_path(path)}
         if known is not None and not known.tombstones <= paths:  # somebody has removed one
             known = None
-        new = sorted(paths - (known.tombstones if known is not None else frozenset()))
+        new = paths - (known.tombstones if known is not None else frozenset())
         if known is not None and not new:
             return known
-        contents = zip(new, read_notes(new), strict=True)
-        return cls({path: Tombstone.decode(data, stream, path) for path, data in contents if data is not None}, known)
+        return cls({path: Tombstone.decode(data, stream, path) for path, data in present(new, read_notes)}, known)
 
 
 # ------------------------------------------------------------------ ranges

@@ -8,11 +8,11 @@ There is one file for each incarnation of a stream. Any replica may write it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jetcapture_py.archive.incarnations import moment
-from jetcapture_py.archive.metadata import SmallFile, is_path
+from jetcapture_py.archive.metadata import SmallFile, present
 
 DIRECTORY = "_streams"
 
@@ -52,13 +52,12 @@ def path(stream: str, created: str) -> str:
 def read(
     stream: str,
     list_notes: Callable[[str], Iterable[str]],
-    read_notes: Callable[[Sequence[str]], Iterable[bytes | None]],
+    read_notes: Callable[[list[str]], Iterable[bytes | None]],
 ) -> list[StreamConfig]:
     """Read a stream's files, oldest incarnation first. Raises JetcaptureError if one is damaged.
 
     `list_notes` lists the files in a directory, and `read_notes` reads files, None for one that is gone.
     """
-    paths = [path for path in list_notes(directory(stream)) if is_path(path)]
-    contents = zip(paths, read_notes(paths), strict=True)
-    configs = [StreamConfig.decode(data, stream, path) for path, data in contents if data is not None]
+    files = present(list_notes(directory(stream)), read_notes)
+    configs = [StreamConfig.decode(data, stream, path) for path, data in files]
     return sorted(configs, key=lambda config: moment(config.created))

@@ -281,11 +281,8 @@ def read(
 
     Raises JetcaptureError for a file that is damaged, of another stream, or, unless `future`, in the future.
     """
-    names = sorted(filter(metadata.is_path, paths))
     marks = []
-    for path_, data in zip(names, contents(names), strict=True):
-        if data is None:  # removed meanwhile
-            continue
+    for path_, data in metadata.present(paths, contents):
         marks.append(mark := ConsumerWatermark.decode(data, stream, path_))
         if not future and mark.time > datetime.now(UTC) + READER_MARGIN:
             raise JetcaptureError(
