@@ -24,6 +24,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from jetcapture_py.archive import layout
+from jetcapture_py.capture.side_tasks import end
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, objects, rows, settings
 
@@ -134,8 +135,7 @@ async def run(count: int, number: signal.Signals, stopped: float) -> int:
                 for index in range(count):
                     trial.seconds.append(await trial.round(number, stopped))
                     print(f"{index + 1}  {trial.seconds[-1]:.2f} s", flush=True)
-                publishing.cancel()
-                await asyncio.gather(publishing, return_exceptions=True)
+                await end(publishing)
                 info = await client.jetstream().stream_info(STREAM)
                 missing = await trial.end(info.state.last_seq)
             finally:

@@ -45,8 +45,10 @@ HAND_OVER_S = 0.4
 """Maximum seconds in which a stopping replica stores and acknowledges before another takes over."""
 STILL_S = 1.0
 """Seconds without a message after which none should be on its way."""
-LOOK_EVERY_S = 0.5
-"""Seconds between two looks at what has changed, if nothing says so; also between two attempts to RESET."""
+LOOK_EVERY_S = 0.1
+"""Seconds between two looks whether the connection was lost or deliveries are missing."""
+RETRY_EVERY_S = 0.5
+"""Seconds between two attempts to RESET, or to acknowledge what could not be before."""
 _PIN = b"Nats-Pin-Id: "
 _SLOTS = {Phase.STANDBY: 1, Phase.INTERRUPTED: 0}
 
@@ -243,6 +245,7 @@ class Ordered(Acks):
                 source.link.fail(error)
             level = logging.WARNING if isinstance(error, ApiError) else logging.DEBUG
             event(log, level, "consumer.unavailable", error=error)
+            await asyncio.sleep(RETRY_EVERY_S)
             return
         self._reset_at = time.monotonic()
         self.ordered.reset(run, int(answer["reset_seq"]), (answer.get("cluster") or {}).get("leader", ""))
@@ -273,7 +276,7 @@ class Ordered(Acks):
     async def _acknowledge_late(self) -> None:
         while True:
             await self._acknowledge()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(RETRY_EVERY_S)
 
     async def _acknowledge(self) -> None:
         source = self.source
