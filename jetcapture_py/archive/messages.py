@@ -31,11 +31,9 @@ class MessageSet:
     def __init__(self, seqs: Seqs = _NONE, times: Micros = _NONE) -> None:
         """Take messages in any order, also with repetitions."""
         if not _ascending(seqs, times):
-            order = np.argsort(seqs, kind="stable")
-            if (np.diff(seqs[order]) == 0).any():
-                order = np.lexsort((times, seqs))
+            order = np.lexsort((times, seqs))
             seqs, times = seqs[order], times[order]
-            first = first_rows(seqs, times)
+            first = first_of_each(seqs, times)
             seqs, times = seqs[first], times[first]
         self.seqs, self.times = seqs, times
 
@@ -83,7 +81,7 @@ class MessageSet:
         return self.count(first, last) > 0
 
 
-def first_rows(seqs: Seqs, times: Micros) -> Mask:
+def first_of_each(seqs: Seqs, times: Micros) -> Mask:
     """Return a mask of the first row of each message; rows of one message follow one another."""
     first = np.ones(len(seqs), np.bool_)
     first[1:] = (seqs[1:] != seqs[:-1]) | (times[1:] != times[:-1])

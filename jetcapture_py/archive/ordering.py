@@ -13,7 +13,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Floats, Int64s, Mask, Micros, Seqs
 from jetcapture_py.archive.bundles import key_order, row_group_rows
 from jetcapture_py.archive.encodings import is_text
-from jetcapture_py.archive.messages import first_rows
+from jetcapture_py.archive.messages import first_of_each
 
 PIECE_BYTES = 28 << 20
 """Bytes to copy at once: those of a row group, without the column of the stream's name."""
@@ -60,7 +60,7 @@ def _order(table: pa.Table) -> tuple[Int64s | None, Mask | None]:
         row = pc.fill_null(table.column(layout.ROW), 0).to_numpy()
     order = np.lexsort((row, timestamps, seqs))
     seqs, timestamps, row = seqs[order], timestamps[order], row[order]
-    begins = first_rows(seqs, timestamps)
+    begins = first_of_each(seqs, timestamps)
     first = begins.copy()
     first[1:] |= row[1:] != row[:-1]
     return order[first], begins[first]

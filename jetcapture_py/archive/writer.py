@@ -22,7 +22,7 @@ from jetcapture_py.archive.block_writer import TextWriter, UserWriter
 from jetcapture_py.archive.bundles import MAX_ROWS
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.messages import MessageSet, first_rows
+from jetcapture_py.archive.messages import MessageSet, first_of_each
 from jetcapture_py.archive.ordering import identity, ordered
 from jetcapture_py.archive.schema import (
     KEY_FIELD,
@@ -425,5 +425,5 @@ def _messages(table: pa.Table) -> tuple[Seqs, Micros]:
     seqs, timestamps = identity(table)
     if layout.ROW not in table.schema.names:
         return seqs, timestamps
-    first = first_rows(seqs, timestamps)
+    first = first_of_each(seqs, timestamps)
     return seqs[first], timestamps[first]

@@ -26,7 +26,7 @@ from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.info import BadObject, Details, InfoReader, ObjectInfo, details_of
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.messages import first_rows
+from jetcapture_py.archive.messages import first_of_each
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.object_file import open_parquet
@@ -226,7 +226,7 @@ def _once(name: ObjectName, seqs: Seqs, times: Micros) -> tuple[Seqs, Micros]:
     if name.bundle:
         order = np.lexsort((times, seqs))
         seqs, times = seqs[order], times[order]
-    first = first_rows(seqs, times)
+    first = first_of_each(seqs, times)
     return seqs[first], times[first]
 
 
