@@ -10,18 +10,38 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 async def in_pool(threads: Executor, work: Callable[..., T], *args: Any) -> T:
     """Run `work` in one of `threads`; what it logs names the capture of the caller."""
     return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work, *args)
+
+
+def futures_of(do: Callable[[Item], T], items: Iterable[Item], workers: int, most: int) -> Generator[Future[T]]:
+    """Yield the future of `do` for every item, in order; at most `most` of them are not taken yet.
+
+    What has not begun when the generator is closed is left out.
+    """
+    waiting: deque[Future[T]] = deque()
+    threads = ThreadPoolExecutor(workers, "read")
+    try:
+        for item in items:
+            if len(waiting) >= most:
+                yield waiting.popleft()
+            waiting.append(threads.submit(do, item))
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 class DaemonThread:

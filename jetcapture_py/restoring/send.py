@@ -16,7 +16,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.restore import KEEP_ALIVE, StreamRestore
 from jetcapture_py.restoring import backup
 from jetcapture_py.restoring.part import RestoreRange
-from jetcapture_py.store.threads import futures_of
+from jetcapture_py.threads import futures_of
 
 T = TypeVar("T")
 

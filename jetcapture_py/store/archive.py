@@ -34,8 +34,8 @@ from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
 from jetcapture_py.store.objects import ObjectStore, root_of
 from jetcapture_py.store.ports import Entry
 from jetcapture_py.store.protection import Protection, azure_protection, s3_protection
-from jetcapture_py.store.threads import futures_of
 from jetcapture_py.text import one_line, without_credentials
+from jetcapture_py.threads import futures_of
 
 SHARE = "every worker of Spark needs the archive at this path"
 _KEY = "{key}"
@@ -104,7 +104,7 @@ class OldVersion:
 
 
 class ArchiveFiles:
-    """The archive at `url`; `options` go to fsspec, as for the store. Thread-safe, and can be pickled.
+    """The archive at `url`, with `store.options`. Thread-safe, and can be pickled.
 
     Errors name the object without credentials: VanishedError for an object that is gone, else StoreError.
     """

@@ -62,6 +62,7 @@ class LocalDriver:
     def list(self, directory: str, *, deep: bool = True) -> Iterator[Entry]:
         """Yield files, also through symbolic links, as Spark lists them."""
         try:
+            directory = directory or "/"
             if deep:
                 for path, found in files_below(directory):
                     yield Entry(path, found.st_size, found.st_mtime)

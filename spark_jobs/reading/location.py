@@ -125,7 +125,8 @@ def in_spark(url: str, options: Mapping[str, Any], env: Mapping[str, str] = os.e
     scheme, separator, path = url.rstrip("/").partition("://")
     if not separator:
         return url, {}
-    options = {**{_OBSTORE[name]: value for name, value in options.items() if name in _OBSTORE}, **options}
+    names = {name: name.lower().removeprefix("aws_").removeprefix("azure_storage_") for name in options}
+    options = {**{_OBSTORE.get(names[name], names[name]): value for name, value in options.items()}, **options}
     scheme = _SCHEMES.get(scheme, scheme)
     if scheme == "abfss":
         return _azure(url, options, env)

@@ -47,6 +47,16 @@ MINIO = {"endpoint": "http://minio:9000", "path.style.access": "true"}
             {**MINIO, "endpoint.region": "here"},
         ),
         ({"requester_pays": True}, {"requester.pays.enabled": "true"}),
+        (
+            {"aws_access_key_id": "k", "secret_access_key": "s", "endpoint": "http://minio:9000", "region": "here"},
+            {
+                "access.key": "k",
+                "secret.key": "s",
+                "aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+                **MINIO,
+                "endpoint.region": "here",
+            },
+        ),
     ],
 )
 def test_s3_options_become_those_of_s3a(options: dict[str, Any], settings: dict[str, str]) -> None:
