@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import load_catalog
 
+from jetcapture_py import threads
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.capture import decoding, storing
 from jetcapture_py.capture.recapture import Recapture
@@ -40,7 +41,7 @@ from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting import erase as erasure
 from jetcapture_py.rewriting.redecode import QuarantineSelection, redecode
 from jetcapture_py.rewriting.select import Condition
-from jetcapture_py.store import read_erased, root, threads
+from jetcapture_py.store import read_erased, root
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.frames import received_of
 from jetcapture_py.verify.examine import ObjectExaminer
