@@ -370,7 +370,7 @@ class ArchiveFiles:
             if self.local:
                 Path(file.place).rename(renamed(file.place))
             else:
-                self._driver.write(renamed(file.place), pa.py_buffer(self._driver.read(file.place)), None)
+                self._driver.write(renamed(file.place), pa.py_buffer(self._driver.read(file.place, 0, file.size)), None)
                 self._driver.remove(file.place)
         except Exception as error:  # drivers raise different errors
             raise StoreError(f"cannot move {self.shown}/{file.path}: {one_line(error)}") from error
