@@ -18,7 +18,8 @@ from benchmarks.compare.formats import COLUMNS
 from benchmarks.compare.orders import Scenario
 from benchmarks.compare.storage import Target
 from jetcapture_py.config.model import SourceConfig
-from jetcapture_py.jetstream.consumer import GROUP, consumer_config
+from jetcapture_py.jetstream.consumer import consumer_config
+from jetcapture_py.jetstream.ordered_consumer import GROUP
 
 ACK_WAIT = 120
 BATCH = 5000
