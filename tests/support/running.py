@@ -38,7 +38,8 @@ Message = tuple[str, bytes, Headers | None]
 SITES: dict[int, http.Site] = {}
 """What `serve` serves, by port: a test may want facts of this moment."""
 
-pulls.EXPIRES = 0.1  # every drain waits for the open pulls to end, and most tests have an idle stream then
+# every drain waits for the open pulls to end, and most tests have an idle stream then
+pulls.TIMING = pulls.PullTiming(expires=0.1)
 
 
 def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:

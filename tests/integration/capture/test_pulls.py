@@ -118,7 +118,7 @@ def test_pulls_of_a_run_that_catches_up_are_brief_where_little_is_left_and_longe
 def test_a_quiet_capture_keeps_one_pull_open_until_a_message_comes(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.jetstream.pulls.TIMING", PullTiming(idle=0.5))
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.TIMING", PullTiming(expires=0.1, idle=0.5))
 
     async def scenario() -> None:
         url = nats_server().url

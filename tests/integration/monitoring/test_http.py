@@ -272,7 +272,7 @@ def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_b
 def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulls, "TIMING", pulls.PullTiming(heartbeat=0.2, silence=1.0))
+    monkeypatch.setattr(pulls, "TIMING", pulls.PullTiming(expires=0.1, heartbeat=0.2, silence=1.0))
 
     async def scenario() -> None:
         server = nats_server()
