@@ -119,7 +119,6 @@ class Announcer:
         self._receivers: dict[str, _Receiver] = {}
         if self.subject:
             self._receivers["subject"] = _Receiver(self._publish, contextlib.nullcontext())
-            source.link.on_denied = self._denied
         call = configured_call(config.on_stored) if call is None else call
         if call is not None:
             thread = _CallThread(call, TIMEOUT)
@@ -130,6 +129,7 @@ class Announcer:
         source = self._source
         if not self.subject:
             return
+        source.link.client.denial_listeners.append(self._denied)
         taken, filters = await source.consumer.stream_subjects(), filters_of(source.state.config)
         self.notifier = Notifier(stream=source.stream, subject=self.subject, taken=taken, filters=filters)
         if problem := notification_loop(self.notifier, self._others()):
@@ -192,10 +192,10 @@ class Announcer:
     async def _publish(self, stored: StoredObject) -> None:
         await self._source.link.client.publish(self.subject, json.dumps(stored.fields()).encode())
 
-    def _denied(self, denial: Denial) -> bool:
-        """Return whether a denial is about the announcements' subject; log it once per connection."""
+    def _denied(self, denial: Denial) -> None:
+        """Count a denial that is about the announcements' subject; log it once per connection."""
         if (subject := denial.about(self.subject)) is None:
-            return False
+            return
         reconnects = self._source.reconnects
         if self._denied_on != reconnects:
             self._denied_on = reconnects
@@ -203,7 +203,6 @@ class Announcer:
             self._failed("subject", refusal(subject), "")
         else:
             self.failures["subject"] += 1
-        return True
 
     def _failed(self, kind: str, error: object, path: str, count: int = 1) -> None:
         self.failures[kind] += count

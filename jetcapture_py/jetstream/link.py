@@ -32,7 +32,6 @@ class Link:
         reconnects: How often it was made again.
         problem: Why the last attempt to do so failed; "" while connected, and before the first attempt.
         failure: Why the capture has to end; None while it can go on.
-        on_denied: Called with a refusal that does not end the capture; returns whether that is dealt with.
     """
 
     def __init__(self, config: Config, changed: Callable[[], None]) -> None:
@@ -42,7 +41,6 @@ class Link:
         self.reconnects = 0
         self.problem = ""
         self.failure: SourceError | None = None
-        self.on_denied: Callable[[Denial], bool] = lambda denial: False  # noqa: ARG005  nobody publishes yet
         self._closing = False
 
     async def open(self) -> None:
@@ -100,11 +98,10 @@ class Link:
         if not self.connected:
             self.problem = one_line(reason_of(error))
         denial = denial_in(error)
-        if denial is None or (needed := self._needed(denial)) is None:
-            if denial is None or not self.on_denied(denial):
-                event(log, logging.WARNING, "nats.error", error=error)
-        else:
+        if denial is not None and (needed := self._needed(denial)) is not None:
             self.fail(SourceError(f"NATS refused: {refusal(needed, subscription=denial.subscription)}"))
+        elif denial is None or denial.about(self._config.stored_subject) is None:  # of that one, `Announcer` hears
+            event(log, logging.WARNING, "nats.error", error=error)
 
     def _needed(self, denial: Denial) -> str | None:
         """Return the required permission that was denied; None if the denied one is not required."""
