@@ -214,8 +214,8 @@ class Ordered(Acks):
             await asyncio.sleep(self.takeover / 2)
             source = self.source
             if self.active or not source.connected or source.pulls.stopped:
-                continue
-            if not await source.refresh() or not self.ordered.abandoned(source.state.pinned, source.state.unacked):
+                since = None
+            elif not await source.refresh() or not self.ordered.abandoned(source.state.pinned, source.state.unacked):
                 since = None
             elif since is None:
                 since = time.monotonic()
