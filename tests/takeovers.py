@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.side_tasks import end
@@ -39,11 +40,6 @@ async def pinned(client: Client) -> str:
     return str(groups[0].get("pinned_client_id") or "")
 
 
-def resets(command: Command) -> int:
-    """How often the replica has begun to receive."""
-    return sum(1 for _ in command.events("consumer.reset"))
-
-
 class Takeovers:
     """Three replicas, and how long each takeover took, in `seconds`."""
 
@@ -51,14 +47,16 @@ class Takeovers:
         self.archive, self.client = directory / "archive", client
         self.seconds: list[float] = []
         sections = {"source": {"mode": "ordered"}, "block": {"max_age": "200ms"}}
-        self._commands = [
-            Command(directory, settings(url, self.archive, **sections), name=f"replica{number}") for number in range(3)
-        ]
-        self._resets = [0] * len(self._commands)
+        self._commands = {
+            name: Command(directory, settings(url, self.archive, nats={"inbox_prefix": name}, **sections), name=name)
+            for name in ("replica0", "replica1", "replica2")
+        }
+        self._pulled: dict[str, str] = {}  # which replica has pulled with a pin id
 
     async def start(self) -> None:
         """Start all, and wait until one is active."""
-        for command in self._commands:
+        await self.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", cb=self._on_pull)
+        for command in self._commands.values():
             command.start()
         await self._other("")
         await asyncio.sleep(2)
@@ -71,8 +69,9 @@ class Takeovers:
 
     async def round(self, number: signal.Signals, stopped: float) -> float:
         """Have the active replica receive the signal; return after how many seconds another one received."""
-        before, active = await pinned(self.client), await self._active()
-        command = self._commands[active]
+        while (before := await pinned(self.client)) not in self._pulled:
+            await asyncio.sleep(POLL)
+        command = self._commands[self._pulled[before]]
         began = time.monotonic()
         command.process.send_signal(number)
         await self._other(before)
@@ -93,24 +92,17 @@ class Takeovers:
                 raise TimeoutError(f"nobody took over, the pin is {pin or 'free'}")
             await asyncio.sleep(POLL)
 
-    async def _active(self) -> int:
-        """The number of the replica that has begun to receive since the last round."""
-        while True:
-            now = [resets(command) for command in self._commands]
-            last = [
-                max((each["ts"] for each in command.events("consumer.reset")), default="") for command in self._commands
-            ]
-            if now != self._resets:
-                self._resets = now
-                return max(range(len(now)), key=lambda index: last[index])
-            await asyncio.sleep(POLL)
+    async def _on_pull(self, pull: Msg) -> None:
+        """Only the active replica pulls with the pin id; the reply subject says which one that is."""
+        if pin := json.loads(pull.data).get("id"):
+            self._pulled[pin] = pull.reply.partition(".")[0]
 
     async def end(self, published: int) -> set[int]:
         """Drain all; return the sequences up to `published` that are missing."""
         await asyncio.sleep(3)
-        for command in self._commands:
+        for command in self._commands.values():
             command.process.send_signal(signal.SIGTERM)
-        for command in self._commands:
+        for command in self._commands.values():
             await asyncio.to_thread(command.wait)
         stored = sum(name.rows for name in objects(self.archive))
         seqs = {row[layout.SEQ] for row in rows(self.archive)}
@@ -119,7 +111,7 @@ class Takeovers:
 
     def kill(self) -> None:
         """Leave no process."""
-        for command in self._commands:
+        for command in self._commands.values():
             command.kill()
 
 

@@ -213,9 +213,9 @@ class Ordered(Acks):
         while True:
             await asyncio.sleep(self.takeover / 2)
             source = self.source
-            if self.active or not source.connected or source.pulls.stopped:
-                since = None
-            elif not await source.refresh() or not self.ordered.abandoned(source.state.pinned, source.state.unacked):
+            waiting = not self.active and source.connected and not source.pulls.stopped
+            answered = waiting and await source.refresh()
+            if not answered or not self.ordered.abandoned(source.state.pinned, source.state.unacked):
                 since = None
             elif since is None:
                 since = time.monotonic()
