@@ -28,6 +28,8 @@ from jetcapture_py.config.units import dotted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped, is_text
 
+MAX_VALUES = 100_000
+"""With every use of an alias: otherwise a few lines could have more values than fit in memory."""
 _SUFFIXES = (".yaml", ".yml")
 _TAG = "tag:yaml.org,2002:"
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
@@ -126,8 +128,12 @@ def read(text: str, env: Mapping[str, str] | None) -> object:
 class _Reader:
     env: Mapping[str, str] | None
     problems: list[str] = field(default_factory=list)
+    values: int = 0
 
     def value(self, node: yaml.Node, path: tuple[int | str, ...]) -> object:
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise ConfigError(f"the settings have more than {MAX_VALUES:,} values, with those of every alias")
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if node.tag not in (_TAG + "map", _TAG + "seq"):

@@ -561,6 +561,10 @@ def test_an_empty_tls_section_asks_for_tls() -> None:
             ),
         ),
         ("a: &a [*a]\n", "the settings are nested too deeply"),
+        (
+            "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 10)}]" for n in range(20)),
+            "the settings have more than 100,000 values, with those of every alias",
+        ),
         (f'a: "{SECRET}\\ud800"\n', "a: not valid text: it contains a surrogate (line 1)"),
         (
             'a:\n  "b\\udfff": 1\n',
