@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -23,13 +24,14 @@ def is_reference(text: str) -> bool:
 def user_code(failed: Callable[[str], Exception], *passing: type[BaseException]) -> Iterator[None]:
     """Raise what `failed` makes of one line in place of whatever the code raises, also sys.exit and panics of Rust.
 
-    Errors `passing` stay as they are.
+    Errors `passing` stay as they are; KeyboardInterrupt only in the main thread, where it is Ctrl-C and not the code's.
     """
     try:
         yield
-    except passing:
-        raise
     except BaseException as error:
+        elsewhere = threading.current_thread() is not threading.main_thread()
+        if isinstance(error, passing) and not (elsewhere and isinstance(error, KeyboardInterrupt)):
+            raise
         raise failed(one_line(error)) from error
 
 
