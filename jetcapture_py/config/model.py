@@ -386,7 +386,7 @@ class Config(Section):
     def _spool_elsewhere(self) -> Self:
         spool, root = self.limits.spool, self.store.url.removeprefix("file://")
         if spool and root.startswith("/") and spool.path.resolve().is_relative_to(Path(root).resolve()):
-            raise wrong("limits.spool.path", f"{spool.path} is inside the archive, {root}; expected another directory")
+            raise wrong("limits.spool.path", "expected a directory outside of the archive")
         return self
 
     @property

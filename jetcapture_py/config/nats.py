@@ -74,11 +74,11 @@ def _content(path: Path, name: str, root: Path) -> dict[str, Any]:
         hint = f"; known contexts: {', '.join(known[:10])}" if known and not name.endswith(".json") else ""
         raise ValueError(f"there is no context {quoted(name)}{hint}") from error
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"context {quoted(name)} cannot be read: {error.strerror}") from error
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a NATS CLI context: expected a JSON object")
+        raise ValueError(f"{quoted(name)} is not a NATS CLI context: its file is not a JSON object")
     return content
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from jetcapture_py.config import yaml_text
-from jetcapture_py.config.units import dotted, got, kind
+from jetcapture_py.config.units import dotted, got, kind, quoted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped
 
@@ -131,7 +131,9 @@ def _reason(detail: ErrorDetails, context: Mapping[str, Any], written: object) -
     if error in ("tuple_type", "list_type"):
         return f"expected a list, got {kind(value)}"
     if error == "setting":
-        reason = str(context["reason"])
+        reason, held = str(context["reason"]), _written(value, str(context["setting"]).split("."))
+        if isinstance(held, str) and isinstance(written, str):
+            reason = reason.replace(quoted(held), quoted(written))
     elif error == "value_error":
         reason = " ".join(str(context["error"]).split())
         if not reason.startswith("expected ") and isinstance(value, str) and value != written:

@@ -170,12 +170,13 @@ def test_what_is_not_supported_is_refused_in_one_line(home: Path) -> None:
 def test_a_context_that_cannot_be_read_is_named(home: Path) -> None:
     write(home, "staging")
     assert refusal(home, "prod") == 'nats.context: there is no context "prod"; known contexts: staging'
+    assert refusal(home, "${X}", X=SECRET) == 'nats.context: there is no context "${X}"; known contexts: staging'
     assert refusal(home, "") == (
         "nats.context: no context is selected: set NATS_CONTEXT, or run `nats context select NAME`"
     )
     assert "neither the name of a context" in refusal(home, "../staging")
     path = write(home)
     path.write_text(f"{{ {SECRET}")
-    assert refusal(home) == f"nats.context: {path} is not a NATS CLI context: expected a JSON object"
+    assert refusal(home) == 'nats.context: "production" is not a NATS CLI context: its file is not a JSON object'
     path.write_text(f'["{SECRET}"]')
-    assert refusal(home) == f"nats.context: {path} is not a NATS CLI context: expected a JSON object"
+    assert refusal(home) == 'nats.context: "production" is not a NATS CLI context: its file is not a JSON object'
