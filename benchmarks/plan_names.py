@@ -15,14 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from benchmarks.restore import watched
 from jetcapture_py.archive import layout
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.ports import Entry
 from spark_jobs.archive import read_archive
 from spark_jobs.job import session
 from tests.support.archives import Archive
@@ -34,10 +34,9 @@ EACH = 100
 """Messages of an object."""
 
 
-def names(root: Path, count: int) -> list[tuple[str, Mapping[str, Any]]]:
+def names(root: Path, count: int) -> list[Entry]:
     """Return paths of so many objects of earlier days, the latest ones first, as a listing has them."""
-    info: Mapping[str, Any] = {"size": 40_000, "mtime": 0.0}
-    found: list[tuple[str, Mapping[str, Any]]] = []
+    found: list[Entry] = []
     bucket, seq = int(DAY.timestamp()) - _DAY, 1 << 40
     while len(found) < count:
         bucket -= INTERVAL
@@ -52,7 +51,7 @@ def names(root: Path, count: int) -> list[tuple[str, Mapping[str, Any]]]:
                 rows=EACH,
                 digest=f"{seq:016x}",
             )
-            found.append((f"{root}/{name.path}", info))
+            found.append(Entry(f"{root}/{name.path}", size=40_000, modified=0.0))
     return found[:count]
 
 
@@ -75,13 +74,13 @@ def measure(root: Path, count: int, rounds: int) -> None:
     """Plan, read, and print the figures of an archive with `count` objects."""
     of_day = KEYS * _DAY // INTERVAL
     made = names(root, count - 2 * of_day)
-    listed = ArchiveFiles._find
+    listed = ArchiveFiles._list
 
-    def find(self: ArchiveFiles, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        yield from listed(self, directory)
-        yield from made
+    def find(self: ArchiveFiles, directory: str, *, deep: bool = True) -> Iterator[Entry]:
+        yield from listed(self, directory, deep=deep)
+        yield from made if deep else ()
 
-    ArchiveFiles._find = find  # type: ignore[method-assign]
+    ArchiveFiles._list = find  # type: ignore[method-assign]
     with watched() as memory:
         spark = session("plan_names benchmark")
         times = []

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'flo
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its end, every capture waits until its pulls have expired; `check` asks several times for what is missing."""
-    monkeypatch.setattr(pulls, "EXPIRES", 0.1)
-    monkeypatch.setattr(pulls, "GRACE", 1.0)
+    monkeypatch.setattr(pulls, "TIMING", pulls.PullTiming(expires=0.1, grace=1.0))
     monkeypatch.setattr(read_session, "PAUSE", 0.02)
 
 

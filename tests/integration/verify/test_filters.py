@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.jetstream import pulls
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import prove, verify
 from jetcapture_py.verify.ranges import Sequences
@@ -135,11 +134,8 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range
 
 
 @pytest.fixture
-def histories(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int], list[tuple[Filtered, random.Random]]]:
+def histories(nats_server: Start, tmp_path: Path) -> Callable[[int], list[tuple[Filtered, random.Random]]]:
     """Lets streams have random histories of filters and bundles, which end with everything captured."""
-    monkeypatch.setattr(pulls, "EXPIRES", 0.1)
 
     async def live(seed: int) -> list[tuple[Filtered, random.Random]]:
         server = nats_server()

@@ -451,7 +451,7 @@ def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
     """Somebody pins the consumer of a capture that shares it."""
     monkeypatch.setattr(side_tasks, "POLL", 600)  # nobody looks at the consumer while it is pinned
     monkeypatch.setattr(source, "FRESH_S", 600)
-    monkeypatch.setattr(pulls, "EXPIRES", 600)  # a new pull would be refused
+    monkeypatch.setattr(pulls, "TIMING", pulls.PullTiming(expires=600))  # a new pull would be refused
 
     async def captured_while_pinned(server: NatsServer, settings: Config) -> None:
         name, groups = settings.source.consumer, {"priority_policy": "pinned_client", "priority_groups": ["g"]}
