@@ -25,7 +25,7 @@ from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.ports import Entry
 from spark_jobs.archive import read_archive
 from spark_jobs.job import session
-from tests.support.archives import Archive
+from tests.support.archives import encoded, put
 
 DAY = datetime(2026, 5, 1, tzinfo=UTC)
 KEYS, INTERVAL = 10, 900
@@ -57,16 +57,11 @@ def names(root: Path, count: int) -> list[Entry]:
 
 def fill(root: Path) -> None:
     """Write the objects of two days."""
-    archive, seq = Archive(root), 1 << 41
+    seq = 1 << 41
     for bucket in range(int(DAY.timestamp()) - _DAY, int(DAY.timestamp()) + _DAY, INTERVAL):
         for key in range(KEYS):
-            archive.write(
-                range(seq, seq + EACH),
-                str(key),
-                bucket=bucket,
-                timestamps=[bucket * 1_000_000 + number for number in range(EACH)],
-                metadata={layout.INTERVAL: str(INTERVAL)},
-            )
+            times = [bucket * 1_000_000 + number for number in range(EACH)]
+            put(root, encoded(zip(range(seq, seq + EACH), times, strict=True), key=str(key), bucket=bucket))
             seq += EACH
 
 

@@ -27,12 +27,7 @@ from jetcapture_py.archive.removed import Erased, Tombstone
 from jetcapture_py.compaction.memory import MemoryBudget, rewriting, searching
 from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
 from jetcapture_py.config.model import Config
-from jetcapture_py.errors import (
-    JetcaptureError,
-    MissingStreamError,
-    SourceError,
-    VanishedError,
-)
+from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError, VanishedError
 from jetcapture_py.reading.plan import no_archive
 from jetcapture_py.retry import retried
 from jetcapture_py.rewriting.old_versions import delete_old_versions

@@ -28,7 +28,7 @@ from jetcapture_py.jetstream.acks import sequences
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.store import NoteStore, users_errors
+from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import plural
 from jetcapture_py.threads import in_thread
@@ -303,16 +303,10 @@ class _Repairer:
         One that fails does not keep others from being stored.
         """
         uploads, path = self.recapture.archiver.uploads, encoded.name.path
-        store = uploads.store
-        replaced = path in self._damaged and isinstance(store, NoteStore)
-
-        def overwrite(store: NoteStore) -> None:
-            with users_errors():
-                store.change_note(path, lambda _: bytes(encoded.data))
-
+        replaced = path in self._damaged and isinstance(uploads.store, NoteStore)
         try:
-            if replaced and isinstance(store, NoteStore):
-                await uploads.call(overwrite, store)
+            if replaced:
+                await uploads.call(change_note, uploads.store, path, lambda _: bytes(encoded.data))
             else:
                 await self.recapture.put(encoded)
         except StoreError as error:
