@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-WORD = r"[^\s.*>]+"
-"""A token of a subject."""
-_PATTERN = re.compile(rf"(?:(?:\*|{WORD})\.)*(?:[*>]|{WORD})")
+_TOKEN = re.compile(r"[^ \t\r\n.]+")
 
 
 def check_pattern(pattern: str) -> str:
-    """Return the pattern; raise ValueError if it is invalid."""
-    if not _PATTERN.fullmatch(pattern) or not pattern.isprintable():
+    """Return the pattern; raise ValueError if it is invalid. Servers also store messages on subjects such as `a.b*`."""
+    tokens = pattern.split(".")
+    if not all(map(_TOKEN.fullmatch, tokens)) or ">" in tokens[:-1]:
         raise ValueError("expected a subject such as orders.*.new or orders.>")
     return pattern
 

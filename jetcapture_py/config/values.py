@@ -27,7 +27,6 @@ from pydantic import (
 from jetcapture_py import plugins
 from jetcapture_py.config import buckets, yaml_text
 from jetcapture_py.config.section import did_you_mean, hidden
-from jetcapture_py.config.subjects import WORD, check_pattern
 from jetcapture_py.config.template import parse_template
 from jetcapture_py.config.units import (
     DURATION_PATTERN,
@@ -41,7 +40,8 @@ from jetcapture_py.config.units import (
 from jetcapture_py.errors import ConfigError
 
 DAY = 86_400
-_SUBJECT = rf"{WORD}(?:\.{WORD})*"
+_WORD = r"[^\s.*>]+"
+_SUBJECT = rf"{_WORD}(?:\.{_WORD})*"
 _SCHEMES = ("nats", "tls", "ws", "wss")
 TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
 """Text formats of objects, and their compressions."""
@@ -311,7 +311,9 @@ TableLocation = Annotated[str, _that(_printable(r"[a-z][a-z0-9]*://\S+"), "a URL
 BucketName = Annotated[str, _that(buckets.is_name, "ASCII letters, digits, '-' and '_'")]
 """A name that NATS accepts for a KV bucket or an object store."""
 Subject = Annotated[str, _WITHOUT_WILDCARDS]
-FilterSubject = Annotated[str, AfterValidator(check_pattern)]
+FilterSubject = Annotated[
+    str, _that(_printable(rf"(?:(?:\*|{_WORD})\.)*(?:[*>]|{_WORD})"), "a subject such as orders.*.new or orders.>")
+]
 """A subject, with wildcards or without."""
 Servers = Annotated[
     tuple[Annotated[str, AfterValidator(_server)], ...],

@@ -13,7 +13,8 @@ import pytest
 from nats.errors import FlushTimeoutError
 
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.jetstream.connection import Api, UnavailableError
+from jetcapture_py.errors import UnavailableError
+from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.read_session import ReadSession
 from tests.support.nats_server import NatsServer
 
