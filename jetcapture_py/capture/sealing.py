@@ -1,4 +1,4 @@
-"""When a block is sealed. `Blocks` holds blocks, `Archiver` seals them; what decides it is here.
+"""When a block is sealed. `Blocks` holds blocks, `Archiver` seals them; the reasons and their limits are here.
 
     bytes      the next message would make it larger than `block.max_bytes` (or a part of the memory), or give it too
                many nulls, because its columns are others

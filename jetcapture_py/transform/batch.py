@@ -24,7 +24,10 @@ from jetcapture_py.text import one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageBatch:
-    """Messages of one stream, one row each, in the order of arrival; `rows` has the schema `ENVELOPE`."""
+    """Messages of one stream, one row each; `rows` has the schema `ENVELOPE`.
+
+    Those of a subject are in the order of arrival.
+    """
 
     stream: str
     rows: pa.RecordBatch

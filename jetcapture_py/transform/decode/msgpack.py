@@ -5,18 +5,22 @@ Strict as JSON is. The bytes of strings in fields that are not declared are not 
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.arrays import Bytes
 from jetcapture_py.config.column_types import JSON, TIMESTAMP
 from jetcapture_py.transform.batch import Decoder
-from jetcapture_py.transform.decode.bounds import MAX_ROWS, MSGPACK_FORMAT
-from jetcapture_py.transform.decode.common import MisfitError, json_texts, show
+from jetcapture_py.transform.decode.bounds import MAX_ROWS, ObjectFormat
+from jetcapture_py.transform.decode.common import MisfitError, json_texts, payloads_of, show
 from jetcapture_py.transform.decode.json_declared import (
     MAX_FLOAT32,
     UNITS,
@@ -100,11 +104,93 @@ def _elements(payload: bytes) -> Sequence[bytes]:
 
 
 SPLITS = {"array": _elements}
-OBJECT_FORMAT = MSGPACK_FORMAT
+
+
+# ------------------------------------------------------------------ reading objects
+
+
+def _containers(data: Bytes) -> tuple[int, int]:
+    """Return how many maps and lists an array of bytes begins at most, if it has payloads."""
+    objects = np.count_nonzero((data & 0xF0 == 0x80) | (data & 0xFE == 0xDE))
+    lists = np.count_nonzero((data & 0xF0 == 0x90) | (data & 0xFE == 0xDC))
+    return int(objects), int(lists)
+
+
+def _skeleton(payload: bytes) -> bytes | bytearray:
+    """Return the first byte of each map and list of a payload, which may be damaged."""
+    firsts = bytearray()
+    for start, end in _values(payload):
+        first = payload[start]
+        if first in _CONTAINERS:
+            firsts += payload[start:end] if first < _LONG else payload[start : start + 1]
+    return firsts
+
+
+def whole_microseconds(payload: bytes) -> bytes:
+    """Cut off the nanoseconds of a MessagePack payload's timestamps, which msgspec would round to microseconds."""
+    if not any(stamp in payload for stamp in _NANOSECONDS):
+        return payload
+    whole = bytearray(payload)
+    for start, end in _values(payload):
+        for stamp, (size, shift) in _NANOSECONDS.items():
+            if end <= len(payload) and payload.startswith(stamp, start):
+                at = slice(start + len(stamp), start + len(stamp) + size)
+                number = int.from_bytes(payload[at], "big")
+                whole[at] = (number - ((number >> shift) % 1_000 << shift)).to_bytes(size, "big")
+    return bytes(whole)
+
+
+def _values(payload: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each value of a payload, which may be damaged.
+
+    Of a map or list, the end is that of its head. Values of one byte come in runs, those of short maps and lists apart.
+    """
+    offset = 0
+    while offset < len(payload):
+        start, first = offset, payload[offset]
+        if (run := _RUNS.match(payload, offset)) is not None:
+            offset = run.end()
+        else:
+            digits, code = _LENGTHS.get(first, 0), 0xC7 <= first <= 0xC9  # an extension's code follows its length
+            offset += 1 + _SIZES.get(first, 0) + digits + code
+            offset += int.from_bytes(payload[offset - digits - code : offset - code], "big")
+        yield start, offset
+
+
+_RUNS = re.compile(rb"[\x80-\x9f]++|[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++")
+"""Values of one byte, and maps and lists of up to 15 items."""
+_CONTAINERS = {*range(0x80, 0xA0), *range(0xDC, 0xE0)}
+_LONG = 0xDC
+"""The first byte from which containers have a length of their own."""
+_NANOSECONDS = {b"\xd7\xff": (8, 34), b"\xc7\x0c\xff": (4, 0)}
+"""Beginnings of timestamps with nanoseconds: bytes of the number that has these, and the bits below them."""
+_SIZES = {0xA0 + size: size for size in range(32)} | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+_SIZES |= zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), strict=True)
+"""Bytes after the first one of a text, number or extension whose length is not sent, and of a container."""
+_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+"""Bytes of the length that follows the first byte of other texts, bytes and extensions."""
+
+
+def _text(data: bytes, times: bool) -> str | None:
+    value = msgspec.msgpack.decode(whole_microseconds(data) if times else data)
+    if times and isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, str | int | float) else None
+
+
+OBJECT_FORMAT = ObjectFormat(
+    decoder=msgspec.msgpack.Decoder,
+    payloads=lambda batch: ([whole_microseconds(payload) for payload in payloads_of(batch)], {}),
+    containers=_containers,
+    skeleton=_skeleton,
+    text=_text,
+)
 
 
 def make(config: DecodeConfig) -> Decoder:
     """Return the configured decoder. Raises ValueError with one line."""
     if config.columns:
-        return ObjectDecoder(config.columns, MSGPACK_FORMAT, _special)
-    return InferringDecoder(MSGPACK_FORMAT)
+        return ObjectDecoder(config.columns, OBJECT_FORMAT, _special)
+    return InferringDecoder(OBJECT_FORMAT)

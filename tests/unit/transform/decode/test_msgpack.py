@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 
 from jetcapture_py.transform.decode import make_decoder
-from jetcapture_py.transform.decode.bounds import MSGPACK_FORMAT
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
+from jetcapture_py.transform.decode.msgpack import OBJECT_FORMAT
 from jetcapture_py.transform.keys import make_key
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
@@ -77,7 +77,7 @@ def test_extensions_and_bytes_are_shown_in_json_text() -> None:
 
 
 def test_inferred_columns_have_the_types_of_messagepack() -> None:
-    decoder = InferringDecoder(MSGPACK_FORMAT)
+    decoder = InferringDecoder(OBJECT_FORMAT)
     documents = [
         {"i": 1, "b": b"\xff", "t": msgpack.Timestamp.from_datetime(STAMP), "n": {"x": 1.5}, "l": [b"a"]},
         {"i": 2, "n": {1: 2}, "e": msgpack.ExtType(5, b"hi")},

@@ -16,8 +16,9 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import BatchTooWideError, decode_checked
 from jetcapture_py.transform.decode import make_decoder
-from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS, msgpack_containers, msgpack_skeleton
+from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS
 from jetcapture_py.transform.decode.compression import inflater
+from jetcapture_py.transform.decode.msgpack import OBJECT_FORMAT
 from jetcapture_py.transform.keys import make_key
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
@@ -173,9 +174,9 @@ def test_the_containers_of_every_messagepack_value_are_counted() -> None:
     lists: list[Any] = [[value] * size for value in values[:3] for size in (1, 20, 70_000)]
     maps = [{str(key): value for key in range(size)} for value in values[:2] for size in (1, 20, 70_000)]
     payload = msgpack.packb([*values, *lists, *maps, [[]], {"a": {}}])
-    skeleton = msgpack_skeleton(payload)
-    assert msgpack_containers(np.frombuffer(skeleton, np.uint8)) == (len(maps) + 2, len(lists) + 3)
-    assert len(msgpack_skeleton(payload[:-1])) == len(skeleton) - 1
+    skeleton = OBJECT_FORMAT.skeleton(payload)
+    assert OBJECT_FORMAT.containers(np.frombuffer(skeleton, np.uint8)) == (len(maps) + 2, len(lists) + 3)
+    assert len(OBJECT_FORMAT.skeleton(payload[:-1])) == len(skeleton) - 1
 
 
 def test_many_large_payloads_are_decoded_in_smaller_batches() -> None:
