@@ -393,9 +393,8 @@ class ArchiveFiles:
             return
         if self.protection is not None and self.protection.keeps_versions is False:
             return
-        aware = (
-            self if self._options.get("driver") else ArchiveFiles(self.url, {**self._options, "version_aware": True})
-        )
+        obstore = self._options.get("driver") == "obstore"
+        aware = self if obstore else ArchiveFiles(self.url, {**self._options, "version_aware": True})
 
         def call(method: str, key: str, **request: Any) -> Any:
             try:
