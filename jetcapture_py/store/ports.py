@@ -104,7 +104,7 @@ class Driver(Protocol):
         ...
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes of a file from `start` to `end` (exclusive)."""
+        """Read the bytes of a file from `start` to `end` (exclusive); all of it without `end`."""
         ...
 
     def stat(self, path: str) -> Entry:

@@ -106,6 +106,16 @@ def test_an_object_that_is_there_is_not_written_again(remote_place: Place) -> No
     assert remote_place.objects() == {NAME.path: b"first"}
 
 
+def test_an_empty_object_is_read_and_moved_aside(remote_place: Place) -> None:
+    store, files = remote_place.open(), ArchiveFiles(remote_place.url, remote_place.options)
+    assert isinstance(store, ObjectStore)
+    store.write_note("S/x.parquet", b"")
+    (file,) = files.below("S")
+    assert (files.read(file), list(files.footers([file]))) == (b"", [b""])
+    files.move_aside(file)
+    assert remote_place.objects() == {"S/.x.parquet.damaged": b""}
+
+
 def test_a_key_that_marks_a_directory_is_no_file(s3: S3Place) -> None:
     for key in ("archive/ORDERS/", "archive/ORDERS/key=eu/", "archive/ORDERS/key=eu/note.txt"):
         s3.client.put_object(Bucket=s3.bucket, Key=key, Body=b"")
