@@ -365,6 +365,11 @@ class Config(Section):
             raise wrong("maintain.table", "not with {key} in store.url: a table is of one archive")
         if self.maintain is not None and self.maintain.table is not None and self.block.format in types.TEXT_FORMATS:
             raise wrong("maintain.table", f"not with block.format {self.block.format}: a table requires Parquet")
+        if self.maintain is not None and self.maintain.table is not None and self.store.url.startswith("gs://"):
+            login = any(name.startswith("gcs.") for name in self.maintain.table.catalog)
+            if self.store.options.keys() - {"driver"} and not login:
+                reason = "PyIceberg does not know store.options of gs://"
+                raise wrong("maintain.table.catalog", f"{reason}: add its own here, such as gcs.oauth2.token")
         if self.maintain is not None and "{key}" in self.store.url:
             raise wrong("maintain", "cannot be combined with {key} in store.url, which makes an archive of each key")
         return self

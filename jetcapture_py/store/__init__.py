@@ -20,7 +20,7 @@ from jetcapture_py.store.fsspec import KINDS, FsspecDriver
 from jetcapture_py.store.local import ABANDONED as ABANDONED
 from jetcapture_py.store.local import LocalDriver, explained
 from jetcapture_py.store.objects import ObjectStore, root_of
-from jetcapture_py.store.obstore import ObstoreDriver
+from jetcapture_py.store.obstore import ObstoreDriver, as_fsspec
 from jetcapture_py.store.ports import NoteChange as NoteChange
 from jetcapture_py.store.ports import NoteStore as NoteStore
 from jetcapture_py.store.ports import Store as Store
@@ -81,14 +81,14 @@ def removal_of(url: str, options: Mapping[str, Any], path: str) -> str:
     if kind == "s3":
         client = options.get("client_kwargs") or {}
         flags = {
-            "endpoint-url": options.get("endpoint_url") or client.get("endpoint_url") or options.get("endpoint"),
+            "endpoint-url": as_fsspec(options).get("endpoint_url") or client.get("endpoint_url"),
             "profile": options.get("profile"),
         }
         return f"aws s3 rm {shlex.quote(f's3://{place}')}{_flags(flags)}"
     if kind == "azure":
         container, _, name = place.partition("/")
         container, _, host = container.partition("@")
-        account = host.partition(".")[0] or options.get("account_name")
+        account = host.partition(".")[0] or as_fsspec(options).get("account_name")
         flags = {"account-name": account, "container-name": container, "name": name}
         return f"az storage blob delete{_flags(flags)}"
     if kind == "gcs":

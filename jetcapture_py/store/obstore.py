@@ -25,19 +25,45 @@ _CACHED = timedelta(minutes=10)
 """Credentials that are found are asked for again 5 minutes before this has passed: botocore renews them in time."""
 _SMALLEST = 17
 """Requests of up to two to this power bytes have the same timeout; above it, of up to the next power of two."""
+_PREFIX = re.compile("^(aws_|azure_storage_|azure_|google_)")
+_FSSPEC = {
+    "access_key_id": "key",
+    "secret_access_key": "secret",
+    "session_token": "token",
+    "bearer_token": "token",
+    "endpoint": "endpoint_url",
+    "endpoint_url_s3": "endpoint_url",
+    "region": "region_name",
+    "default_region": "region_name",
+    "skip_signature": "anon",
+    "request_payer": "requester_pays",
+    "access_key": "account_key",
+    "master_key": "account_key",
+    "sas_key": "sas_token",
+    "authority_id": "tenant_id",
+    "identity_endpoint": "msi_endpoint",
+}
+"""What fsspec calls options of obstore, without the prefix that each may have."""
 _LOGINS = {
-    "s3": {"access_key_id", "skip_signature", "web_identity_token_file", "container_credentials_relative_uri"},
-    "azure": {"account_key", "sas_key", "client_id", "token", "skip_signature", "use_azure_cli", "msi_endpoint"},
+    "s3": {"key", "anon", "web_identity_token_file"}
+    | {f"container_credentials_{kind}_uri" for kind in ("relative", "full")},
+    "azure": {"account_key", "sas_token", "client_id", "token", "anon"}
+    | {"use_azure_cli", "use_emulator", "msi_endpoint"},
     "gcs": set[str](),
 }
-"""Options that say how to log in, without the prefix that each may have."""
-_PREFIX = re.compile("aws_|azure_storage_|azure_|google_")
+"""Options that say how to log in, as fsspec calls them."""
 _STATUS = re.compile(r"status code: (\d+)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)")
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _VERSION = "?versionId="
+
+
+def as_fsspec(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of either driver by one name each: fsspec's, where it has one."""
+    plain = {name: _PREFIX.sub("", name.lower()) for name in options}
+    return {_FSSPEC.get(plain[name], plain[name]): value for name, value in options.items()}
 
 
 class ObstoreError(Exception):
@@ -69,8 +95,11 @@ class ObstoreDriver:
             )
         config = {name: value for name, value in options.items() if name not in ("client_options", "retry_config")}
         self._attributes = config.pop("attributes", None)
-        if host:
-            config.setdefault("account_name", host.partition(".")[0])
+        given = as_fsspec(config)
+        if host and "account_name" not in given:
+            config["account_name"] = host.partition(".")[0]
+        if host and "endpoint_url" not in given:  # not every cloud of Azure has the same domain
+            config["endpoint"] = f"https://{host.replace('.dfs.', '.blob.', 1)}"
         if self.kind == "s3":
             config.setdefault("disable_bulk_delete", True)
         self._client = functools.cache(functools.partial(self._open, config, options))
@@ -106,12 +135,8 @@ class ObstoreDriver:
 
     def _login(self, config: Mapping[str, Any]) -> Any:
         """Return what finds credentials where the cloud's own tools find them; None where obstore has or finds them."""
-        given = {_PREFIX.sub("", name.lower(), count=1) for name in config}
-        if self.kind == "azure":
-            given |= {
-                _PREFIX.sub("", name.lower(), count=1) for name in os.environ if name.startswith("AZURE_STORAGE_")
-            }
-        if _LOGINS[self.kind] & given:
+        of_environment = {name: "" for name in os.environ if self.kind == "azure" and name.startswith("AZURE_STORAGE_")}
+        if _LOGINS[self.kind] & as_fsspec({**of_environment, **config}).keys():
             return None
         with suppress(ImportError):
             if self.kind == "s3":
@@ -167,8 +192,6 @@ class ObstoreDriver:
 
         path, _, version = path.partition(_VERSION)
         client, key = self._located(path, 0 if end is None else end - start)
-        if end is not None and end <= start:
-            return b""
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
         if version:
             options["version"] = version
@@ -224,14 +247,14 @@ class ObstoreDriver:
     def _botocore(self) -> Any:
         import botocore.session  # type: ignore[import-untyped]
 
-        given = {_PREFIX.sub("", name.lower(), count=1): value for name, value in self.options.items()}
+        given = as_fsspec(self.options)
         return botocore.session.Session().create_client(
             "s3",
-            endpoint_url=given.get("endpoint") or given.get("endpoint_url") or given.get("endpoint_url_s3"),
-            region_name=given.get("region"),
-            aws_access_key_id=given.get("access_key_id"),
-            aws_secret_access_key=given.get("secret_access_key"),
-            aws_session_token=given.get("session_token") or given.get("token"),
+            endpoint_url=given.get("endpoint_url"),
+            region_name=given.get("region_name"),
+            aws_access_key_id=given.get("key"),
+            aws_secret_access_key=given.get("secret"),
+            aws_session_token=given.get("token"),
         )
 
     def azure(self) -> None:
@@ -244,10 +267,11 @@ def _aws_login() -> Any:
 
     try:
         return Boto3CredentialProvider(ttl=_CACHED)
-    except ValueError:
+    except Exception as error:  # of botocore, or a ValueError without any
+        reason = "no credentials were found" if isinstance(error, ValueError) else one_line(error)
 
         def missing() -> Any:
-            raise ValueError("no credentials were found")
+            raise ValueError(reason)
 
         return missing
 

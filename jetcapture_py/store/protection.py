@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetcapture_py.errors import StoreError
+from jetcapture_py.store.obstore import as_fsspec
 from jetcapture_py.store.ports import error_codes
 from jetcapture_py.text import one_line, plural
 
@@ -65,7 +66,7 @@ class Protection:
 
 def s3_protection(ask: Ask, options: Mapping[str, Any]) -> Protection:
     """Return how a bucket of S3 protects objects; `options` are `store.options`, with settings for each object."""
-    named = {name: options[given] for given, name in _OF_OBSTORE.items() if given in options}
+    named = {_OF_OBSTORE[name]: value for name, value in as_fsspec(options).items() if name in _OF_OBSTORE}
     own: Mapping[str, Any] = options.get("s3_additional_kwargs") or named
     versions = _answer(ask, "get_bucket_versioning")
     status = versions.get("Status") if isinstance(versions, Mapping) else None

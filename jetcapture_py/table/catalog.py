@@ -17,6 +17,7 @@ from jetcapture_py.config.model import Config, StoreConfig
 from jetcapture_py.errors import ConfigError, ConflictError, JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.credentials import with_secrets
+from jetcapture_py.store.obstore import as_fsspec
 from jetcapture_py.text import one_line
 
 if TYPE_CHECKING:
@@ -35,12 +36,7 @@ _FILE_PROPERTIES = {
     "key": "s3.access-key-id",
     "secret": "s3.secret-access-key",
     "token": "s3.session-token",
-    "access_key_id": "s3.access-key-id",
-    "secret_access_key": "s3.secret-access-key",
-    "session_token": "s3.session-token",
     "endpoint_url": "s3.endpoint",
-    "endpoint": "s3.endpoint",
-    "region": "s3.region",
     "region_name": "s3.region",
     "anon": "s3.anonymous",
     "account_name": "adls.account-name",
@@ -50,7 +46,6 @@ _FILE_PROPERTIES = {
     "tenant_id": "adls.tenant-id",
     "client_id": "adls.client-id",
     "client_secret": "adls.client-secret",
-    "project": "gcs.project-id",
 }
 """PyIceberg's names of the store's options."""
 
@@ -229,7 +224,7 @@ def file_properties(store: StoreConfig) -> dict[str, str]:
     """Return the properties with which PyIceberg opens the same store. Raises ConfigError for secret files."""
     options = with_secrets(store.options)
     nested = options.get("client_kwargs")
-    every: dict[str, Any] = {**options, **(nested if isinstance(nested, dict) else {})}
+    every = as_fsspec({**options, **(nested if isinstance(nested, dict) else {})})
     return {
         _FILE_PROPERTIES[name]: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in every.items()

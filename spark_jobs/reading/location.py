@@ -21,20 +21,10 @@ from pyspark.sql.utils import is_remote
 
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, open_archive
+from jetcapture_py.store.obstore import as_fsspec
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
-_OBSTORE = {
-    "access_key_id": "key",
-    "secret_access_key": "secret",
-    "session_token": "token",
-    "endpoint": "endpoint_url",
-    "region": "region_name",
-    "skip_signature": "anon",
-    "request_payer": "requester_pays",
-    "sas_key": "sas_token",
-}
-"""What fsspec calls options of obstore."""
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S*FileSystem not found")
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
@@ -125,8 +115,7 @@ def in_spark(url: str, options: Mapping[str, Any], env: Mapping[str, str] = os.e
     scheme, separator, path = url.rstrip("/").partition("://")
     if not separator:
         return url, {}
-    names = {name: name.lower().removeprefix("aws_").removeprefix("azure_storage_") for name in options}
-    options = {**{_OBSTORE.get(names[name], names[name]): value for name, value in options.items()}, **options}
+    options = {**as_fsspec(options), **options}
     scheme = _SCHEMES.get(scheme, scheme)
     if scheme == "abfss":
         return _azure(url, options, env)

@@ -34,7 +34,7 @@ from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.maintain import TableConfig
-from jetcapture_py.config.model import Config, parse
+from jetcapture_py.config.model import Config, StoreConfig, parse
 from jetcapture_py.config.section import validated
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.maintain import command, passes, schedule
@@ -45,6 +45,7 @@ from jetcapture_py.monitoring.http import MaintenanceSite
 from jetcapture_py.store.archive import open_archive
 from jetcapture_py.table import commit as table_commit
 from jetcapture_py.table import writer
+from jetcapture_py.table.catalog import file_properties
 from jetcapture_py.table.commit import TableResult
 from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.verify.findings import Severity
@@ -752,6 +753,15 @@ def test_a_table_that_cannot_be_kept_is_refused_with_the_configuration(tmp_path:
     table = {"name": "nats.orders", "catalog": {}}
     with pytest.raises(ConfigError, match=r"^maintain\.table: not with block\.format csv: a table requires Parquet"):
         parse({**data, "store": {"url": str(tmp_path)}, "maintain": {"table": table}})
+    google = {
+        "source": data["source"],
+        "store": {"url": "gs://box", "driver": "obstore", "options": {"bearer_token": "t"}},
+    }
+    with pytest.raises(
+        ConfigError, match=r"^maintain\.table\.catalog: PyIceberg does not know store\.options of gs://"
+    ):
+        parse({**google, "maintain": {"table": table}})
+    parse({**google, "maintain": {"table": {**table, "catalog": {"gcs.oauth2.token": "t"}}}})
     table["name"] = "nats.{stream}"
     with pytest.raises(ConfigError, match="expected another name than that of a metadata table of Iceberg"):
         parse({"source": {"stream": "refs", "consumer": "c"}, "store": {"url": "/a"}, "maintain": {"table": table}})
@@ -950,6 +960,22 @@ def test_verify_compares_the_table_with_the_archive(tmp_path: Path) -> None:
     (damaged,) = compare_tables(world.config)
     assert damaged.summary == "table nats.orders cannot have these objects"
     assert [file.path for file in damaged.paths] == [changed.path]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "k", "secret": "s", "client_kwargs": {"endpoint_url": "http://minio:9000", "region_name": "here"}},
+        {"AWS_ACCESS_KEY_ID": "k", "secret_access_key": "s", "aws_endpoint": "http://minio:9000", "aws_region": "here"},
+    ],
+)
+def test_a_table_is_kept_with_the_options_of_either_driver(options: dict[str, Any]) -> None:
+    assert file_properties(StoreConfig(url="s3://bucket", options=options)) == {
+        "s3.access-key-id": "k",
+        "s3.secret-access-key": "s",
+        "s3.endpoint": "http://minio:9000",
+        "s3.region": "here",
+    }
 
 
 def test_a_table_in_s3_is_kept_with_the_stores_own_options(tmp_path: Path) -> None:

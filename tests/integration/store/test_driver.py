@@ -17,6 +17,7 @@ from jetcapture_py.errors import ConfigError, PermanentStoreError
 from jetcapture_py.manage.check import check
 from jetcapture_py.store import configured_store, driver_of, open_store
 from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.obstore import ObstoreDriver
 from tests.integration.store.conftest import AzurePlace, S3Place
 from tests.integration.store.test_object_storage import NAME, port_of, put
 from tests.support import azurite
@@ -40,6 +41,41 @@ HERE: dict[str, Any] = {"access_key_id": "k", "secret_access_key": "s", "endpoin
 def test_obstore_gets_its_own_options(url: str, options: dict[str, Any]) -> None:
     store = configured_store(StoreConfig(url=url, options=options, driver="obstore"))
     assert driver_of(store) == "obstore"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("s3", {"AWS_ACCESS_KEY_ID": "k", "aws_secret_access_key": "s"}),
+        ("s3", {"skip_signature": True}),
+        ("az", {"access_key": "YQ=="}),
+        ("az", {"azure_storage_master_key": "YQ=="}),
+        ("az", {"sas_token": "?sv=1&sig=2"}),
+        ("az", {"bearer_token": "t"}),
+        ("az", {"azure_use_azure_cli": True}),
+    ],
+)
+def test_obstore_looks_for_no_login_beside_one_in_the_options(
+    kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = {"account_name": "a"} if kind == "az" else {}
+    assert ObstoreDriver(f"{kind}://box", {**account, **options})._login(options) is None
+    if kind == "az":
+        monkeypatch.setenv("AZURE_STORAGE_ACCESS_KEY", "YQ==")
+        assert ObstoreDriver("az://box", account)._login({}) is None
+
+
+def test_obstore_finds_the_server_of_an_account_in_its_address() -> None:
+    driver = ObstoreDriver("abfs://box@a.dfs.core.chinacloudapi.cn/x", {"account_key": "YQ=="})
+    found = driver._client(17).config
+    assert (found["account_name"], found["endpoint"]) == ("a", "https://a.blob.core.chinacloudapi.cn")
+
+
+def test_a_profile_that_is_missing_is_told_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    store = open_store("s3://bucket", {"driver": "obstore", "endpoint": "http://127.0.0.1:9"})
+    with pytest.raises(PermanentStoreError, match=r"The config profile \(nobody\) could not be found"):
+        store.probe()
 
 
 @pytest.mark.parametrize(
@@ -77,9 +113,10 @@ def test_objects_get_the_storage_class_and_the_encryption_of_the_options(moto: S
     assert {name: head[name] for name in extra} == extra
 
 
-def test_versions_of_a_bucket_are_listed_read_and_deleted(moto: S3Place) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_versions_of_a_bucket_are_listed_read_and_deleted(moto: S3Place, driver: str, *, named: bool) -> None:
     moto.client.put_bucket_versioning(Bucket=moto.bucket, VersioningConfiguration={"Status": "Enabled"})
-    store, files = moto.open(), ArchiveFiles(moto.url, moto.options)
+    store, files = moto.open(), ArchiveFiles(moto.url, {**moto.options, **({"driver": driver} if named else {})})
     store.write_note("S/note", b"first")
     store.write_note("S/note", b"second")
     (version,) = files.old_versions("S")

@@ -487,7 +487,12 @@ def test_the_command_that_removes_a_file(url: str, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "at", [{"endpoint_url": "http://minio:9000"}, {"client_kwargs": {"endpoint_url": "http://minio:9000"}}]
+    "at",
+    [
+        {"endpoint_url": "http://minio:9000"},
+        {"client_kwargs": {"endpoint_url": "http://minio:9000"}},
+        {"driver": "obstore", "aws_endpoint": "http://minio:9000"},
+    ],
 )
 def test_the_command_that_removes_a_file_names_the_server_and_the_account(at: dict[str, Any]) -> None:
     command = "aws s3 rm s3://bucket/_watermark/S/C.json --endpoint-url http://minio:9000 --profile lab"
