@@ -116,7 +116,7 @@ def test_nothing_is_held_after_a_capture_has_ended_and_never_much_more_than_its_
                 tmp_path / "archive",
                 source={"mode": mode, **({"takeover": "2s"} if mode == "ordered" else {})},
                 block={"max_age": chance.choice(("50ms", "1m")), "max_messages": chance.choice((50, 10_000))},
-                store={"url": f"file://{tmp_path}/archive", "retry_for": "1s"},
+                store={"retry_for": "1s"},
                 limits={"memory": MEMORY, "open_blocks": chance.choice((2, 100))},
             )
             await run(chance, configuration, memory, running)
