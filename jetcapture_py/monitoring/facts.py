@@ -125,7 +125,7 @@ class FlowFacts:
     received: Annotated[int, counter("messages_fetched", "Messages received from the server")]
     redelivered: Annotated[int, counter("messages_redelivered", "Messages received that were delivered before")]
     stored: Annotated[int, counter("messages_stored", "Messages stored, including those in quarantine")]
-    acked: Annotated[int, counter("messages_acked", "Messages acknowledged after storing")]
+    acked: Annotated[int, counter("messages_acked", "Messages acknowledged")]
     unacked: Annotated[int, gauge("unacked_messages", "Unacknowledged messages held by this process")]
     quarantined: Annotated[int, counter("messages_quarantined", "Messages quarantined")]
     quarantined_by_stage: Annotated[
