@@ -75,6 +75,7 @@ class Ordered(Acks):
 
     async def open(self) -> None:
         """Connect and find or create the consumer, unless server or stream cannot be used. Raises SourceError."""
+        pa.array(np.empty(0))  # imports pandas if installed, 0.2 s of CPU, which at the first message may cost the turn
         link = self.source.link
         await link.open()
         problem = too_old(link.client.server_version, imported=link.api.imported)
