@@ -237,7 +237,7 @@ class ObstoreDriver:
 
         client, key = self._located(path, Path(source).stat().st_size)
         with _explained():
-            obstore.put(client, key, Path(source))
+            obstore.put(client, key, Path(source), attributes=self._attributes)
 
     def s3(self, method: str, **request: Any) -> Any:
         """Return S3's answer to a method of boto3's client."""
