@@ -111,6 +111,8 @@ class ArchiveFiles:
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         """Raises ConfigError if a package is missing or options are invalid."""
+        if re.match("file:/(?!/)", url):  # as Hadoop writes it
+            url = url.removeprefix("file:")
         self._driver = open_driver(url, options)
         if isinstance(self._driver, LocalDriver):  # other processes may have another directory
             self._driver = LocalDriver(str(Path(self._driver.root or "/").expanduser().absolute()))

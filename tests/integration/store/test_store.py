@@ -32,6 +32,7 @@ from jetcapture_py.store import (
     open_store,
 )
 from jetcapture_py.store import root as archive_root
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.objects import ObjectStore
 from tests.integration.store.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
@@ -325,6 +326,10 @@ def test_a_directory_may_be_named_with_or_without_a_scheme(tmp_path: Path, prefi
     location = put(open_store(f"{prefix}{tmp_path}/new", {}), name(), b"content")
     assert location == str(tmp_path / "new" / name().path)
     assert Path(location).read_bytes() == b"content"
+
+
+def test_an_archive_may_be_named_as_hadoop_does() -> None:
+    assert {ArchiveFiles(url, {}).url for url in ("/a/b", "file:/a/b", "file:///a/b")} == {"file:///a/b"}
 
 
 def test_nothing_is_visible_before_it_is_whole_and_synced(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
