@@ -62,7 +62,7 @@ _VERSION = "?versionId="
 
 def as_fsspec(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of either driver by one name each: fsspec's, where it has one."""
-    plain = {name: _PREFIX.sub("", name.lower()) for name in options}
+    plain = {name: _PREFIX.sub("", str(name).lower()) for name in options}
     return {_FSSPEC.get(plain[name], plain[name]): value for name, value in options.items()}
 
 
