@@ -91,6 +91,10 @@ def _conversion(shape: Shape, declared: pa.DataType, unit: str | None) -> Build:
     same = wider == narrow or (narrow == 0 and wider is not None)
     if wider is None or narrow is None or not same or (types.is_float32(kind) and types.is_float64(shape.type)):
         raise ValueError(f"the schema has {shape.type}, which cannot be {kind}")
+    try:
+        pa.nulls(1, shape.type).cast(kind)
+    except pa.ArrowInvalid as error:  # a decimal with too few digits for some integers
+        raise ValueError(f"the schema has {shape.type}, which cannot be {kind}: {error}") from None
     return lambda values: shape.build(values).cast(kind)
 
 

@@ -222,6 +222,7 @@ def test_declared_columns_are_found_by_path_and_widened_exactly() -> None:
         (Declared("int64", path="id.deeper"), "no field 'id.deeper'"),
         (Declared("timestamp", path="customer.city", unit="s"), "unit: only for numbers"),
         (Declared("int64", path="customer"), "cannot be int64"),
+        (Declared("decimal(10, 2)", path="id"), r"cannot be decimal128\(10, 2\): Precision is not great enough"),
     ],
 )
 def test_a_declared_column_that_the_schema_does_not_have_is_refused(column: Declared, reason: str) -> None:
