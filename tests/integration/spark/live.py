@@ -147,7 +147,8 @@ class Query:
 def message(error: Exception) -> str:
     """The line of ours in Spark's error. The worker's traceback says nothing to a user, except where Spark needs it."""
     assert ("Traceback" in str(error)) == ("UnboundLocalError" in str(error))
-    found = re.findall(r"(?:^|: )(?:\w+\.)*(?:ConfigError|SourceError): (.*)$", str(error), re.MULTILINE)
+    ours = r"(?:Config|Source|Unavailable|Api|Denied|Missing\w*)Error"
+    found = re.findall(rf"(?:^|: )(?:\w+\.)*{ours}: (.*)$", str(error), re.MULTILINE)
     assert found, error
     return str(found[-1])
 

@@ -186,7 +186,7 @@ def test_an_argument_that_cannot_be_read_is_refused_with_what_was_expected(capsy
         (query, [], "SQL is missing: expected URL STREAM SQL"),
         (query, ["SELECT 1", "--servers", "nats://a"], "--servers needs --to-nats"),
         (query, ["SELECT 1", "--context", ""], "--context needs --to-nats"),
-        (compact, ["--target-size", "1G"], "expected 1GiB"),
+        (compact, ["--target-size", "1G"], "expected a size in GiB"),
         (compact, ["--older-than=-1h"], "at least 0"),
     ):
         assert module.main(["file:///archive", "ORDERS", *arguments]) == 2
