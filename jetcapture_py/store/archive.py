@@ -28,11 +28,11 @@ from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store import open_driver, open_store
-from jetcapture_py.store.credentials import RemoteDriver, RenewedDriver, with_secrets
+from jetcapture_py.store.credentials import RenewedDriver, with_secrets
 from jetcapture_py.store.local import LocalDriver
 from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
 from jetcapture_py.store.objects import ObjectStore, root_of
-from jetcapture_py.store.ports import Entry
+from jetcapture_py.store.ports import Entry, RemoteDriver
 from jetcapture_py.store.protection import Protection, azure_protection, s3_protection
 from jetcapture_py.text import one_line, without_credentials
 from jetcapture_py.threads import futures_of

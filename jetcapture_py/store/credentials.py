@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.store.ports import Driver, Entry, is_denied, is_unknown_header
+from jetcapture_py.store.ports import Entry, RemoteDriver, is_denied, is_unknown_header
 
 SECRETS = (
     *("key", "secret", "token", "account_key", "sas_token", "connection_string", "client_secret"),
@@ -37,27 +37,6 @@ def with_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
             except (OSError, UnicodeDecodeError, TypeError) as error:
                 raise ConfigError(f"store.options: cannot read {name}_file; {type(error).__name__}: {path}") from error
     return resolved
-
-
-class RemoteDriver(Driver, Protocol):
-    """A driver of a store with credentials."""
-
-    kind: str
-    """`s3`, `azure`, `gcs`; "" for others."""
-    options: Mapping[str, Any]
-    """Those of the store's library, with what the URL says. May contain secrets."""
-
-    def upload(self, source: str, path: str) -> None:
-        """Write a local file of any size."""
-        ...
-
-    def s3(self, method: str, **request: Any) -> Any:
-        """Return S3's answer to a method of boto3's client."""
-        ...
-
-    def azure(self) -> Sequence[Any] | None:
-        """Return the properties of the container and of the account, or the errors of asking; None if unable to."""
-        ...
 
 
 class RenewedDriver:

@@ -3,9 +3,9 @@ errors are classified here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -25,7 +25,8 @@ class Store(Protocol):
     error at once. It must eventually return or raise: a call that hangs blocks one of `store.concurrency` threads.
 
     `store.type` names a class or function that is called with `store.url` and `store.options`, and returns a store. One
-    that also has the methods of `NoteStore` keeps the watermark.
+    that also has the methods of `NoteStore` keeps the watermark. Commands that read the archive open `store.url` with a
+    driver.
     """
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
@@ -121,6 +122,31 @@ class Driver(Protocol):
 
     def locked(self, name: str) -> AbstractContextManager[None]:
         """Keep others from what `name` stands for, where the store has locks."""
+        ...
+
+
+class RemoteDriver(Driver, Protocol):
+    """A driver of a store with credentials: what `open_driver` opens, again when the store has rejected old ones.
+
+    A new one has a file of its own, an entry in `open_driver`, its name in `StoreConfig.driver`, and its schemes in
+    `config.values`. All that is made of it is above it.
+    """
+
+    kind: str
+    """`s3`, `azure`, `gcs`; "" for others."""
+    options: Mapping[str, Any]
+    """Those of the store's library, with what the URL says. May contain secrets."""
+
+    def upload(self, source: str, path: str) -> None:
+        """Write a local file of any size."""
+        ...
+
+    def s3(self, method: str, **request: Any) -> Any:
+        """Return S3's answer to a method of boto3's client."""
+        ...
+
+    def azure(self) -> Sequence[Any] | None:
+        """Return the properties of the container and of the account, or the errors of asking; None if unable to."""
         ...
 
 
