@@ -243,7 +243,7 @@ def test_missing_chunks_are_noticed_and_nothing_is_left_behind(copy: Files, tmp_
             (copy.root / name.path).unlink()
     target = tmp_path / "target"
     target.write_bytes(b"before")
-    with pytest.raises(JetcaptureError, match='"exact" is incomplete: the archive has 0 of 2 chunks and 0 of 262144'):
+    with pytest.raises(JetcaptureError, match='"exact" is incomplete: the archive has 0 of 2 chunks and 0 of 262,144'):
         save_file(copy.url, "files", "exact", target)
     assert target.read_bytes() == b"before"
     assert not list(tmp_path.glob("*.partial")) + list(tmp_path.glob(".*.partial"))
