@@ -143,7 +143,7 @@ class Archiver:
         objects = await self.encode(blocks)
         async for index, location in self.uploads.put_all(objects):
             encoded = objects[index]  # None if nothing is left of the block, because all of it was erased
-            self.ledger["encoded"] -= 0 if encoded is None else encoded.memory
+            self.free(encoded)
             self._stored.put_nowait(StoredBlock.of(blocks[index], encoded, location))
 
     async def stored(self) -> list[StoredBlock]:
@@ -161,6 +161,10 @@ class Archiver:
             self.ledger["encoded"] += 0 if encoded is None else encoded.memory
         self.progress.set()
         return objects
+
+    def free(self, encoded: EncodedBlock | None) -> None:
+        """Count the memory of an object as free: it is stored."""
+        self.ledger["encoded"] -= 0 if encoded is None else encoded.memory
 
     def forget(self, block: Block) -> None:
         """Forget a block that was stored and acknowledged."""

@@ -109,7 +109,7 @@ class Recapture:
                 for encoded in await archiver.encode([block]):
                     if encoded is not None:
                         await self._put(encoded)
-                        archiver.ledger["encoded"] -= encoded.memory
+                        archiver.free(encoded)
                 archiver.forget(block)
 
         await asyncio.gather(*(work() for _ in range(archiver.uploads.workers)))
