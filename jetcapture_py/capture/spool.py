@@ -31,7 +31,7 @@ from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Blocks, Chunk
 from jetcapture_py.config.shares import RELEASE_SHARE, SPOOL_SHARE, SPOOL_TARGET_SHARE
 from jetcapture_py.log import LogLimit, event
-from jetcapture_py.threads import DaemonThread
+from jetcapture_py.threads import DaemonThread, in_pool
 
 log = logging.getLogger("jetcapture.spool")
 
@@ -256,7 +256,7 @@ class Spooling:
     async def check(self) -> None:
         """Warn if no file can be created."""
         try:
-            await self._in_thread(lambda: SpoolFile(self.spool).close())
+            await in_pool(self._threads, lambda: SpoolFile(self.spool).close())
         except OSError as error:
             self.failed(error)
 
@@ -313,13 +313,10 @@ class Spooling:
     async def _spool(self, chunk: Chunk) -> None:
         kept, slices = chunk.kept()
         replaces, to_file = chunk.spooled, not chunk.spooled or chunk.size >= SMALL
-        rows = await self._in_thread(partial(self._moved, slices, to_file=to_file, spare=not replaces))
+        rows = await in_pool(self._threads, partial(self._moved, slices, to_file=to_file, spare=not replaces))
         self._blocks.move(chunk, rows, kept, spooled=to_file)
 
     def _moved(self, slices: Sequence[pa.RecordBatch], *, to_file: bool, spare: bool) -> pa.RecordBatch:
         self._resident.release_unused()  # what was spooled before
         rows = slices[0] if to_file and len(slices) == 1 else pa.concat_batches(slices)
         return self.spool.write(rows, spare=spare) if to_file else rows
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
