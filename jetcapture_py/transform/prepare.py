@@ -105,9 +105,9 @@ class Preparer:
             mask = pa.array(~np.isin(sources, list(failures)))
             rows = MessageBatch(stream=self.stream, rows=rows.rows.filter(mask))
             keys, fields = keys.filter(mask), fields.filter(mask) if fields.num_columns else fields
-            messages = messages.filter(mask) if messages is not None else None
+            first = first_rows(messages.filter(mask)) if messages is not None else None
             times = times.filter(mask)
-        columns = self._columns(rows.rows, fields, messages, times, keys)
+        columns = self._columns(rows.rows, fields, first, times, keys)
         table, runs = group(columns, keys, buckets(times, self.interval), self.bundles)
         quarantine, quarantine_runs = self._quarantine(batch, failures.values(), assembled.raw_headers)
         delivered = batch.column(layout.DELIVERED)
@@ -127,15 +127,15 @@ class Preparer:
         self,
         rows: pa.RecordBatch,
         fields: pa.RecordBatch,
-        messages: pa.Int32Array | None,
+        first: Int64s | None,
         times: pa.TimestampArray,
         keys: pa.StringArray,
     ) -> pa.RecordBatch:
-        """Return envelope, keys if they are a column, and decoded fields as one batch."""
+        """Return envelope, keys if they are a column, and decoded fields as one batch; `first` as from `first_rows`."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
-        if (first := first_rows(messages)) is not None:
+        if first is not None:
             columns[layout.ROW] = pa.array(np.arange(len(first)) - first, pa.int32())
         if self.time is not None:
             columns[layout.TIME] = times
