@@ -72,15 +72,18 @@ class Archiver:
     async def memory_freed(self) -> None:
         """Wait while blocks hold more than `limits.memory`, if some are on their way to the store or the spool."""
         ledger = self.ledger
-        while self.blocks.memory + ledger["encoded"] + ledger.elsewhere > ledger.memory.limit and (
-            self.blocks.sealed or (self.spooling is not None and self.spooling.active)
-        ):
+        while self.blocks.memory + ledger["encoded"] + ledger.elsewhere > ledger.memory.limit and self._leaving:
             await self.progressed()
 
     @property
     def busy(self) -> bool:
         """Whether messages are being decoded, stored or spooled, rather than waiting in open blocks."""
-        return bool(self.decoding.batch or self.blocks.sealed or (self.spooling is not None and self.spooling.active))
+        return bool(self.decoding.batch) or self._leaving
+
+    @property
+    def _leaving(self) -> bool:
+        """Whether some blocks are on their way to the store, or rows to the spool."""
+        return self.blocks.sealed > 0 or (self.spooling is not None and self.spooling.active)
 
     def replies(self) -> list[pa.BinaryArray]:
         """Return the ack subjects of all messages that are held."""
