@@ -10,6 +10,7 @@
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
     └── StoreError          an object could not be stored: retry, hold the data
         ├── ConflictError         another process changed a table or a note first: plan the change again
+        ├── FullStoreError        the disk is full, or a quota is used up
         ├── VanishedError         an object that was listed is gone: removed by maintenance; list again
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): report it immediately
 

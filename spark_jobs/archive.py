@@ -78,7 +78,7 @@ def read_archive(
     the columns that identify a message, and `_nats_time`.
 
     `engine`: `spark` is Spark's own reader, which gets the endpoint and credentials of `options`; `arrow` reads with
-    fsspec in Python workers and fetches only `columns`: slower, but Spark needs no file system for the store.
+    the store's driver in Python workers and fetches only `columns`: slower, but Spark needs no file system for it.
     """
     selection = Selection.of(start, end, keys, event_start, event_end)
     location = _open(spark, url, options, engine)

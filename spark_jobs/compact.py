@@ -49,8 +49,8 @@ def compact(
 ) -> Summary:
     """Compact the archive of `stream` under `url`, or its quarantine. `tell` gets progress messages.
 
-    `options` go to fsspec, here and on the executors. Raises JetcaptureError if the archive cannot be listed; failures
-    of single groups are in the summary's errors.
+    `options` are `store.options`, here and on the executors. Raises JetcaptureError if the archive cannot be listed;
+    failures of single groups are in the summary's errors.
     """
     archive = ArchiveLocation.open(url, options or {}).files
     compaction = Compaction(archive, stream, settings or CompactionSettings(), tell=tell)

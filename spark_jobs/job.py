@@ -72,7 +72,7 @@ JobArchive = Annotated[
 ]
 EngineOption = Annotated[
     Literal["spark", "arrow"],
-    Option("--engine", help="arrow: read with fsspec and Arrow if Spark has no file system for the URL."),
+    Option("--engine", help="arrow: read with the store's driver and Arrow if Spark has no file system for the URL."),
 ]
 NoSurvey = Annotated[
     bool, Option("--no-survey", help="Do not read the rows of a query once before; fail at the first invalid subject.")

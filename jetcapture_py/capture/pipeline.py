@@ -1,7 +1,7 @@
 """The whole pipeline, top to bottom: pull → decode → route → block → store → ack.
 
-Guarantee: a message is acknowledged only after the object that holds it is durably stored. `_acknowledge` is the one
-place that acknowledges, and it only ever sees blocks that `_store` has stored.
+Guarantee: a message is acknowledged only after the object that holds it is durably stored, unless it was erased.
+`_acknowledge` alone hands messages to `Acks`, and it only ever sees blocks that `_store` has stored.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Capture:
             self.side_tasks.relieve()
 
     async def _acknowledge(self) -> None:
-        """Acknowledge stored blocks. Nothing else in this program acknowledges."""
+        """Acknowledge stored blocks. Nothing else is acknowledged."""
         while True:
             stored = await self.archiver.stored()
             await self.acks.ack(replies_of(stored))

@@ -11,7 +11,7 @@
     released   another replica has taken over: the block is dropped, not stored
     repair, redecode   everything that these commands found has been read
 
-Pure: no clock, no I/O.
+`SEALED_BY` in `monitoring/facts.py` lists those that the metric counts. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ SubjectTemplate = Annotated[
 Listen = Annotated[str, _that(_is_listen, "an address and a port such as 127.0.0.1:8080 or :8080")]
 """Address and port to listen on; without an address, all of this host; port 0 is any free one."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
-"""Location of the archive: an absolute path or an fsspec URL."""
+"""Location of the archive: an absolute path or a URL."""
 Options = dict[str, Any]
 
 

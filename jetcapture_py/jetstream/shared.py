@@ -18,7 +18,10 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.retry import delays
 
 ACK_ATTEMPTS = 5
-"""Attempts to acknowledge that a reachable consumer may leave unanswered."""
+"""Attempts to acknowledge that a reachable consumer may leave unanswered, each for `acks.CONFIRM_TIMEOUT_S`.
+
+A drain waits for them, at most `drain_timeout`.
+"""
 FIRST_ACK_RETRY_S, MAX_ACK_RETRY_S = 0.2, 2.0
 
 

@@ -128,8 +128,9 @@ class Driver(Protocol):
 class RemoteDriver(Driver, Protocol):
     """A driver of a store with credentials: what `open_driver` opens, again when the store has rejected old ones.
 
-    A new one has a file of its own, an entry in `open_driver`, its name in `StoreConfig.driver`, and its schemes in
-    `config.values`. All that is made of it is above it.
+    A new one has a file of its own, its name in `StoreConfig.driver`, `StoreConfig._driven` (which passes it on in the
+    options), `open_driver` and `driver_of`, its schemes in `config.values`, and in `credentials.SECRETS` those of its
+    options that may be files. All that is made of it is above it.
     """
 
     kind: str

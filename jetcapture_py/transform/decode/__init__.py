@@ -6,9 +6,10 @@ A new format has an entry in `config.decoding.FORMATS`, and a module with
 - `SPLITS`, if its decoder does not split payloads of several rows: functions by values of `decode.rows`;
 - `OBJECT_FORMAT`, if it infers types, from which keys and times are read.
 
-What msgspec reads as objects is decoded by `json_declared.ObjectDecoder`; `msgpack` is the example. Others make rows of
-Python values with `common.decode_rows`, and columns of these with `common.assemble`; `protobuf` is the example. Before
-anything large is made of a few bytes, they call `bounds.check_values`.
+What msgspec reads as objects is decoded by `json_declared.ObjectDecoder`; `msgpack` is the example. So are dicts that a
+library makes of payloads without a schema: `msgspec.convert` makes objects of them. Others make rows of Python values
+with `common.decode_rows`, and columns of these with `common.assemble`; `protobuf` is the example. Before anything large
+is made of a few bytes, they call `bounds.check_values`.
 """
 
 from __future__ import annotations
