@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 import duckdb
 import psutil
 import pytest
+
+from tests.support.ports import accepts
 
 MARK = "JETCAPTURE_TEST_MARK"
 """Processes inherit it, whoever their parent is in the end."""
@@ -46,14 +47,6 @@ def left_over(mark: str, within: float = 60) -> list[str]:
     while (left := list(map(" ".join, marked(mark)))) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
-
-
-def accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def server_port(output: str) -> int:

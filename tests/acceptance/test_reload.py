@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
 import threading
@@ -18,7 +17,7 @@ from tests.acceptance.test_run import awaited, three
 from tests.acceptance.test_several import MESSAGES, STREAMS, all_held, counts, files, filled, held, sequences
 from tests.integration.monitoring.test_http import get
 from tests.support.nats_server import NatsServer
-from tests.support.ports import free_port
+from tests.support.ports import accepts, free_port
 from tests.support.running import Command, objects, publish, rows, settings
 from tests.support.several import fill, of_stream, process, write
 
@@ -251,13 +250,6 @@ def test_sighup_during_the_start_is_held_until_the_process_can_read_its_file_aga
         awaited(lambda: list(running.events("config.reloaded")) or running.process.poll() is not None, "it is read")
         assert not list(running.events("capture.draining")), running.log
         running.drain()
-
-
-def accepts(port: int) -> bool:
-    """Whether something listens on the port."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
-        return True
-    return False
 
 
 def test_a_file_that_is_renamed_with_the_same_stem_keeps_its_page_and_probes(

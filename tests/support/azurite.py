@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from azure.storage.blob import BlobServiceClient
 
-from tests.support.ports import free_port
+from tests.support.ports import await_listening, free_port
 
 NAME = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -30,17 +28,10 @@ def serve(home: Path) -> Iterator[str]:
         pytest.skip("azurite-blob is not on the PATH (npm install --global azurite)")
     port = free_port()
     command = [binary, "--blobPort", str(port), "--location", str(home), "--silent", "--skipApiVersionCheck"]
-    with (home / "azurite.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, (home / "azurite.log").read_text()
-                assert time.monotonic() < deadline, "azurite does not answer"
-                time.sleep(0.05)
+    log = home / "azurite.log"
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
+            await_listening(process, port, log)
             yield (
                 f"DefaultEndpointsProtocol=http;AccountName={NAME};AccountKey={KEY};"
                 f"BlobEndpoint=http://127.0.0.1:{port}/{NAME};"

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
 
 from tests.support import java
-from tests.support.ports import free_port
+from tests.support.ports import await_listening, free_port
 
 STARTS = 600.0
 
@@ -47,19 +45,7 @@ def connect_server(home: Path) -> Iterator[str]:
         subprocess.Popen(words, stdout=output, stderr=output, env=variables, start_new_session=True) as process,
     ):
         try:
-            _listens(process, port, log)
+            await_listening(process, port, log, STARTS)
             yield f"sc://127.0.0.1:{port}"
         finally:
             os.killpg(process.pid, signal.SIGTERM)
-
-
-def _listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + STARTS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)

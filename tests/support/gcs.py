@@ -9,10 +9,8 @@ import contextlib
 import http.client
 import json
 import shutil
-import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +18,7 @@ from urllib.parse import unquote, urlencode
 
 import pytest
 
-from tests.support.ports import free_port
+from tests.support.ports import await_listening, free_port
 
 _CONDITION = "x-goog-if-generation-match"
 
@@ -79,15 +77,7 @@ def serve(home: Path) -> Iterator[str]:
     log = home / "fake-gcs-server.log"
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    assert process.poll() is None, log.read_text()
-                    assert time.monotonic() < deadline, "fake-gcs-server does not answer"
-                    time.sleep(0.02)
+            await_listening(process, port, log)
             with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
                 thread = threading.Thread(target=server.serve_forever)
                 thread.start()

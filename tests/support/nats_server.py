@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from tests.support.ports import free_port
+from tests.support.ports import accepts, free_port
 
 START_TIMEOUT = 60.0
 MAX_MEMORY = 8 << 30
@@ -122,20 +121,11 @@ class NatsServer:
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline and self._process.poll() is None:
-            if self._accepts_clients(ports):
+            if ports.exists() and accepts(self.port):  # it is written once the server listens
                 return
             time.sleep(0.01)
         self.kill()
         raise RuntimeError(f"nats-server did not start:\n{self.log}")
-
-    def _accepts_clients(self, ports: Path) -> bool:
-        if not ports.exists():  # it is written once the server listens
-            return False
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return True
-        except OSError:
-            return False
 
     def kill(self) -> None:
         """SIGKILL: what the server had not synced is lost, as in a crash."""

@@ -1,11 +1,15 @@
-"""Free ports for servers whose port must be configured before they start."""
+"""Free ports for servers whose port must be configured before they start, and the wait until they listen on it."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
 import socket
+import subprocess
+import time
+from pathlib import Path
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -20,6 +24,22 @@ _next = itertools.cycle(random.Random().sample(_PORTS, len(_PORTS)))  # Hypothes
 def free_port() -> int:
     """Return a port that nobody listens on, a different one each time."""
     return next(filter(_is_free, _next))
+
+
+def accepts(port: int) -> bool:
+    """Whether something listens on the port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
+
+
+def await_listening(process: subprocess.Popen[bytes], port: int, log: Path, within: float = 60) -> None:
+    """Wait until a server that was started listens on its port; fail with its log if it ends, or takes too long."""
+    deadline = time.monotonic() + within
+    while not accepts(port):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, f"it does not answer: {process.args!r}\n{log.read_text()}"
+        time.sleep(0.02)
 
 
 def _is_free(port: int) -> bool:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any, Self
 
 import boto3  # type: ignore[import-untyped]
 import pytest
 
-from tests.support.ports import free_port
+from tests.support.ports import await_listening, free_port
 
 KEY, SECRET = "root-key", "root-secret"
 REGION = "us-east-1"
@@ -57,17 +55,11 @@ class Versity:
             *(("--versioning-dir", str(self._versions)) if self._versions else ()),
             str(self.objects),
         ]
-        with (self.home / "versitygw.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return self
-            except OSError:
-                assert self._process.poll() is None, (self.home / "versitygw.log").read_text()
-                assert time.monotonic() < deadline, "versitygw does not answer"
-                time.sleep(0.02)
+        log = self.home / "versitygw.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        await_listening(self._process, self.port, log)
+        return self
 
     def kill(self) -> None:
         """SIGKILL."""
