@@ -350,7 +350,7 @@ class ArchiveFiles:
 
     @cached_property
     def store(self) -> ObjectStore:
-        return open_store(self.url, self._options)
+        return open_store(self.url, self._options) if self.local else ObjectStore(self._driver, self.url)
 
     def remove(self, file: File) -> None:
         """Remove a file if it exists; objects are removed by `store.removal`. Raises StoreError."""
