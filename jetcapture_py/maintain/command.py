@@ -52,7 +52,7 @@ def maintain(
 
     Raises ConfigError, and JetcaptureError if the pass over the only archive fails.
     """
-    required(files, section=request is None)
+    selected = required(files, section=request is None)
 
     def work(config: Config, progress: Progress) -> CommandResult:
         notices: list[str] = []
@@ -72,7 +72,7 @@ def maintain(
         )
 
     with handling(_interrupted, signal.SIGINT):
-        return many.run(files, work, as_json=as_json)
+        return many.run(files, work, selected=selected, as_json=as_json)
 
 
 def required(files: CaptureFiles, *, section: bool) -> Captures:

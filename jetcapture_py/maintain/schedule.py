@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from jetcapture_py.compaction.summary import failure
-from jetcapture_py.config.captures import CaptureFiles, CaptureId
+from jetcapture_py.config.captures import CaptureFiles, CaptureId, Captures
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
@@ -36,10 +36,10 @@ def serve(files: CaptureFiles, every: float, server: HttpServer | None = None) -
     After the first signal, objects that are being merged are finished; a second one exits immediately. `server` already
     answers probes. Raises ConfigError for problems at the start; later ones leave all settings as they were.
     """
-    required(files, section=True)
+    selected = required(files, section=True)
     service = _Service(files, every)
     with handling(service.end, signal.SIGTERM, signal.SIGINT):
-        return service.run(server)
+        return service.run(selected, server)
 
 
 class _Service:
@@ -60,9 +60,8 @@ class _Service:
         event(log, logging.INFO, "maintain.stopping", signal=signal.Signals(number).name)
         self._stop.set()
 
-    def run(self, server: HttpServer | None) -> int:
+    def run(self, selected: Captures, server: HttpServer | None) -> int:
         """Make passes until it is stopped."""
-        selected = self._files.select()
         setup(selected.log.format, selected.log.level)
         server = server_at(selected.listen, server, required=selected.listen_required)
         if server is not None:

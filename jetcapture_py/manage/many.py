@@ -25,6 +25,7 @@ from jetcapture_py.config.captures import (
     AccountConfig,
     CaptureFiles,
     CaptureId,
+    Captures,
     Find,
     Parse,
     SelectedStreams,
@@ -100,6 +101,7 @@ def run(
     files: CaptureFiles,
     work: Callable[[Config, Progress], CommandResult],
     *,
+    selected: Captures | None = None,
     as_json: bool = False,
     at_once: bool = False,
     of_one: bool = False,
@@ -108,12 +110,12 @@ def run(
 ) -> int:
     """Do `work` for every capture, `at_once` for several; print the results, and return the worst exit code.
 
-    If it fails for one of many captures, the others are done all the same. With `of_one`, there must be a single
-    capture. `tell_left_out` also prints which streams are left out. `if_none` is the exit code if there is no capture.
-    Raises ConfigError for wrong files, and JetcaptureError if streams cannot be found, or if the work fails for a
-    single capture.
+    `selected` is what the files select, if the caller knows it. If the work fails for one of many captures, the others
+    are done all the same. With `of_one`, there must be a single capture. `tell_left_out` also prints which streams are
+    left out. `if_none` is the exit code if there is no capture. Raises ConfigError for wrong files, and JetcaptureError
+    if streams cannot be found, or if the work fails for a single capture.
     """
-    selected = files.select()
+    selected = files.select() if selected is None else selected
     if of_one and len(selected.configs) > 1:
         raise ConfigError(f"expected one capture, got {len(selected.configs)}; --stream chooses one")
     if files.shows_one(selected) or (of_one and selected.configs and not selected.problems):
