@@ -83,7 +83,7 @@ class _Service:
         try:
             selected = self._files.again().select()
         except JetcaptureError as error:
-            event(log, logging.ERROR, "config.refused", error=one_line("; ".join(str(error).splitlines()), MAX_LOGGED))
+            event(log, logging.ERROR, "config.refused", error=one_line(reason_of(error), MAX_LOGGED))
             return
         for lines in selected.problems.values():
             event(log, logging.ERROR, "config.refused", error=one_line("; ".join(lines), MAX_LOGGED))
