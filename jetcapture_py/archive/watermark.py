@@ -82,6 +82,7 @@ class ConsumerWatermark(metadata.SmallFile, frozen=True, kw_only=True, rename={"
     """Every message of the stream that the consumer's filters matched, up to and with sequence `seq`, and every one
     whose `_nats_timestamp` is not after `time` (UTC), is in the archive or the quarantine, but for doubtful ones.
 
+    Messages that were removed from the stream while a capture held them may be archived later.
     A recreated stream counts from 1 again. Times are those of the servers' clocks.
     """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from tests.chaos.archive import WATERMARK, Archive, objects
-from tests.chaos.ledger import ID, Ledger, digest
+from tests.chaos.ledger import ID, Ledger, Removal, digest
 
 _NEVER = 1 << 62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,12 +48,26 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
 
+class Mark(NamedTuple):
+    """A watermark as it was seen."""
+
+    created: str
+    """The stream's creation."""
+    seq: int
+    time: int
+    """In microseconds since the epoch."""
+    at: float
+    """When it was seen first, in seconds since the epoch."""
+
+    def __str__(self) -> str:
+        return f"sequence {self.seq}, time {self.time}, of the stream created at {self.created}"
+
+
 class Watermarks:
     """Looks at the watermark for as long as a run lasts."""
 
     def __init__(self, archive: Archive) -> None:
-        self.seen: list[tuple[str, int, int]] = []
-        """The stream's creation, and what is promised: sequence, and time in microseconds since the epoch."""
+        self.seen: list[Mark] = []
         self.first: dict[ObjectName, int] = {}
         """The number of the first watermark beside which an object was seen."""
         self._archive = archive
@@ -61,14 +76,14 @@ class Watermarks:
         """Read it once, if it can be read."""
         with suppress(FileNotFoundError, NotADirectoryError):
             try:
-                mark = json.loads(self._archive.read(WATERMARK))
+                content = json.loads(self._archive.read(WATERMARK))
             except Exception as error:
                 if type(error).__name__ == "NoSuchKey":
                     return
                 raise
-            promise = (mark["stream_created"], mark["seq"], _microseconds(mark["time"]))
-            if not self.seen or self.seen[-1] != promise:
-                self.seen.append(promise)
+            mark = Mark(content["stream_created"], content["seq"], _microseconds(content["time"]), time.time())
+            if not self.seen or self.seen[-1][:3] != mark[:3]:
+                self.seen.append(mark)
                 for name in objects(self._archive)[0]:
                     self.first.setdefault(name, len(self.seen) - 1)
 
@@ -99,7 +114,7 @@ def check(archive: Archive, ledger: Ledger, marks: Watermarks, created: list[str
     problems += _missing(ledger, rows)
     problems += _twice(rows)
     problems += _invented(ledger, rows)
-    problems += _broken_watermarks(marks, rows, created)
+    problems += _broken_watermarks(marks.seen, rows, created, ledger.removals)
     first = _first_copies(rows, rows.stored)
     now = rows.times >= _microseconds(created[-1])
     return Verdict(
@@ -214,28 +229,48 @@ def _invented(ledger: Ledger, rows: _Rows) -> list[str]:
     return [f"{extra.sum()} rows were never published: {_shown(rows.seqs[extra])}"] if extra.any() else []
 
 
-def _broken_watermarks(marks: Watermarks, rows: _Rows, created: list[str]) -> list[str]:
+def _broken_watermarks(
+    marks: Sequence[Mark], rows: _Rows, created: list[str], removals: Sequence[Removal]
+) -> list[str]:
     """Watermarks that moved backward, or promised what was not there beside them.
 
-    When a consumer selects more than before, or is created again, the time starts over, and maybe the position.
+    When a consumer selects more than before, or is created again, the time starts over, and maybe the position: at 0,
+    or where the last purge ended. A watermark after a removal does not promise what was removed.
     """
     problems = []
     first = _first_copies(rows, rows.beside)
     seqs, times, beside = rows.seqs[first], rows.times[first], rows.beside[first]
-    bounds = [*(_microseconds(text) for text in created), _NEVER]
-    by_time = _Latest(times, beside)
-    by_seq = {}
-    for text, start, end in zip(created, bounds, bounds[1:], strict=False):
-        own = (times >= start) & (times < end)
-        by_seq[text] = _Latest(seqs[own], beside[own])
-    for index, mark in enumerate(marks.seen):
-        before = marks.seen[index - 1] if index else mark
-        starts_over = mark[2] == 0 and (mark[1] == 0 or mark[1] >= before[1])
-        if mark[0] == before[0] and (mark[1] < before[1] or mark[2] < before[2]) and not starts_over:
+    eras = np.searchsorted([_microseconds(text) for text in created], times, "right") - 1
+    promised = np.ones(len(seqs), np.bool_)
+    to_come = sorted(removals, key=lambda removal: removal.at, reverse=True)
+    purged: dict[str, int] = {}
+    by_time, by_seq = _Latest(times, beside), _by_seq(created, eras, seqs, beside)
+    for index, mark in enumerate(marks):
+        while to_come and to_come[-1].at <= mark.at:
+            removal = to_come.pop()
+            promised &= (eras != removal.era) | ~_is_among(seqs, removal.seqs)
+            if isinstance(removal.seqs, range):
+                purged[created[removal.era]] = removal.seqs[-1]
+            by_time = _Latest(times[promised], beside[promised])
+            by_seq = _by_seq(created, eras[promised], seqs[promised], beside[promised])
+        before = marks[index - 1] if index else mark
+        starts_over = mark.time == 0 and (mark.seq in (0, purged.get(mark.created)) or mark.seq >= before.seq)
+        if mark.created == before.created and (mark.seq < before.seq or mark.time < before.time) and not starts_over:
             problems.append(f"the watermark moved backward: from {before} to {mark}")
-        if max(by_seq[mark[0]].up_to(mark[1]), by_time.up_to(mark[2])) > index:
+        if max(by_seq[mark.created].up_to(mark.seq), by_time.up_to(mark.time)) > index:
             problems.append(f"the watermark promised what was not stored yet: {mark}")
     return problems
+
+
+def _is_among(seqs: Column, removed: range | set[int]) -> npt.NDArray[np.bool_]:
+    if isinstance(removed, range):
+        return (seqs >= removed.start) & (seqs < removed.stop)
+    return np.isin(seqs, list(removed))
+
+
+def _by_seq(created: list[str], eras: Column, seqs: Column, values: Column) -> dict[str, _Latest]:
+    """For each creation of the stream, the greatest of `values` up to a sequence."""
+    return {text: _Latest(seqs[eras == era], values[eras == era]) for era, text in enumerate(created)}
 
 
 class _Latest:

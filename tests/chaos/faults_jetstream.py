@@ -69,6 +69,8 @@ async def purge(world: World, draw: random.Random) -> None:
     """Everything is purged; what no daemon had acknowledged is gone."""
     async with world.publisher.quiet():
         floor = await _floor(world)
+        info = await world.jetstream.insist(f"STREAM.INFO.{STREAM}")
+        world.ledger.removing(range(1, info["state"]["last_seq"] + 1))
         answer = await world.jetstream.insist(f"STREAM.PURGE.{STREAM}")
         excused = world.ledger.excuse(range(floor + 1, 1 << 62))
     world.say(f"{answer.get('purged')} messages are purged, {excused} of them not captured", count="stream purges")
@@ -81,6 +83,7 @@ async def delete_messages(world: World, draw: random.Random) -> None:
         floor = await _floor(world)
         recent = {max(1, floor + draw.randrange(-50, 2000)) for _ in range(20)}
         gone = set(world.ledger.sample(draw, 10)) | recent
+        world.ledger.removing(gone)
         for seq in gone:
             await world.jetstream.insist(f"STREAM.MSG.DELETE.{STREAM}", {"seq": seq, "no_erase": draw.random() < 0.5})
         excused = world.ledger.excuse({seq for seq in gone if seq > floor})

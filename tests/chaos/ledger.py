@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import json
 import random
+import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 import nats.errors
 import numpy as np
@@ -34,6 +36,18 @@ def digest(subject: bytes, identifier: bytes, payload: bytes) -> int:
     return int.from_bytes(found, "little")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """Messages that a purge or a deletion removed from the stream."""
+
+    era: int
+    """Of which stream: 0, and one more each time it was created again."""
+    seqs: range | set[int]
+    """A range for a purge."""
+    at: float
+    """When it was requested, in seconds since the epoch."""
+
+
 class Ledger:
     """Acknowledged messages: stream sequence, digest, and whether the archive must have it or only may.
 
@@ -41,6 +55,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
+        self.removals: list[Removal] = []
+        self.recreations = 0
         self._seqs = array("q")
         self._digests = array("Q")
         self._excused = bytearray()
@@ -64,9 +80,14 @@ class Ledger:
                 count += 1
         return count
 
+    def removing(self, seqs: range | set[int]) -> None:
+        """Record that these sequences of the present stream are about to be removed."""
+        self.removals.append(Removal(era=self.recreations, seqs=seqs, at=time.time()))
+
     def new_era(self) -> None:
         """The stream was created again: its sequences start again."""
         self.era = len(self)
+        self.recreations += 1
 
     def sample(self, draw: random.Random, count: int) -> list[int]:
         """Some sequences of the present stream."""

@@ -57,6 +57,32 @@ class Case:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
 
+    def split(self, name: ObjectName, seq: int) -> tuple[ObjectName, ObjectName]:
+        """Replace an object by two: messages up to a sequence, and those after it."""
+        table = self.table(name)
+        seqs = table[layout.SEQ].to_numpy()
+        (self.root / name.path).unlink()
+        names = []
+        for part in (table.filter(pa.array(seqs <= seq)), table.filter(pa.array(seqs > seq))):
+            bounds = pc.min_max(part[layout.SEQ]).as_py()
+            names.append(replace(name, rows=len(part), first_seq=bounds["min"], last_seq=bounds["max"]))
+            self.write(names[-1], part)
+        return names[0], names[1]
+
+    def marks_beside_all_but(self, late: ObjectName) -> Watermarks:
+        """The watermark, seen while one object was not there yet."""
+        marks = Watermarks(self.archive)
+        hidden = self.root / f".{STREAM}"
+        (self.root / late.path).rename(hidden)
+        marks.look()
+        hidden.rename(self.root / late.path)
+        return marks
+
+    def problems_if_late(self, late: ObjectName) -> list[str]:
+        """What is wrong if one object was stored after the watermark was seen."""
+        self.marks = self.marks_beside_all_but(late)
+        return self.verdict().problems
+
     def verdict(self) -> Verdict:
         return check(self.archive, self.ledger, self.marks, self.created)
 
@@ -125,15 +151,54 @@ def test_a_watermark_that_goes_back_or_promises_too_much_is_a_problem(case: Case
     case.marks.look()
     assert [problem[:31] for problem in case.verdict().problems] == ["the watermark moved backward: f"]
 
-    name = case.names()[-1]
-    late = Watermarks(case.archive)
-    hidden = case.root / f".{STREAM}"
-    (case.root / name.path).rename(hidden)
     path.write_text(json.dumps(mark))
-    late.look()
-    hidden.rename(case.root / name.path)
-    case.marks = late
-    assert [problem[:42] for problem in case.verdict().problems] == ["the watermark promised what was not stored"]
+    assert [problem[:42] for problem in case.problems_if_late(case.names()[-1])] == [
+        "the watermark promised what was not stored"
+    ]
+
+
+def test_a_watermark_after_a_purge_does_not_promise_what_was_purged(case: Case) -> None:
+    """The ack floor passes purged messages at once; a capture that holds some stores them a moment later."""
+    middle = COUNT // 2
+    case.ledger.removing(range(1, middle + 1))
+    parts = [case.split(name, middle) for name in case.names()]
+    purged, kept = zip(*parts, strict=True)
+    assert case.problems_if_late(purged[0]) == []
+    assert [problem[:42] for problem in case.problems_if_late(kept[0])] == [
+        "the watermark promised what was not stored"
+    ]
+    case.created.append("2100-01-01T00:00:00Z")
+    case.ledger.removals[0] = replace(case.ledger.removals[0], era=1)  # the other stream was purged
+    assert len(case.problems_if_late(purged[0])) == 1
+
+
+def test_a_watermark_from_before_a_purge_promises_what_was_purged_later(case: Case) -> None:
+    case.marks = case.marks_beside_all_but(case.names()[0])
+    case.ledger.removing(range(1, COUNT + 1))
+    assert len(case.verdict().problems) == 1
+
+
+def test_only_deleted_messages_are_not_promised_after_a_deletion(case: Case) -> None:
+    name = case.names()[0]
+    seqs = set(case.table(name)[layout.SEQ].to_pylist())
+    case.ledger.removing(seqs - {max(seqs)})
+    assert len(case.problems_if_late(name)) == 1
+    case.ledger.removing({max(seqs)})
+    assert case.problems_if_late(name) == []
+
+
+@pytest.mark.parametrize(
+    ("purged", "start", "broken"), [(40, 40, False), (40, 39, True), (40, 41, True), (0, 40, True), (40, 0, False)]
+)
+def test_a_watermark_starts_over_at_the_end_of_a_purge_and_nowhere_else(
+    case: Case, purged: int, start: int, broken: bool
+) -> None:
+    if purged:
+        case.ledger.removing(range(1, purged + 1))
+    mark = json.loads((case.root / WATERMARK).read_text())
+    (case.root / WATERMARK).write_text(json.dumps({**mark, "seq": start, "time": "1970-01-01T00:00:00Z"}))
+    case.marks.look()
+    assert len(case.verdict().problems) == broken
 
 
 def test_a_recreated_stream_may_have_the_same_sequences(case: Case) -> None:
