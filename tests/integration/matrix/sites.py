@@ -59,15 +59,14 @@ def single(directory: Path, version: tuple[int, int], command: str) -> Iterator[
 
 @contextlib.contextmanager
 def hub(directory: Path, version: tuple[int, int], command: str) -> Iterator[Site]:
-    """A hub with accounts and a websocket, and two leaf nodes: one with JetStream and `wss`, one without."""
-    leaves, websocket, secure = free_port(), free_port(), free_port()
+    """A hub with accounts, and two leaf nodes: one with JetStream and `wss`, one without."""
+    leaves, secure = free_port(), free_port()
     certificate(directory, "leaf", certificate(directory, "ca", None))
     remote = f'leafnodes {{ remotes: [{{ url: "nats-leaf://app:a@127.0.0.1:{leaves}" }}] }}\n'
     with contextlib.ExitStack() as stack:
         center = NatsServer(
             directory / "hub",
-            f'server_name: hub\njetstream {{ domain: hub }}\nleafnodes {{ listen: "127.0.0.1:{leaves}" }}\n'
-            f'websocket {{ listen: "127.0.0.1:{websocket}", no_tls: true }}\n{_ACCOUNTS}',
+            f'server_name: hub\njetstream {{ domain: hub }}\nleafnodes {{ listen: "127.0.0.1:{leaves}" }}\n{_ACCOUNTS}',
             command=command,
         )
         leaf = NatsServer(
@@ -83,7 +82,6 @@ def hub(directory: Path, version: tuple[int, int], command: str) -> Iterator[Sit
         site = Site(
             url=center.url,
             version=version,
-            websocket=f"ws://127.0.0.1:{websocket}",
             secure_websocket=f"wss://127.0.0.1:{secure}",
             authority=str(directory / "ca.pem"),
             leaf=leaf.url,

@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,6 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage.check import check
-from jetcapture_py.verify.findings import Report
 from jetcapture_py.verify.proof import verify
 from tests.integration.security import leaves
 from tests.support.running import CONSUMER, capture_all, config, rows, running, until
@@ -40,7 +39,6 @@ class Site:
 
     url: str
     version: tuple[int, int]
-    websocket: str = ""
     secure_websocket: str = ""
     authority: str = ""
     leaf: str = ""
@@ -73,12 +71,11 @@ def everything(messages: list[StreamMessage]) -> list[StreamMessage]:
 class Stage:
     """One cell's part of a site. `seen` are the messages that the stream has had, by sequence.
 
-    `client` is for the test's own requests, `url` and `login` (further settings of the section `nats`) for the capture.
+    `client` is for the test's own requests, `login` (further settings of the section `nats`) for the capture.
     """
 
     client: Client
     site: Site
-    url: str
     number: int
     directory: Path
     login: Mapping[str, Any] = field(default_factory=dict)
@@ -107,9 +104,10 @@ class Stage:
     # ------------------------------------------------------------------ the stream
 
     async def ask(self, subject: str, body: Any = None) -> dict[str, Any]:
-        """Ask the JetStream API. Raises ServerRefusedError."""
-        payload = b"" if body is None else json.dumps(body).encode()
-        answer: dict[str, Any] = json.loads((await self._answer(f"$JS.API.{subject}", payload)).data)
+        """Ask the JetStream API; the subject may name `{stream}` and `{consumer}`. Raises ServerRefusedError."""
+        payload = b"" if body is None else json.dumps(self.own(body)).encode()
+        subject = f"$JS.API.{subject.format(stream=self.stream, consumer=CONSUMER)}"
+        answer: dict[str, Any] = json.loads((await self._answer(subject, payload)).data)
         if "error" in answer:
             raise ServerRefusedError(answer["error"].get("description", "unknown"))
         return answer
@@ -126,51 +124,51 @@ class Stage:
                 await asyncio.sleep(0.1)
 
     def own(self, value: Any) -> Any:
-        """`value` with `{p}`, `{s}` and `{n}` in its texts replaced by the subjects' first token, stream and number."""
+        """`value` with `{p}` in its texts replaced by the subjects' first token, and `{s}` by the stream."""
         if isinstance(value, str):
-            return value.replace("{p}", self.prefix).replace("{s}", self.stream).replace("{n}", str(self.number))
+            return value.replace("{p}", self.prefix).replace("{s}", self.stream)
         if isinstance(value, Mapping):
-            return {name: self.own(each) for name, each in value.items()}
-        return [self.own(each) for each in value] if isinstance(value, list | tuple) else value
+            return {name: self.own(item) for name, item in value.items()}
+        return [self.own(item) for item in value] if isinstance(value, list | tuple) else value
 
-    async def create(self, stream: str | None = None, **settings: Any) -> dict[str, Any]:
+    async def create(self, stream: str = "{s}", **settings: Any) -> None:
         """Create a stream, this cell's own by default; its subjects start with `prefix`."""
-        name = stream or self.stream
-        subjects = {} if {"mirror", "sources", "subjects"} & settings.keys() else {"subjects": [f"{self.prefix}.>"]}
-        settings = {"num_replicas": 1, **subjects, **self.own(settings)}
-        return await self.ask(f"STREAM.CREATE.{name}", {"name": name, **settings})
+        if not {"mirror", "sources", "subjects"} & settings.keys():
+            settings["subjects"] = ["{p}.>"]
+        name = self.own(stream)
+        await self.ask(f"STREAM.CREATE.{name}", {"name": name, "num_replicas": 1, **settings})
 
-    async def update(self, **changes: Any) -> dict[str, Any]:
+    async def update(self, **changes: Any) -> None:
         """Change settings of the stream; None removes one."""
-        now = (await self.ask(f"STREAM.INFO.{self.stream}"))["config"] | self.own(changes)
-        return await self.ask(
-            f"STREAM.UPDATE.{self.stream}", {name: value for name, value in now.items() if value is not None}
-        )
+        settings = (await self.ask("STREAM.INFO.{stream}"))["config"] | changes
+        present = {name: value for name, value in settings.items() if value is not None}
+        await self.ask("STREAM.UPDATE.{stream}", present)
 
-    async def consumer(self, name: str = CONSUMER, *, durable: bool = True, **settings: Any) -> dict[str, Any]:
-        """Create or change a consumer."""
-        own = {"name": name, "ack_policy": "explicit", **({"durable_name": name} if durable else {})}
-        body = {"stream_name": self.stream, "config": {**own, **self.own(settings)}}
-        return await self.ask(f"CONSUMER.CREATE.{self.stream}.{name}", body)
+    async def consumer(self, name: str = CONSUMER, **settings: Any) -> None:
+        """Create a consumer; one with an empty `durable_name` is ephemeral."""
+        settings = {"name": name, "durable_name": name, "ack_policy": "explicit", **settings}
+        await self.ask(f"CONSUMER.CREATE.{{stream}}.{name}", {"stream_name": self.stream, "config": settings})
 
     async def state(self) -> dict[str, Any]:
         """The stream's state."""
-        found: dict[str, Any] = (await self.ask(f"STREAM.INFO.{self.stream}"))["state"]
-        return found
+        state: dict[str, Any] = (await self.ask("STREAM.INFO.{stream}"))["state"]
+        return state
 
-    async def send(self, subject: str, payload: bytes = b"", headers: Mapping[str, str] | None = None) -> Msg:
+    async def consumer_state(self) -> dict[str, Any]:
+        """The consumer's state."""
+        return await self.ask("CONSUMER.INFO.{stream}.{consumer}")
+
+    async def send(self, subject: str, payload: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         """Publish a message and wait for the stream's answer. Raises ServerRefusedError."""
         answer = await self._answer(self.own(subject), payload, headers)
         if b'"error"' in answer.data:
             raise ServerRefusedError(json.loads(answer.data)["error"]["description"])
-        return answer
 
-    async def fill(self, count: int = COUNT, *, bare: bool = True) -> None:
-        """Publish messages on five subjects; some have headers, some are empty, and some are both empty and `bare`."""
+    async def fill(self, count: int = COUNT) -> None:
+        """Publish messages on five subjects; some have headers, some are empty, and some are both empty and bare."""
         for number in range(count):
-            empty = number % 7 == 6
-            headers = {"Number": str(number), "Note": "ä b"} if number % 2 or (empty and not bare) else None
-            await self.send(f"{{p}}.{number % 5}", b"" if empty else b"payload %d" % number, headers)
+            headers = {"Number": str(number), "Note": "ä b"} if number % 2 else None
+            await self.send(f"{{p}}.{number % 5}", b"" if number % 7 == 6 else b"payload %d" % number, headers)
 
     async def look(self) -> None:
         """Add what the stream has now to `seen`, message by message, without a consumer."""
@@ -185,6 +183,15 @@ class Stage:
             else:
                 assert answer["error"]["err_code"] == _MISSING, answer
 
+    async def looked(self, condition: Callable[[list[StreamMessage]], bool], what: str) -> None:
+        """Look at the stream again and again, until what has been seen is enough."""
+
+        async def enough() -> bool:
+            await self.look()
+            return condition(self.expected)
+
+        await until(enough, what)
+
     async def holds(self, count: int) -> None:
         """Wait until the stream has that many messages."""
 
@@ -195,84 +202,72 @@ class Stage:
 
     # ------------------------------------------------------------------ the capture
 
-    def config(self, **sections: Any) -> Config:
+    def config(self, **source: Any) -> Config:
         """The capture's configuration."""
-        source = {"stream": self.stream, **self.own(sections.pop("source", {}))}
-        return config(self.url, self.archive, nats=dict(self.login), source=source, **sections)
+        source = {"stream": self.stream, **self.own(source)}
+        return config(self.site.url, self.archive, nats=dict(self.login), source=source)
 
-    async def capture(self, **source: Any) -> Capture:
+    async def capture(self, **source: Any) -> None:
         """Capture until caught up."""
+        await self.look()
         with leaves():
-            return await capture_all(self.config(source=source))
+            await capture_all(self.config(**source))
 
     @contextlib.asynccontextmanager
     async def capturing(self, **source: Any) -> AsyncIterator[Capture]:
         """A running capture that has received what the stream has, and holds it; it drains at the end of the block."""
         await self.look()
         with leaves():
-            async with running(self.config(source=source)) as state:
+            async with running(self.config(**source)) as state:
                 await self.received(state)
                 yield state
 
     async def received(self, state: Capture) -> None:
         """Wait until the capture has received everything that is expected."""
-        wanted = len(self.expected)
+        expected = len(self.expected)
 
         async def all_delivered() -> bool:
-            answer = await self.ask(f"CONSUMER.INFO.{self.stream}.{CONSUMER}")
-            return state.source.fetched >= wanted and answer["num_pending"] == 0
+            return state.source.fetched >= expected and (await self.consumer_state())["num_pending"] == 0
 
-        await until(all_delivered, f"{wanted} messages are received")
+        await until(all_delivered, f"{expected} messages are received")
 
-    async def refill(self, state: Capture, count: int = COUNT) -> None:
+    async def refill(self, state: Capture) -> None:
         """Publish more under a capture, and wait until it has received them."""
-        await self.fill(count)
+        await self.fill()
         await self.look()
         await self.received(state)
 
     async def check_archive(self, *, proven: bool = True) -> None:
-        """The archive has what the stream had, each message once, and `verify` says so."""
-        found = [
-            StreamMessage(
-                row[layout.SEQ], row[layout.SUBJECT], row[layout.HEADERS], row[layout.PAYLOAD], row[layout.TIMESTAMP]
-            )
-            for row in (rows(self.archive) if self.archive.exists() else [])
-        ]
-        assert found == self.expected
-        if proven and found:
-            report = await self.proof()
+        """The archive has what the stream had, each message once, nothing waits to be delivered, and verify says so."""
+        names = (layout.SEQ, layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.TIMESTAMP)
+        stored = [StreamMessage(*(row[name] for name in names)) for row in rows(self.archive)]
+        assert stored == self.expected
+        if proven:
+            report = await verify(self.config())
             assert report.exit_code() == 0, report.as_text()
-
-    async def proof(self) -> Report:
-        """What `verify` says."""
-        return await verify(self.config())
-
-    async def check_consumer(self) -> None:
-        """Nothing is left to deliver, and nothing unacknowledged."""
-        answer = await self.ask(f"CONSUMER.INFO.{self.stream}.{CONSUMER}")
-        assert (answer["num_pending"], answer["num_ack_pending"]) == (0, 0), answer
+            state = await self.consumer_state()
+            assert (state["num_pending"], state["num_ack_pending"]) == (0, 0), state
 
     async def check_refused(self, message: str, **source: Any) -> None:
         """A capture ends with exactly this line and stores nothing; `check` has a problem."""
-        configuration = self.config(source=source)
-        text = message.format(stream=self.stream, consumer=CONSUMER, prefix=self.prefix)
+        configuration = self.config(**source)
         with pytest.raises(JetcaptureError) as caught, leaves():
             await capture_all(configuration)
-        assert str(caught.value) == text
+        assert str(caught.value) == message.format(stream=self.stream, consumer=CONSUMER, prefix=self.prefix)
         assert (await check(configuration)).problems, "check finds nothing"
         assert not (self.archive.exists() and rows(self.archive))
 
 
 def _message(answer: Mapping[str, Any]) -> StreamMessage:
     lines = base64.b64decode(answer.get("hdrs", "")).decode().split("\r\n")[1:-2]
-    grouped: dict[str, list[str]] = {}
+    headers: dict[str, list[str]] = {}
     for line in lines:
         name, _, value = line.partition(":")
-        grouped.setdefault(name, []).append(value.strip())
+        headers.setdefault(name, []).append(value.strip())
     return StreamMessage(
         answer["seq"],
         answer["subject"],
-        list(grouped.items()) if lines else None,
+        list(headers.items()) if lines else None,
         base64.b64decode(answer.get("data", "")),
         datetime.fromisoformat(answer["time"]),
     )
@@ -290,18 +285,3 @@ async def connected(url: str, **login: Any) -> AsyncIterator[Client]:
         yield client
     finally:
         await client.close()
-
-
-async def polled(stage: Stage, condition: Callable[[dict[int, StreamMessage]], bool], what: str) -> None:
-    """Look at the stream again and again, until what has been seen is enough."""
-
-    async def enough() -> bool:
-        await stage.look()
-        return condition(stage.seen)
-
-    await until(enough, what)
-
-
-def subjects(messages: Iterable[StreamMessage]) -> list[str]:
-    """The subjects, in order."""
-    return [message.subject for message in messages]
