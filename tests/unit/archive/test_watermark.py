@@ -71,54 +71,32 @@ def micros(moment: datetime) -> int:
     return int(moment.timestamp() * 1_000_000)
 
 
+def observed(observer: Observer, state: ConsumerState) -> tuple[int, datetime]:
+    """Sequence and time of the watermark."""
+    found = observer.watermark(state, Origin(NEW))
+    assert found is not None
+    return found.seq, found.time
+
+
 def test_the_time_ends_before_the_last_message_known_at_the_floor() -> None:
     observer = Observer("S", "C")
     for seq in (10, 20, 30):
         observer.saw(seq, micros(NOON) + seq)
-    found = observer.watermark(state(25, unacked=7), Origin(NEW))
-    assert found is not None
-    assert (found.seq, found.time) == (25, NOON + 20 * MICROSECOND - MICROSECOND)
-
-
-def test_a_message_with_the_timestamp_of_one_at_the_floor_is_not_promised() -> None:
-    observer = Observer("S", "C")
-    observer.saw(10, micros(NOON))
-    observer.saw(11, micros(NOON))
-    found = observer.watermark(state(10, unacked=1), Origin(NEW))
-    assert found is not None
-    assert found.time < NOON
+    assert observed(observer, state(25, unacked=7)) == (25, NOON + 20 * MICROSECOND - MICROSECOND)
 
 
 def test_a_redelivered_message_does_not_take_the_place_of_a_later_one() -> None:
     observer = Observer("S", "C")
     observer.saw(20, micros(NOON) + 20)
     observer.saw(3, micros(NOON) + 3)
-    found = observer.watermark(state(19, unacked=1), Origin(NEW))
-    assert found is not None
-    assert (found.seq, found.time) == (19, NEVER)
-    found = observer.watermark(state(20, unacked=1), Origin(NEW))
-    assert found is not None
-    assert found.time == NOON + 19 * MICROSECOND
-
-
-def test_before_any_message_only_the_position_is_known() -> None:
-    found = Observer("S", "C").watermark(state(2, pending=3), Origin(NEW))
-    assert found is not None
-    assert (found.seq, found.time) == (2, NEVER)
-
-
-def test_with_nothing_left_it_follows_the_servers_clock() -> None:
-    found = Observer("S", "C").watermark(state(9), Origin(NEW))
-    assert found is not None
-    assert (found.seq, found.time) == (9, NOON + timedelta(microseconds=123456) - MARGIN)
+    assert observed(observer, state(19, unacked=1)) == (19, NEVER)
+    assert observed(observer, state(20, unacked=1)) == (20, NOON + 19 * MICROSECOND)
 
 
 def test_a_timestamp_from_a_clock_that_was_ahead_promises_nothing_beyond_the_servers_present_time() -> None:
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON + timedelta(days=1000)))
-    found = observer.watermark(state(10, unacked=1), Origin(NEW))
-    assert found is not None
-    assert found.time == NOON + timedelta(microseconds=123456)
+    assert observed(observer, state(10, unacked=1)) == (10, NOON + timedelta(microseconds=123456))
 
 
 def test_a_message_that_is_older_than_the_one_before_it_is_not_promised() -> None:
@@ -126,9 +104,7 @@ def test_a_message_that_is_older_than_the_one_before_it_is_not_promised() -> Non
     observer = Observer("S", "C")
     observer.saw(10, micros(NOON))
     observer.saw(11, micros(NOON) - 3_600_000_000)
-    found = observer.watermark(state(10, unacked=1), Origin(NEW))
-    assert found is not None
-    assert found.time < NOON - timedelta(hours=1)
+    assert observed(observer, state(10, unacked=1)) == (10, NOON - timedelta(hours=1) - MICROSECOND)
 
 
 def test_a_consumer_that_gives_messages_up_has_none() -> None:
@@ -151,27 +127,20 @@ def test_many_messages_leave_enough_to_know_the_time_roughly() -> None:
     observer = Observer("S", "C")
     for seq in range(1, 100_001):
         observer.saw(seq, micros(NOON) + seq)
-    found = observer.watermark(state(99_990, unacked=10), Origin(NEW))
-    assert found is not None
-    assert found.time == NOON + 99_989 * MICROSECOND
+    assert observed(observer, state(99_990, unacked=10)) == (99_990, NOON + 99_989 * MICROSECOND)
     assert len(observer._samples) <= 5000
 
 
-@pytest.mark.parametrize(
-    ("there", "now", "after"),
-    [
-        (mark(5), mark(5), None),
-        (mark(5), mark(4), None),
-        (mark(5), mark(6, NOON - timedelta(hours=1)), mark(6)),
-        (mark(5), mark(4, NOON + timedelta(hours=1)), mark(5, NOON + timedelta(hours=1))),
-        (mark(5), mark(4, NEVER), None),
-    ],
-)
-def test_it_only_moves_forward(
-    there: ConsumerWatermark, now: ConsumerWatermark, after: ConsumerWatermark | None
-) -> None:
-    result = update(there, now, replace(state(9), asked=NOON + timedelta(hours=2)))
-    assert (result.content, result.data) == (after or there, after and after.encode())
+def test_a_file_that_would_only_go_back_is_not_written() -> None:
+    later = NOON + timedelta(hours=1)
+    for now, after in (
+        (mark(5), None),
+        (mark(4, NEVER), None),
+        (mark(6, NOON - timedelta(hours=1)), mark(6)),
+        (mark(4, later), mark(5, later)),
+    ):
+        result = update(mark(5), now, replace(state(9), asked=later))
+        assert (result.content, result.data) == (after or mark(5), after and after.encode())
 
 
 def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
@@ -181,26 +150,21 @@ def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
         assert result.content == changed(mark(6), last_stored=late)
 
 
-@pytest.mark.parametrize("created", ["2026-03-01T00:00:00Z", ""])
-def test_a_recreated_stream_starts_its_sequence_again(created: str) -> None:
-    assert update(mark(5), mark(2, created=created)).content.seq == 2
-
-
 def test_a_recreated_streams_filters_start_again() -> None:
     there = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
     result = update(there, mark(2, created="2026-03-01T00:00:00Z"), state(2, delivered=0))
     assert result.content.filters == (Filters(after=0, subjects=()),)
 
 
-@pytest.mark.parametrize("life", ["2026-01-01T00:00:00Z", "2026-03-01T00:00:00Z", ""])
-def test_a_time_in_the_future_is_replaced(life: str) -> None:
+def test_a_time_in_the_future_is_replaced() -> None:
     """A server's clock was wrong when it was written."""
-    result = update(mark(5, NOON + timedelta(days=27_000), life), mark(4, NOON - MARGIN), idle=timedelta(hours=1))
-    assert result.data is not None
-    assert result.content.time == NOON - MARGIN
-    assert result.content.seq == (5 if life == "2026-01-01T00:00:00Z" else 4)
-    assert [name for name, _ in result.warnings] == ["watermark.corrected"]
-    assert "2100" in result.warnings[0][1]["was"]
+    for created, seq in (("2026-01-01T00:00:00Z", 5), ("2026-03-01T00:00:00Z", 4), ("", 4)):
+        wrong = mark(5, NOON + timedelta(days=27_000), created)
+        result = update(wrong, mark(4, NOON - MARGIN), idle=timedelta(hours=1))
+        assert result.data is not None
+        assert (result.content.seq, result.content.time) == (seq, NOON - MARGIN)
+        assert [name for name, _ in result.warnings] == ["watermark.corrected"]
+        assert "2100" in result.warnings[0][1]["was"]
 
 
 def test_a_time_that_another_servers_clock_gave_is_kept() -> None:
@@ -209,11 +173,11 @@ def test_a_time_that_another_servers_clock_gave_is_kept() -> None:
     assert (result.content, result.data, result.warnings) == (ahead, None, ())
 
 
-@pytest.mark.parametrize("data", [b"{half", changed(mark(99), stream="OTHER").encode()])
-def test_what_cannot_be_believed_at_all_is_replaced(data: bytes) -> None:
-    result = update_watermark(data, mark(4), (state(9),), timedelta(hours=1))
-    assert result.data == mark(4).encode()
-    assert [name for name, _ in result.warnings] == ["watermark.failed"]
+def test_what_cannot_be_believed_at_all_is_replaced() -> None:
+    for data in (b"{half", changed(mark(99), stream="OTHER").encode()):
+        result = update_watermark(data, mark(4), (state(9),), timedelta(hours=1))
+        assert result.data == mark(4).encode()
+        assert [name for name, _ in result.warnings] == ["watermark.failed"]
 
 
 # ------------------------------------------------------------------ filters
@@ -263,82 +227,58 @@ def consumer(
     return replace(state(floor, delivered=delivered, filters=filters), created=created, deliveries=deliveries)
 
 
+def selected(after: int, *subjects: str, consumer: str = CREATED, doubtful: Any = None) -> Filters:
+    return Filters(after=after, subjects=subjects, consumer=consumer, doubtful=doubtful)
+
+
 @pytest.mark.parametrize(
-    ("start", "filters", "seq", "known"),
+    ("start", "seq", "filters"),
     [
-        pytest.param(consumer(AGAIN, 8, 5, 5), (), 5, (Filters(after=0, subjects=(), consumer=CREATED),), id="moved"),
-        pytest.param(consumer(AGAIN, 0, 0), (), 5, (Filters(after=0, subjects=(), consumer=AGAIN),), id="same again"),
+        pytest.param(consumer(AGAIN, 8, 5, 5), 5, (selected(0),), id="moved"),
+        pytest.param(consumer(AGAIN, 0, 0), 5, (selected(0, consumer=AGAIN),), id="same again"),
         pytest.param(
-            consumer(AGAIN, 7, 0, 7),
-            (),
-            7,
-            (
-                Filters(after=0, subjects=(), consumer=CREATED),
-                Filters(after=7, subjects=(), consumer=AGAIN, doubtful=(6, 7)),
-            ),
-            id="starts later",
+            consumer(AGAIN, 7, 0, 7), 7, (selected(0), selected(7, consumer=AGAIN, doubtful=(6, 7))), id="starts later"
         ),
     ],
 )
 def test_another_consumer_may_have_skipped_messages(
-    start: ConsumerState, filters: tuple[str, ...], seq: int, known: tuple[Filters, ...]
+    start: ConsumerState, seq: int, filters: tuple[Filters, ...]
 ) -> None:
-    there = changed(mark(5, filters=(Filters(after=0, subjects=filters, consumer=CREATED),)), deliveries=5)
+    archived = changed(mark(5, filters=(selected(0),)), deliveries=5)
     later = replace(start, deliveries=992)  # before the first watermark
-    result = update(there, mark(start.ack_floor), start, later)
-    assert (result.content.seq, result.content.filters) == (seq, known)
+    result = update(archived, mark(start.ack_floor), start, later)
+    assert (result.content.seq, result.content.filters) == (seq, filters)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "known"),
+    ("before", "now", "added"),
     [
+        pytest.param([selected(0, *ONE)], BOTH, [selected(2, *BOTH), selected(5, *BOTH, consumer=AGAIN)], id="more"),
         pytest.param(
-            (Filters(after=0, subjects=ONE, consumer=CREATED),),
-            BOTH,
-            (
-                Filters(after=0, subjects=ONE, consumer=CREATED),
-                Filters(after=2, subjects=BOTH, consumer=CREATED),
-                Filters(after=5, subjects=BOTH, consumer=AGAIN),
-            ),
-            id="both selected",
+            [selected(3, *ONE)], BOTH, [selected(5, *BOTH, consumer=AGAIN, doubtful=(3, 5))], id="unknown before"
         ),
         pytest.param(
-            (Filters(after=0, subjects=ONE, consumer=CREATED), Filters(after=4, subjects=BOTH, consumer=CREATED)),
-            BOTH,
-            (
-                Filters(after=0, subjects=ONE, consumer=CREATED),
-                Filters(after=2, subjects=BOTH, consumer=CREATED),
-                Filters(after=4, subjects=BOTH, consumer=CREATED),
-                Filters(after=5, subjects=BOTH, consumer=AGAIN),
-            ),
-            id="selected later",
-        ),
-        pytest.param(
-            (Filters(after=3, subjects=ONE, consumer=CREATED),),
-            BOTH,
-            (
-                Filters(after=3, subjects=ONE, consumer=CREATED),
-                Filters(after=5, subjects=BOTH, consumer=AGAIN, doubtful=(3, 5)),
-            ),
-            id="unknown before",
-        ),
-        pytest.param(
-            (Filters(after=0, subjects=("a.*",), consumer=CREATED),),
+            [selected(0, "a.*")],
             ("*.b",),
-            (
-                Filters(after=0, subjects=("a.*",), consumer=CREATED),
-                Filters(after=5, subjects=("*.b",), consumer=AGAIN, doubtful=(3, 5)),
-            ),
+            [selected(5, "*.b", consumer=AGAIN, doubtful=(3, 5))],
             id="patterns that overlap",
         ),
     ],
 )
 def test_another_consumer_that_starts_earlier_and_selects_more_starts_over(
-    before: tuple[Filters, ...], now: tuple[str, ...], known: tuple[Filters, ...]
+    before: list[Filters], now: tuple[str, ...], added: list[Filters]
 ) -> None:
-    there = changed(mark(5, filters=before), deliveries=5)
-    result = update(there, mark(2, NEVER), consumer(AGAIN, 2, 2, 2, now))
-    assert (result.content.seq, result.content.time, result.content.filters) == (2, NEVER, known)
+    archived = changed(mark(5, filters=tuple(before)), deliveries=5)
+    content = update(archived, mark(2, NEVER), consumer(AGAIN, 2, 2, 2, now)).content
+    assert (content.seq, content.time, content.filters) == (2, NEVER, (*before, *added))
+
+
+def test_filters_that_were_widened_before_are_joined_from_where_another_consumer_starts() -> None:
+    before = (selected(0, *ONE), selected(4, *BOTH))
+    archived = changed(mark(5, filters=before), deliveries=5)
+    content = update(archived, mark(2, NEVER), consumer(AGAIN, 2, 2, 2, BOTH)).content
+    joined = (selected(2, *BOTH), selected(4, *BOTH), selected(5, *BOTH, consumer=AGAIN))
+    assert content.filters == (before[0], *joined)
 
 
 # ------------------------------------------------------------------ readers
@@ -442,58 +382,40 @@ def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
         ArchiveFiles(str(tmp_path), {}).watermark("S")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{}",
-        b"[]",
-        b'{"seq": 1}',
-        b"\xff",
-        mark().encode().replace(b"}\n", b', "filters": [1]}\n'),
-        mark().encode().replace(b"}\n", b', "seq": Infinity}\n'),
-        mark().encode().replace(b"}\n", b', "time": "0001-01-01T00:00:00+23:59"}\n'),
-        mark().encode().replace(b"}\n", b', "filters": [{"after": 1, "subjects": [], "doubtful": [1]}]}\n'),
-        mark().encode().replace(b"}\n", b', "stream_created": "x"}\n'),
-        mark().encode().replace(b"}\n", b', "stream_created": "2026-01-01T00:00:00"}\n'),
-        b"[" * 100_000,
-    ],
-)
-def test_a_damaged_file_is_an_error_of_one_line_with_its_path(tmp_path: Path, data: bytes) -> None:
-    for consumer in ("A", "C"):
-        file = tmp_path / path("S", consumer)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(mark().encode() if consumer == "A" else data)
-    with pytest.raises(JetcaptureError, match=r"^_watermark/S/C\.json is damaged: [^\n]*$"):
-        ArchiveFiles(str(tmp_path), {}).watermark("S")
+def test_a_damaged_file_is_an_error_of_one_line_with_its_path(tmp_path: Path) -> None:
+    fields = (
+        b'"filters": [1]',
+        b'"filters": [{"after": 1, "subjects": [], "doubtful": [1]}]',
+        b'"seq": Infinity',
+        b'"time": "0001-01-01T00:00:00+23:59"',
+        b'"stream_created": "x"',
+        b'"stream_created": "2026-01-01T00:00:00"',
+    )
+    damaged = [mark().encode().replace(b"}\n", b", " + field + b"}\n") for field in fields]
+    (tmp_path / path("S", "A")).parent.mkdir(parents=True)
+    (tmp_path / path("S", "A")).write_bytes(mark().encode())
+    for data in (b"", b"{}", b"[]", b"\xff", b"[" * 100_000, *damaged):
+        (tmp_path / path("S", "C")).write_bytes(data)
+        with pytest.raises(JetcaptureError, match=r"^_watermark/S/C\.json is damaged: [^\n]*$"):
+            ArchiveFiles(str(tmp_path), {}).watermark("S")
 
 
-@pytest.mark.parametrize(
-    ("url", "command"),
-    [
-        ("/data/my archive", "rm '/data/my archive/_watermark/S/C.json'"),
-        ("file:///data", "rm /data/_watermark/S/C.json"),
-        ("s3a://bucket/nats/", "aws s3 rm s3://bucket/nats/_watermark/S/C.json"),
-        (
-            "abfs://box@acct.dfs.core.windows.net/nats",
-            "az storage blob delete --account-name acct --container-name box --name nats/_watermark/S/C.json",
-        ),
-        ("az://box", "az storage blob delete --account-name own --container-name box --name _watermark/S/C.json"),
-        ("gs://bucket/nats", "gcloud storage rm gs://bucket/nats/_watermark/S/C.json"),
-    ],
-)
-def test_the_command_that_removes_a_file(url: str, command: str) -> None:
-    assert removal_of(url, {"account_name": "own"}, path("S", "C")) == command
-
-
-@pytest.mark.parametrize(
-    "at",
-    [
+def test_the_command_that_removes_a_file() -> None:
+    name = "_watermark/S/C.json"
+    azure = "az storage blob delete --account-name"
+    for url, command in (
+        ("/data/my archive", f"rm '/data/my archive/{name}'"),
+        ("file:///data", f"rm /data/{name}"),
+        ("s3a://bucket/nats/", f"aws s3 rm s3://bucket/nats/{name}"),
+        ("abfs://box@acct.dfs.core.windows.net/nats", f"{azure} acct --container-name box --name nats/{name}"),
+        ("az://box", f"{azure} own --container-name box --name {name}"),
+        ("gs://bucket/nats", f"gcloud storage rm gs://bucket/nats/{name}"),
+    ):
+        assert removal_of(url, {"account_name": "own"}, path("S", "C")) == command
+    for options in (
         {"endpoint_url": "http://minio:9000"},
         {"client_kwargs": {"endpoint_url": "http://minio:9000"}},
         {"driver": "obstore", "aws_endpoint": "http://minio:9000"},
-    ],
-)
-def test_the_command_that_removes_a_file_names_the_server_and_the_account(at: dict[str, Any]) -> None:
-    command = "aws s3 rm s3://bucket/_watermark/S/C.json --endpoint-url http://minio:9000 --profile lab"
-    assert removal_of("s3://bucket", {"profile": "lab", **at}, path("S", "C")) == command
+    ):
+        command = f"aws s3 rm s3://bucket/{name} --endpoint-url http://minio:9000 --profile lab"
+        assert removal_of("s3://bucket", {"profile": "lab", **options}, path("S", "C")) == command
