@@ -28,10 +28,10 @@ def test_none_of_many_schedules_loses_a_message_or_stops_for_good() -> None:
     check(range(800, 100_000))
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_whatever_rule_is_left_out_is_missed(rule: str) -> None:
-    assert keeps(OrderedAcks, rule)
-    assert not keeps(without(rule), rule)
+def test_whatever_rule_is_left_out_is_missed() -> None:
+    for rule in RULES:
+        assert keeps(OrderedAcks, rule)
+        assert not keeps(without(rule), rule)
 
 
 def test_without_faults_every_message_is_captured_once_and_one_reset_is_enough() -> None:

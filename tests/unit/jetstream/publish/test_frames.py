@@ -117,16 +117,12 @@ def test_a_subject_that_is_not_looked_at_is_a_valid_one(subjects: list[str]) -> 
         check_subject(subject)
 
 
-def test_ordinary_subjects_are_not_looked_at_one_by_one() -> None:
-    subjects = pa.array([f"orders.EU-1_x.{number}" for number in range(100)])
-    assert unusual_subjects(subjects) == []
-
-
-@pytest.mark.parametrize("subject", ["a b", "a\n", "a.*", ">", ".", "$SYS.x", "y" * 4000, "é\u2028"])
-def test_a_subject_that_is_refused_is_looked_at(subject: str) -> None:
-    assert unusual_subjects(pa.array(["ok", subject, subject])) == [subject]
-    with pytest.raises(SourceError):
-        check_subject(subject)
+def test_only_subjects_that_may_be_refused_are_looked_at_one_by_one() -> None:
+    assert unusual_subjects(pa.array([f"orders.EU-1_x.{number}" for number in range(100)])) == []
+    for subject in ("a b", "a\n", "a.*", ">", ".", "$SYS.x", "y" * 4000, "é\u2028"):
+        assert unusual_subjects(pa.array(["ok", subject, subject])) == [subject]
+        with pytest.raises(SourceError):
+            check_subject(subject)
 
 
 # ------------------------------------------------------------------ acknowledgements
