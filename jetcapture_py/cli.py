@@ -296,7 +296,7 @@ def maintain(
     dry_run: opt.DryRun = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Compact archives, update their tables, and expire buckets. Follows the section `maintain`; needs no NATS."""
+    """Compact archives, update their tables, and expire time slices. Follows the section `maintain`; needs no NATS."""
     from jetcapture_py.capture import allocator
     from jetcapture_py.config.units import parse_duration
     from jetcapture_py.monitoring import http_server
@@ -338,12 +338,12 @@ def compact(
         str | None, typer.Option(metavar="DURATION", help="Instead of maintain.compact.grace; default: 1h.")
     ] = None,
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
+        bool, typer.Option("--incomplete", help="Also compact time slices that the watermark has not passed yet.")
     ] = False,
     dry_run: opt.DryRun = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Merge small and overlapping objects, without Spark. Leaves incomplete buckets alone."""
+    """Merge small and overlapping objects, without Spark. Leaves incomplete time slices alone."""
     from jetcapture_py.capture import allocator
 
     allocator.use_system_allocator()
@@ -526,7 +526,7 @@ app.add_typer(spark)
 
 JOBS = {
     "query": "Run SQL over an archive; print, write or publish the rows.",
-    "compact": "Merge the small and overlapping objects of closed buckets.",
+    "compact": "Merge the small and overlapping objects of complete time slices.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
 }
 for _name, _help in JOBS.items():

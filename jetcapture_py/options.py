@@ -83,7 +83,7 @@ CompleteOnly = Annotated[
     bool,
     typer.Option(
         "--complete-only",
-        help="Only what is complete by the watermark's time: messages up to it, or a report's buckets.",
+        help="Only what is complete by the watermark's time: messages up to it, or a report's time slices.",
     ),
 ]
 DedupeOption = Annotated[

@@ -1,4 +1,4 @@
-"""The `block` section: limits of a block, the time of its bucket, and the format of its object."""
+"""The `block` section: limits of a block, its time slice, and the format of its object."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ STORING_TIME = 60.0
 
 
 class BlockConfig(Section):
-    """Limits of a block, the time of its bucket, and the format of its object."""
+    """Limits of a block, its time slice, and the format of its object."""
 
     interval: types.Interval = setting(
-        "Length of a bucket in the time that `block.time` names; must divide a day evenly.", default="15m"
+        "Length of a time slice, in the time that `block.time` names; must divide a day evenly.", default="15m"
     )
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
@@ -37,7 +37,7 @@ class BlockConfig(Section):
         le=MAX_BUNDLES,
     )
     time: types.BlockTime = setting(
-        "The time that determines a message's bucket: `timestamp` (when the stream stored it), a decoded "
+        "The time that determines a message's time slice: `timestamp` (when the stream stored it), a decoded "
         "field, or `header.NAME`.",
         default="timestamp",
     )

@@ -15,7 +15,7 @@ class CompactConfig(Section):
 
     target: types.Size = setting("Approximate size of the objects that it makes.", default="256MiB")
     after: types.DurationFromZero = setting(
-        "How long ago a bucket must have ended. With a watermark, it must also be complete.", default="10m"
+        "How long ago a time slice must have ended. With a watermark, it must also be complete.", default="10m"
     )
     grace: types.DurationFromZero = setting(
         "How long replaced objects stay, and so how long a read may take.", default="1h"
@@ -23,7 +23,7 @@ class CompactConfig(Section):
 
 
 class TableConfig(Section):
-    """An Iceberg table of the archive's complete buckets; needs the extra `table`."""
+    """An Iceberg table of the archive's complete time slices; needs the extra `table`."""
 
     name: types.TableName = Field(description="Namespace and name of the table, such as `nats.orders`.")
     catalog: types.Options = Field(
@@ -50,5 +50,5 @@ class MaintainConfig(Section):
     compact: CompactConfig | None = setting("Merging of small and overlapping objects.")
     table: TableConfig | None = setting("An Iceberg table of the archive, for engines that know nothing of jetcapture.")
     keep: types.Duration | None = setting(
-        "How long buckets are kept after their end; older ones are removed. Default: for ever."
+        "How long time slices are kept after their end; older ones are removed. Default: for ever."
     )

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 PYTHON = {
     "docs/archive-format.md": 1,
     "docs/buckets.md": 2,
+    "docs/first-capture.md": 1,
     "docs/query.md": 8,
     "docs/recipes.md": 2,
     "docs/spark.md": 6,
     "docs/table.md": 1,
-    "docs/tutorial.md": 1,
 }
-"""Blocks of Python by page; a test below, or in test_tutorial.py, test_table.py or test_pipelines.py, runs each."""
+"""Blocks of Python by page; a test here, or in test_first_capture.py, test_table.py or test_pipelines.py, runs each."""
 OTHERS = {
     ".",
     "cd",

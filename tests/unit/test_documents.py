@@ -29,8 +29,8 @@ from tests.support.running import settings
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, metadata, write
 from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 
-LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
-"""Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
+LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab", "json", "conf"}
+"""Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py and test_first_capture.py."""
 ENVIRONMENT = {"PWD": "/srv"}
 WATERMARK = {"created": "stream_created", "sample": "stream_message"}
 """Attributes that have another name in the file."""
@@ -151,7 +151,7 @@ def test_every_log_event_is_described_and_no_other() -> None:
     logged = {name for path in (REPOSITORY / "jetcapture_py").rglob("*.py") for name in events(path)}
     assert {"blocks.stored", "watermark.filters"} <= logged
     logged |= set(re.findall(r'"((?:library|python)\.\w+)"', (REPOSITORY / "jetcapture_py" / "log.py").read_text()))
-    assert first_cells(section("docs/monitoring.md", "Log events")) == logged
+    assert first_cells(section("docs/metrics.md", "Log events")) == logged
 
 
 def test_every_metric_is_described_and_no_other() -> None:
@@ -160,13 +160,13 @@ def test_every_metric_is_described_and_no_other() -> None:
     for how, name in re.findall(r'\b(counter|gauge|histogram)\(\s*"(\w+)"', "".join(map(Path.read_text, sources))):
         found.add(f"jetcapture_{name}{'_total' if how == 'counter' else ''}")
     assert len(found) > 30
-    assert first_cells(section("docs/monitoring.md", "Metrics")) == found
+    assert first_cells(section("docs/metrics.md", "Metrics")) == found
 
 
 def test_every_alert_has_a_runbook_and_no_other() -> None:
     groups = yaml.safe_load((REPOSITORY / "examples" / "monitoring" / "alerts.yaml").read_text())["groups"]
     severities = {rule["alert"]: rule["labels"]["severity"] for group in groups for rule in group["rules"]}
-    text = section("docs/monitoring.md", "Alerts")
+    text = section("docs/monitoring.md", "Runbooks")
     runbooks = re.findall(
         r"^### (\w+)\n\n\*(\w+)\.\* .+?- \*\*See:\*\* .+?- \*\*Do:\*\* ", text, re.DOTALL | re.MULTILINE
     )
@@ -179,9 +179,7 @@ def test_every_message_that_troubleshooting_explains_is_one_of_the_code() -> Non
         for path in (REPOSITORY / package).rglob("*.py"):
             nodes = ast.walk(ast.parse(path.read_text()))
             texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    known = first_cells(section("docs/monitoring.md", "Log events")) | first_cells(
-        section("docs/monitoring.md", "Metrics")
-    )
+    known = first_cells(section("docs/metrics.md", "Log events")) | first_cells(section("docs/metrics.md", "Metrics"))
     rows = [line for line in read("docs/troubleshooting.md").splitlines() if line.startswith("| ")]
     unknown = []
     for message in re.findall(r"`([^`]+)`", "\n".join(row.split(" | ")[0] for row in rows)):
@@ -275,5 +273,5 @@ def test_every_file_of_the_repository_that_a_page_names_is_there() -> None:
 
 
 def test_the_reasons_for_sealing_are_those_there_are() -> None:
-    row = next(line for line in read("docs/monitoring.md").splitlines() if "jetcapture_blocks_sealed_total" in line)
+    row = next(line for line in read("docs/metrics.md").splitlines() if "jetcapture_blocks_sealed_total" in line)
     assert set(re.findall(r"`(\w+)`", row)) - {"jetcapture_blocks_sealed_total", "reason"} == set(SEALED_BY)
