@@ -1,4 +1,4 @@
-"""What the comparison must show, and whether it does."""
+"""The goals of the comparison, and whether they are met."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.compare.orders import Scenario
 from benchmarks.compare.results import Results, cpu, rate, stored
 
 RAW, JSON, COLUMNS = "jetcapture-raw", "jetcapture-json", "jetcapture-columns"
-LIMIT, CSV, LOOP = "limit", "jet-capture-csv", "nats-py"
+LIMIT, CSV, LOOP = "limit", "jet-capture", "nats-py"
 BASE = Scenario()
 MEDIUM, LARGE = 1000, 10_000
 MANY = 10_000
@@ -18,7 +18,7 @@ REPLICAS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A ratio and its bound; `least`: the ratio must be at least the bound, else at most. None: not measured."""
+    """A ratio and its bound: `least` or most. None: not measured."""
 
     what: str
     bound: float
@@ -27,19 +27,19 @@ class Claim:
 
     @property
     def holds(self) -> bool | None:
-        """Whether it is so."""
+        """Return whether the goal is met."""
         if self.ratio is None:
             return None
         return self.ratio >= self.bound if self.least else self.ratio <= self.bound
 
 
 def claims(results: Results) -> list[Claim]:
-    """All of them, for the scenarios of the standard run that were measured."""
+    """Return the goals of the scenarios that were measured."""
     return [claim for claim in _claims(results) if claim.ratio is not None]
 
 
 def _claims(results: Results) -> Iterator[Claim]:
-    base = next((each for each in results.scenarios if _is_plain(each, BASE.size)), BASE)
+    base = next((scenario for scenario in results.scenarios if _is_plain(scenario, BASE.size)), BASE)
 
     def least(what: str, ours: tuple[Scenario, str], theirs: tuple[Scenario, str], bound: float) -> Claim:
         return Claim(what=what, bound=bound, least=True, ratio=results.ratio(ours, theirs, rate))
@@ -49,13 +49,13 @@ def _claims(results: Results) -> Iterator[Claim]:
 
     yield least("raw, rate, against the limit", (base, RAW), (base, LIMIT), 0.9)
     yield least("json, rate, against the limit", (base, JSON), (base, LIMIT), 0.8)
-    yield least("json, rate, against jet-capture's CSV", (base, JSON), (base, CSV), 1.5)
+    yield least("json, rate, against jet-capture", (base, JSON), (base, CSV), 1.5)
     yield least("json, rate, against the plain nats-py loop", (base, JSON), (base, LOOP), 5)
     for name, bound in ((JSON, 1.0), (RAW, 0.6)):
         ratio = results.ratio((base, name), (base, CSV), cpu)
-        yield most(f"{_short(name)}, CPU, against jet-capture's CSV", ratio, bound)
+        yield most(f"{_short(name)}, CPU, against jet-capture", ratio, bound)
     ratio = results.ratio((base, JSON), (base, CSV), lambda _: stored)
-    yield most("json, bytes stored, against jet-capture's CSV", ratio, 0.15)
+    yield most("json, bytes stored, against jet-capture", ratio, 0.15)
     for name, bound in (("msgpack", 1.0), ("csv", 0.8), ("avro", 0.5), ("protobuf", 0.5)):
         same = replace(base, format=name)
         yield least(f"{name}, rate, against json", (same, f"jetcapture-{name}"), (base, JSON), bound)
@@ -66,7 +66,7 @@ def _claims(results: Results) -> Iterator[Claim]:
         if _is_plain(scenario, LARGE):
             yield least("raw, 10 KB, rate, against the limit", (scenario, RAW), (scenario, LIMIT), 0.45)
             ours = scenario, COLUMNS
-            yield least("columns, 10 KB, rate, against jet-capture's CSV", ours, (scenario, CSV), 1.5)
+            yield least("columns, 10 KB, rate, against jet-capture", ours, (scenario, CSV), 1.5)
             loop = scenario, LOOP
             yield least("columns, 10 KB, rate, against the plain nats-py loop", ours, loop, 1.5)
             yield most("columns, 10 KB, CPU, against the plain nats-py loop", results.ratio(ours, loop, cpu), 0.9)
@@ -91,7 +91,7 @@ def _claims(results: Results) -> Iterator[Claim]:
 
 
 def _is_plain(scenario: Scenario, size: int) -> bool:
-    """Whether nothing but the size and the number of messages is special."""
+    """Return whether only size and number of messages differ from the default."""
     return scenario == replace(BASE, size=size, messages=scenario.messages)
 
 
@@ -100,7 +100,7 @@ def _short(name: str) -> str:
 
 
 def table(found: list[Claim]) -> str:
-    """The claims in Markdown."""
+    """Return the goals in Markdown."""
     lines = ["| | goal | is | |", "|---|---|---|---|"]
     for claim in found:
         bound = f"{'at least' if claim.least else 'at most'} {claim.bound:g} times"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -17,28 +18,30 @@ from tests.support.nats_server import binary
 
 
 def machine() -> str:
-    """Processor, cores, memory, system."""
+    """Return processor, cores, memory and system."""
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    processor = found[1] if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    processor = match[1] if match else platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory().total / (1 << 30)
     return f"{cores} cores ({processor}), {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
 
 def versions(runners: Iterable[str]) -> str:
-    """Of everything that takes part."""
+    """Return the versions of everything that takes part."""
     server = _said(binary(), "--version").split(":")[-1].strip()
-    found = [f"jetcapture {version('jetcapture')}", f"nats-server {server}", f"Python {platform.python_version()}"]
-    found += [f"{name} {version(name)}" for name in ("nats-py", "pyarrow", "msgspec")]
+    parts = [f"jetcapture {version('jetcapture')}", f"nats-server {server}", f"Python {platform.python_version()}"]
+    parts += [f"{name} {version(name)}" for name in ("nats-py", "pyarrow", "msgspec")]
     names = set(runners)
-    if any(name.startswith("jet-capture") for name in names):
-        found.append(f"jet-capture {peers.version('jet-capture')}")
-    if "connect" in names:
-        found.append(f"Redpanda Connect {peers.version('connect')}")
-    if names & {"connect", "jet-capture-csv", "jet-capture-ndjson"}:
-        found.append(_said("go", "version").removeprefix("go version ").split(" ")[0])
-    return ", ".join(found)
+    if "jet-capture" in names:
+        parts.append(f"jet-capture {peers.version('jet-capture')}")
+    if "bento" in names:
+        parts.append(f"Bento {peers.version('bento')}")
+    if "tenzir" in names:
+        parts.append(f"Tenzir {json.loads(_said('tenzir', 'version | select version | write_ndjson'))['version']}")
+    if names & {"bento", "jet-capture"}:
+        parts.append(_said("go", "version").removeprefix("go version ").split(" ")[0])
+    return ", ".join(parts)
 
 
 def _said(*command: str) -> str:

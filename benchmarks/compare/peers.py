@@ -1,4 +1,7 @@
-"""The Go programs of `benchmarks/peers`, built once; the binaries stay in `benchmarks/.peers`, which git ignores."""
+"""Where the other programs come from: the Go programs of `benchmarks/peers` are built once, others must be on the PATH.
+
+The binaries stay in `benchmarks/.peers`, which git ignores.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,29 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "peers"
 CACHE = Path(__file__).parents[1] / ".peers"
-MODULES = {"jet-capture": "github.com/Intelecy/jet-capture", "connect": "github.com/redpanda-data/connect/v4"}
+MODULES = {"jet-capture": "github.com/Intelecy/jet-capture", "bento": "github.com/warpstreamlabs/bento"}
 BUILD_TIMEOUT = 1800
 
 
 class UnavailableError(Exception):
-    """This program cannot be had here; the message is the reason, one line."""
+    """This program is not available; the message is the reason, in one line."""
+
+
+def installed(name: str) -> str:
+    """Return the path of a program on the PATH."""
+    path = shutil.which(name)
+    if path is None:
+        raise UnavailableError(f"{name} is not on the PATH")
+    return path
 
 
 def binary(name: str, checkout: Path | None = None) -> Path:
-    """The program `name`, built if it is not there yet; its library is taken from `checkout`, else from Go's proxy."""
+    """Return the program `name`, built if needed, with its library from `checkout` or else from Go's proxy."""
     go = shutil.which("go")
     sources = sorted(path for path in (SOURCES / name).iterdir() if path.is_file())
-    found = CACHE / f"{name}-{_digest(sources + (sorted(checkout.rglob('*.go')) if checkout else []))}"
-    if found.exists():
-        return found
+    program = CACHE / f"{name}-{_digest(sources + (sorted(checkout.rglob('*.go')) if checkout else []))}"
+    if program.exists():
+        return program
     if go is None:
         raise UnavailableError("Go is not on the PATH")
     CACHE.mkdir(exist_ok=True)
@@ -37,16 +48,16 @@ def binary(name: str, checkout: Path | None = None) -> Path:
         if checkout is not None:
             _go(go, directory, "mod", "edit", "-replace", f"{MODULES[name]}={checkout.resolve()}")
         _go(go, directory, "build", "-mod=mod", "-trimpath", "-o", "program", ".")
-        shutil.move(Path(directory, "program"), found)
-    return found
+        shutil.move(Path(directory, "program"), program)
+    return program
 
 
 def version(name: str) -> str:
-    """The version of its library."""
+    """Return the version of its library."""
     text = (SOURCES / name / "go.mod").read_text()
-    found = re.search(rf"{re.escape(MODULES[name])} (v\S+)", text)
-    assert found is not None, f"go.mod of {name} does not name {MODULES[name]}"
-    return found[1]
+    match = re.search(rf"{re.escape(MODULES[name])} (v\S+)", text)
+    assert match is not None, f"go.mod of {name} does not name {MODULES[name]}"
+    return match[1]
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -27,10 +27,11 @@ HEAD = (
 
 @dataclass(kw_only=True)
 class Results:
-    """Runs by scenario, runner and round; and who did not take part, and why."""
+    """Runs by scenario, runner and round. `missing` are runners that are not available, `failed` runs; with reasons."""
 
     runs: dict[tuple[Scenario, str], dict[int, Measured]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[tuple[Scenario, str], str] = field(default_factory=dict)
 
     @property
     def scenarios(self) -> list[Scenario]:
@@ -114,11 +115,13 @@ def table(results: Results, scenario: Scenario) -> str:
 
 
 def remarks(results: Results) -> Iterable[str]:
-    """What the tables do not say: redeliveries, rows stored twice, who is missing."""
+    """Return what the tables lack: redeliveries, rows stored twice, failed runs, missing runners."""
     for (scenario, name), runs in results.runs.items():
         redelivered = sum(measured.redelivered for measured in runs.values())
         twice = sum(measured.stored.rows - measured.stored.different for measured in runs.values())
         if redelivered or twice:
             yield f"{name}, {scenario}: {redelivered:,} redelivered, {twice:,} stored more than once"
+    for (scenario, name), reason in results.failed.items():
+        yield f"{name}, {scenario}: failed: {reason}"
     for name, reason in results.missing.items():
         yield f"{name} did not take part: {reason}"

@@ -1,4 +1,4 @@
-"""Who is compared: how each is started, which consumer it gets, and where it leaves what it stores."""
+"""What is compared: how a program is started, which consumer it gets, and where it leaves what it stores."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """One of those compared.
+    """A program in the comparison.
 
-    `command` makes its command line, and what files it needs in the run's directory; `consumer` what its consumer has
-    beside the ordinary. `files` and `identity` say how to count what it stored: rows of these files, by this column,
-    which counts from 1. `ends`: it ends by itself when all is done, and else it is sent SIGTERM once everything is
-    acknowledged. `anywhere`: it can share a consumer with others of its kind, and store to S3. `takes` is the format of
-    the orders that it decodes.
+    - `command` returns its command line, and writes the files it needs into the run's directory.
+    - `consumer`: settings of its consumer beside the common ones.
+    - `files` and `identity`: what it stores, and the column that numbers the messages from 1.
+    - `ends`: it ends by itself; others get SIGTERM once everything is acknowledged.
+    - `anywhere`: it can share a consumer with other processes, and store to S3.
+    - `takes`: the format of the orders that it decodes.
     """
 
     name: str
@@ -81,21 +82,21 @@ def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
         ),
         "jetcapture-raw": lambda: jetcapture("jetcapture-raw", "_nats_seq", key="{subject[1]}"),
         "jetcapture-json": lambda: jetcapture("jetcapture-json", "order_id", key="{region}", decode=JSON),
-        # like json, but without the raw payload, which nobody else here keeps
+        # without the raw payload, which the other programs do not keep either
         "jetcapture-columns": lambda: jetcapture(
             "jetcapture-columns", "order_id", key="{region}", decode={**JSON, "keep_payload": False}
         ),
         **{f"jetcapture-{name}": partial(jetcapture_of, name) for name in formats.FORMATS if name != "json"},
         "nats-py": nats_py,
-        "jet-capture-csv": lambda: jet_capture("csv", checkout),
-        "jet-capture-ndjson": lambda: jet_capture("ndjson", checkout),
-        "connect": connect,
+        "jet-capture": lambda: jet_capture(checkout),
+        "bento": bento,
+        "tenzir": tenzir,
     }
 
 
 JSON = {"format": "json", "columns": COLUMNS}
-OPTIONAL = frozenset(f"jetcapture-{name}" for name in formats.FORMATS if name != "json")
-"""Take part only when they are named: orders in other formats."""
+ORDERED = ("limit-ordered", "jetcapture-raw-ordered", "jetcapture-json-ordered")
+FORMATS = tuple(f"jetcapture-{name}" for name in formats.FORMATS if name != "json")
 
 
 def pinned(_: Scenario) -> Mapping[str, Any]:
@@ -170,8 +171,8 @@ def nats_py() -> Runner:
     return Runner(name="nats-py", command=command, files="parquet", identity="order_id")
 
 
-def jet_capture(files: str, checkout: Path | None) -> Runner:
-    """The Go library; its pulls are as large as the consumer allows, and it has one under way: large ones suit it."""
+def jet_capture(checkout: Path | None) -> Runner:
+    """The Go library; it has one pull under way, as large as the consumer allows: large ones suit it."""
     program = str(peers.binary("jet-capture", checkout))
 
     def batch(scenario: Scenario) -> int:
@@ -184,7 +185,6 @@ def jet_capture(files: str, checkout: Path | None) -> Runner:
             "url": work.url,
             "stream": work.scenario.stream,
             "consumer": work.consumer,
-            "format": files,
             "output": work.target.directory,
             "messages": work.scenario.messages,
             "block": block,
@@ -192,17 +192,17 @@ def jet_capture(files: str, checkout: Path | None) -> Runner:
         return [program, *(f"-{name}={value}" for name, value in options.items())]
 
     return Runner(
-        name=f"jet-capture-{files}",
+        name="jet-capture",
         command=command,
-        files=files,
+        files="csv",
         identity="order_id",
         consumer=lambda scenario: {"max_batch": batch(scenario)},
     )
 
 
-def connect() -> Runner:
-    """Redpanda Connect, with a push consumer: from a pull consumer it fetches one message at a time."""
-    program = str(peers.binary("connect"))
+def bento() -> Runner:
+    """Bento, with a push consumer: from a pull consumer it fetches one message at a time."""
+    program = str(peers.binary("bento"))
     types = {"int64": "INT64", "float64": "DOUBLE", "string": "UTF8"}
 
     def unacked(scenario: Scenario) -> int:
@@ -245,15 +245,38 @@ def connect() -> Runner:
                 }
             },
         }
-        path = work.directory / "connect.yaml"
+        path = work.directory / "bento.yaml"
         path.write_text(json.dumps(settings))
-        return [program, "run", str(path)]
+        return [program, "-c", str(path)]
 
     return Runner(
-        name="connect",
+        name="bento",
         command=command,
         files="parquet",
         identity="order_id",
-        consumer=lambda scenario: {"deliver_subject": "to-connect", "max_ack_pending": unacked(scenario)},
+        consumer=lambda scenario: {"deliver_subject": "to-bento", "max_ack_pending": unacked(scenario)},
         ends=False,
     )
+
+
+def tenzir() -> Runner:
+    """Tenzir, with room for everything that may be unacknowledged: it returns what does not fit into its queue."""
+    program = peers.installed("tenzir")
+
+    def command(work: Work) -> list[str]:
+        source = {
+            "url": work.url,
+            "durable": work.consumer,
+            "count": work.scenario.messages,
+            "_queue_capacity": work.scenario.unacked + BATCH,
+        }
+        options = ", ".join(f"{name}={json.dumps(value)}" for name, value in source.items())
+        target = json.dumps(f"{work.target.directory}/**/{{uuid}}.parquet")
+        pipeline = [
+            f"from_nats {json.dumps(f'{work.scenario.subjects}.>')}, {options}",
+            "this = string(message).parse_json()",
+            f'to_file {target}, partition_by=[region] {{ write_parquet compression_type="zstd" }}',
+        ]
+        return [program, "\n".join(pipeline)]
+
+    return Runner(name="tenzir", command=command, files="parquet", identity="order_id")

@@ -15,7 +15,6 @@ import boto3  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 import s3fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem
@@ -42,13 +41,7 @@ def _csv(file: Any, column: str) -> pa.Table:
     return pyarrow.csv.read_csv(file, convert_options=pyarrow.csv.ConvertOptions(include_columns=[column]))
 
 
-def _ndjson(file: Any, column: str) -> pa.Table:
-    schema = pa.schema([(column, pa.int64())])
-    options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    return pyarrow.json.read_json(file, pyarrow.json.ReadOptions(use_threads=False), options)
-
-
-READERS: dict[str, Callable[[Any, str], pa.Table]] = {"parquet": _parquet, "csv": _csv, "ndjson": _ndjson}
+READERS: dict[str, Callable[[Any, str], pa.Table]] = {"parquet": _parquet, "csv": _csv}
 """How to read one column of a file, by the kind of file."""
 
 

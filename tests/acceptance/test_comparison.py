@@ -1,7 +1,7 @@
 """The benchmark's runners do the work that they are measured by.
 
-Redpanda Connect takes minutes to build, and jet-capture is not on every module proxy: with JETCAPTURE_TEST_PEERS set,
-they are built and tested, too; its value may be a checkout of jet-capture.
+Bento takes minutes to build, and jet-capture is not on every module proxy: they are built and tested with
+JETCAPTURE_TEST_PEERS set, whose value may be a checkout of jet-capture. Tenzir is tested if it is on the PATH.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.nats_server import NatsServer
 SCENARIO = Scenario(messages=2000)
 PEERS = os.environ.get("JETCAPTURE_TEST_PEERS", "")
 CHECKOUT = Path(PEERS) if Path(PEERS, "go.mod").is_file() else None
-GO = ("connect", "jet-capture-csv", "jet-capture-ndjson")
+GO = ("bento", "jet-capture")
 
 
 @pytest.fixture(scope="module")

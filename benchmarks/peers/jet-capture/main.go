@@ -1,4 +1,4 @@
-// jet-capture as its README shows it: JSON into a struct, grouped by a field, CSV or NDJSON on the local file system.
+// jet-capture as its README shows it: JSON into a struct, grouped by a field, CSV on the local file system.
 //
 // What is chosen for it, because it is the fastest for it: blocks in memory (its default), no compression (its
 // default), and blocks that end by their number of messages, so that it never waits for a clock. Its blocks else end
@@ -35,7 +35,6 @@ func main() {
 	url := flag.String("url", "", "where NATS is")
 	stream := flag.String("stream", "", "the stream")
 	consumer := flag.String("consumer", "", "its durable consumer")
-	format := flag.String("format", "csv", "csv or ndjson")
 	output := flag.String("output", "", "a directory")
 	messages := flag.Int("messages", 0, "how many messages there are")
 	block := flag.Int("block", 0, "messages of a block")
@@ -53,7 +52,7 @@ func main() {
 	options := jetcapture.DefaultOptions[*Order, string]()
 	options.NATSStreamName = *stream
 	options.NATSConsumerName = *consumer
-	options.Suffix = *format
+	options.Suffix = "csv"
 	options.MaxAge = 24 * time.Hour
 	options.MaxMessages = *block
 	options.MessageDecoder = func(msg *nats.Msg) (*Order, string, error) {
@@ -66,7 +65,9 @@ func main() {
 		}
 		return &order, order.Region, nil
 	}
-	options.WriterFactory = writer(*format)
+	options.WriterFactory = func() jetcapture.FormattedDataWriter[*Order] {
+		return jetcapture.NewCSVWriter([]string{"order_id", "region", "amount", "created_at", "item"}, row)
+	}
 	options.Store = &jetcapture.LocalFSStore[string]{
 		Resolver: func(region string) (string, error) { return filepath.Join(*output, region), nil },
 	}
@@ -75,15 +76,6 @@ func main() {
 	}
 	if seen != *messages {
 		log.Fatal(fmt.Sprintf("%d messages instead of %d", seen, *messages))
-	}
-}
-
-func writer(format string) func() jetcapture.FormattedDataWriter[*Order] {
-	if format == "ndjson" {
-		return func() jetcapture.FormattedDataWriter[*Order] { return &jetcapture.NewLineDelimitedJSON[*Order]{} }
-	}
-	return func() jetcapture.FormattedDataWriter[*Order] {
-		return jetcapture.NewCSVWriter([]string{"order_id", "region", "amount", "created_at", "item"}, row)
 	}
 }
 
