@@ -272,7 +272,7 @@ def test_the_example_of_jet_capture_gives_gzipped_csv_in_one_folder_per_region(
     sent = [("people", json.dumps(dict(zip(names, person, strict=True))).encode(), None) for person in people]
     asyncio.run(publish(server.url, [*sent, ("people", b"not JSON", None)], subjects=("people",)))
     text = (EXAMPLES / "from-jet-capture.yaml").read_text()
-    (shown,) = (block.text for block in blocks("docs/coming-from.md", "yaml"))
+    (shown,) = (block.text for block in blocks("docs/compare.md", "yaml"))
     assert text.endswith(f"\n\n{shown}"), "the page shows another example"
     path = tmp_path / "config.yaml"
     path.write_text(
