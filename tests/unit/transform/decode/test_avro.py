@@ -70,119 +70,93 @@ STAMP = datetime(2026, 1, 31, 12, 0, 0, 123_456, UTC)
 MICROS = int(STAMP.timestamp()) * 1_000_000 + 123_456
 
 
-@pytest.mark.parametrize(
-    ("of", "sent", "kind", "stored"),
-    [
-        ("boolean", True, "bool", True),
-        ("int", -5, "int32", -5),
-        ("long", 2**62, "int64", 2**62),
-        ("float", 1.5, "float", 1.5),
-        ("double", 0.1, "double", 0.1),
-        ("bytes", b"\xff", "binary", b"\xff"),
-        ("string", "東京", "string", "東京"),
-        ({"type": "fixed", "name": "F", "size": 3}, b"abc", "binary", b"abc"),
-        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "string", "B"),
-        (["null", "string"], None, "string", None),
-        (["string", "null"], "x", "string", "x"),
-        (["null", "int", "long"], 2**40, "int64", 2**40),
-        (["float", "double"], 0.1, "double", 0.1),
-        (["null", "string", "long"], 7, "string", "7"),
-        (["null", "string", "long"], "x", "string", '"x"'),
-        ({"type": "array", "items": ["null", "int"]}, [1, None], "list<item: int32>", [1, None]),
-        ({"type": "map", "values": "double"}, {"a": 1.5}, "map<string, double>", [("a", 1.5)]),
-        (record(field("a", "int"), name="S"), {"a": 1}, "struct<a: int32>", {"a": 1}),
-        (["null", record(field("a", "int"), name="S")], None, "struct<a: int32>", None),
-        (record(name="S"), {}, "string", "{}"),
-        (logical("bytes", "decimal", precision=6, scale=2), Decimal("-1.25"), "decimal128(6, 2)", Decimal("-1.25")),
-        (logical("int", "date"), date(2026, 1, 31), "date32[day]", date(2026, 1, 31)),
-        (logical("int", "time-millis"), clock(1, 2, 3, 4000), "time64[us]", clock(1, 2, 3, 4000)),
-        (logical("long", "time-micros"), clock(1, 2, 3, 4), "time64[us]", clock(1, 2, 3, 4)),
-        (
-            logical("long", "timestamp-millis"),
-            1500,
-            "timestamp[us, tz=UTC]",
-            datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC),
-        ),
-        (logical("long", "timestamp-micros"), STAMP, "timestamp[us, tz=UTC]", STAMP),
-        (logical("long", "timestamp-nanos"), MICROS * 1000 + 789, "timestamp[us, tz=UTC]", STAMP),
-        (logical("long", "local-timestamp-millis"), 1500, "timestamp[us]", datetime(1970, 1, 1, 0, 0, 1, 500_000)),
-        (logical("long", "local-timestamp-micros"), MICROS, "timestamp[us]", STAMP.replace(tzinfo=None)),
-        (logical("long", "local-timestamp-nanos"), MICROS * 1000, "timestamp[us]", STAMP.replace(tzinfo=None)),
-        (logical("string", "uuid"), str(uuid.UUID(int=5)), "string", str(uuid.UUID(int=5))),
-        (
-            {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
-            uuid.UUID(int=5).bytes,
-            "string",
-            str(uuid.UUID(int=5)),
-        ),
-        (
-            {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"},
-            struct.pack("<III", 1, 2, 3),
-            "struct<months: int64, days: int64, milliseconds: int64>",
-            {"months": 1, "days": 2, "milliseconds": 3},
-        ),
-        (logical("long", "no such type"), 7, "int64", 7),
-    ],
-)
-def test_every_type_has_its_column(of: Any, sent: Any, kind: str, stored: Any) -> None:
-    schema = record(field("x", of))
-    decoder = AvroDecoder(schema, {})
-    payload = datum(schema, {"x": sent})
-    decoded = decoder.decode(batch_of([payload, payload[:-1], payload]))
-    assert str(decoded.fields.schema.field("x").type) == kind
-    expected = {"x": stored}
-    assert [row for row in outcomes(decoded, 3) if row is not None] == [expected] * (2 if payload else 3)
+TYPES: list[tuple[Any, Any, str, Any]] = [
+    ("boolean", True, "bool", True),
+    ("int", -5, "int32", -5),
+    ("long", 2**62, "int64", 2**62),
+    ("float", 1.5, "float", 1.5),
+    ("double", 0.1, "double", 0.1),
+    ("bytes", b"\xff", "binary", b"\xff"),
+    ("string", "東京", "string", "東京"),
+    ({"type": "fixed", "name": "F", "size": 3}, b"abc", "binary", b"abc"),
+    ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "string", "B"),
+    (["null", "string"], None, "string", None),
+    (["string", "null"], "x", "string", "x"),
+    (["null", "int", "long"], 2**40, "int64", 2**40),
+    (["float", "double"], 0.1, "double", 0.1),
+    (["null", "string", "long"], 7, "string", "7"),
+    (["null", "string", "long"], "x", "string", '"x"'),
+    ({"type": "array", "items": ["null", "int"]}, [1, None], "list<item: int32>", [1, None]),
+    ({"type": "map", "values": "double"}, {"a": 1.5}, "map<string, double>", [("a", 1.5)]),
+    (record(field("a", "int"), name="S"), {"a": 1}, "struct<a: int32>", {"a": 1}),
+    (["null", record(field("a", "int"), name="S")], None, "struct<a: int32>", None),
+    (record(name="S"), {}, "string", "{}"),
+    (logical("bytes", "decimal", precision=6, scale=2), Decimal("-1.25"), "decimal128(6, 2)", Decimal("-1.25")),
+    (logical("int", "date"), date(2026, 1, 31), "date32[day]", date(2026, 1, 31)),
+    (logical("int", "time-millis"), clock(1, 2, 3, 4000), "time64[us]", clock(1, 2, 3, 4000)),
+    (logical("long", "time-micros"), clock(1, 2, 3, 4), "time64[us]", clock(1, 2, 3, 4)),
+    (
+        logical("long", "timestamp-millis"),
+        1500,
+        "timestamp[us, tz=UTC]",
+        datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC),
+    ),
+    (logical("long", "timestamp-micros"), STAMP, "timestamp[us, tz=UTC]", STAMP),
+    (logical("long", "timestamp-nanos"), MICROS * 1000 + 789, "timestamp[us, tz=UTC]", STAMP),
+    (logical("long", "local-timestamp-millis"), 1500, "timestamp[us]", datetime(1970, 1, 1, 0, 0, 1, 500_000)),
+    (logical("long", "local-timestamp-micros"), MICROS, "timestamp[us]", STAMP.replace(tzinfo=None)),
+    (logical("long", "local-timestamp-nanos"), MICROS * 1000, "timestamp[us]", STAMP.replace(tzinfo=None)),
+    (logical("string", "uuid"), str(uuid.UUID(int=5)), "string", str(uuid.UUID(int=5))),
+    (
+        {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
+        uuid.UUID(int=5).bytes,
+        "string",
+        str(uuid.UUID(int=5)),
+    ),
+    (
+        {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"},
+        struct.pack("<III", 1, 2, 3),
+        "struct<months: int64, days: int64, milliseconds: int64>",
+        {"months": 1, "days": 2, "milliseconds": 3},
+    ),
+    (logical("long", "no such type"), 7, "int64", 7),
+]
+"""Schema, value, type of the column, stored value."""
+OUT_OF_RANGE: list[tuple[Any, bytes]] = [
+    (logical("bytes", "decimal", precision=3, scale=2), zigzag(2) + b"\x7f\xff"),
+    (logical("int", "date"), zigzag(2**30)),
+    (logical("int", "time-millis"), zigzag(86_400_000)),
+    (logical("long", "time-micros"), zigzag(-1)),
+    (logical("long", "timestamp-millis"), zigzag(2**60)),
+    (logical("long", "timestamp-micros"), zigzag(-(2**60))),
+    (logical("string", "uuid"), zigzag(5) + b"hello"),
+    ("int", zigzag(2**31)),
+    ("long", b"\xff" * 11),
+    ("string", zigzag(2) + b"\xc3\x28"),
+    ("string", zigzag(2**50) + b"a"),
+    ("bytes", zigzag(-5) + b"abcde"),
+    (["null", "string"], zigzag(2)),
+    ({"type": "enum", "name": "E", "symbols": ["A"]}, zigzag(1)),
+    ({"type": "array", "items": "long"}, zigzag(2**50) + b"\x02"),
+    ({"type": "map", "values": "long"}, zigzag(1) + zigzag(2**40)),
+]
 
 
-@pytest.mark.parametrize(
-    ("of", "data"),
-    [
-        (logical("bytes", "decimal", precision=3, scale=2), zigzag(2) + b"\x7f\xff"),
-        (logical("int", "date"), zigzag(2**30)),
-        (logical("int", "time-millis"), zigzag(86_400_000)),
-        (logical("long", "time-micros"), zigzag(-1)),
-        (logical("long", "timestamp-millis"), zigzag(2**60)),
-        (logical("long", "timestamp-micros"), zigzag(-(2**60))),
-        (logical("string", "uuid"), zigzag(5) + b"hello"),
-        ("int", zigzag(2**31)),
-        ("long", b"\xff" * 11),
-        ("string", zigzag(2) + b"\xc3\x28"),
-        ("string", zigzag(2**50) + b"a"),
-        ("bytes", zigzag(-5) + b"abcde"),
-        (["null", "string"], zigzag(2)),
-        ({"type": "enum", "name": "E", "symbols": ["A"]}, zigzag(1)),
-        ({"type": "array", "items": "long"}, zigzag(2**50) + b"\x02"),
-        ({"type": "map", "values": "long"}, zigzag(1) + zigzag(2**40)),
-    ],
-)
-def test_a_value_out_of_range_fails_alone(of: Any, data: bytes) -> None:
-    decoder = AvroDecoder(record(field("id", "long"), field("x", of), field("end", "long")), {"id": Declared("int64")})
-    whole = AvroDecoder(record(field("x", of)), {})
-    assert decode(whole, data) == [None]
-    assert decode(decoder, zigzag(1) + data) == [None]
+def test_every_type_has_its_column() -> None:
+    for of, sent, kind, stored in TYPES:
+        schema = record(field("x", of))
+        payload = datum(schema, {"x": sent})
+        decoded = AvroDecoder(schema, {}).decode(batch_of([payload, payload[:-1], payload]))
+        assert str(decoded.fields.schema.field("x").type) == kind
+        rows = [row for row in outcomes(decoded, 3) if row is not None]
+        assert rows == [{"x": stored}] * (2 if payload else 3), of
 
 
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        ("long", "not a record"),
-        (record(), "not a record with fields"),
-        (record(field("x", "no such type")), "not valid"),
-        (record(field("x", "int"), field("next", ["null", "R"])), "record 'R' contains itself"),
-        (
-            record(
-                field("x", {"type": "array", "items": record(field("y", {"type": "map", "values": "R"}), name="S")})
-            ),
-            "itself",
-        ),
-        (record(field("x", {"type": "array", "items": "null"})), "array whose items have no bytes"),
-        (record(field("x", {"type": "array", "items": record(name="E")})), "array whose items have no bytes"),
-        (record(field("x", logical("bytes", "decimal", precision=50))), "up to 38"),
-    ],
-)
-def test_a_schema_that_cannot_be_stored_or_read_safely_is_refused(schema: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        AvroDecoder(schema, {})
+def test_a_value_out_of_range_fails_its_message() -> None:
+    for of, data in OUT_OF_RANGE:
+        assert decode(AvroDecoder(record(field("x", of)), {}), data) == [None], of
+        beside = record(field("id", "long"), field("x", of), field("end", "long"))
+        assert decode(AvroDecoder(beside, {"id": Declared("int64")}), zigzag(1) + data) == [None], of
 
 
 SCHEMA = record(
@@ -211,23 +185,6 @@ def test_declared_columns_are_found_by_path_and_widened_exactly() -> None:
     assert rows[0] == {"id": 60, "city": "Bern", "age": 40.0, "whole": whole, "seconds": minute}
     assert rows[1] is None
     assert rows[2] == {"id": 61, "city": None, "age": None, "whole": None, "seconds": minute.replace(second=1)}
-
-
-@pytest.mark.parametrize(
-    ("column", "reason"),
-    [
-        (Declared("string", path="id"), "which cannot be string"),
-        (Declared("int64", path="missing"), "no field 'missing'"),
-        (Declared("int64", path="customer.missing"), "no field 'customer.missing'"),
-        (Declared("int64", path="id.deeper"), "no field 'id.deeper'"),
-        (Declared("timestamp", path="customer.city", unit="s"), "unit: only for numbers"),
-        (Declared("int64", path="customer"), "cannot be int64"),
-        (Declared("decimal(10, 2)", path="id"), r"cannot be decimal128\(10, 2\): Precision is not great enough"),
-    ],
-)
-def test_a_declared_column_that_the_schema_does_not_have_is_refused(column: Declared, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        AvroDecoder(SCHEMA, {"x": column})
 
 
 WRITER = record(field("id", "int"), field("gone", "string"))
@@ -277,8 +234,6 @@ def test_the_wire_format_of_confluent_names_a_schema_in_the_registry(tmp_path: P
         b"",
     ]
     assert decode(decoder, good, *bad, good) == [NEW, *[None] * len(bad), NEW]
-    with pytest.raises(ValueError, match="registry: the directory does not exist"):
-        Registry(str(tmp_path / "missing"))
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -346,18 +301,18 @@ def test_messages_of_a_registry_that_never_answers_are_quarantined_without_askin
     assert set(Answers.asked) == {"/schemas/ids/0"}
 
 
-@pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
-def test_the_rows_of_containers_are_rows_of_their_messages(codec: str) -> None:
+def test_the_rows_of_containers_are_rows_of_their_messages() -> None:
     decoder = AvroDecoder(READER, {}, container=True)
-    three = container(WRITER, [{"id": number, "gone": "x" * 100} for number in range(3)], codec)
-    one = container(READER, [{"id": 9, "name": "own"}], codec)
-    many = container(WRITER, [{"id": number, "gone": "x" * 100} for number in range(5000)], codec)
-    bad = [three[:-1], three[:40], three + b"x", container(WRITER, [], codec), b"Obj\1", b"", datum(READER, NEW)]
-    found = rows_of(decoder, three, *bad, one, many)
-    assert found[:3] == [(0, {"id": number, "name": "none"}) for number in range(3)]
-    assert found[3] == (8, {"id": 9, "name": "own"})
-    assert [row["id"] for message, row in found if message == 9] == list(range(5000))
-    assert len(found) == 5004
+    for codec in ("null", "deflate", "snappy"):
+        three = container(WRITER, [{"id": number, "gone": "x" * 100} for number in range(3)], codec)
+        one = container(READER, [{"id": 9, "name": "own"}], codec)
+        many = container(WRITER, [{"id": number, "gone": "x" * 100} for number in range(5000)], codec)
+        bad = [three[:-1], three[:40], three + b"x", container(WRITER, [], codec), b"Obj\1", b"", datum(READER, NEW)]
+        rows = rows_of(decoder, three, *bad, one, many)
+        assert rows[:3] == [(0, {"id": number, "name": "none"}) for number in range(3)]
+        assert rows[3] == (8, {"id": 9, "name": "own"})
+        assert [row["id"] for message, row in rows if message == 9] == list(range(5000))
+        assert len(rows) == 5004
 
 
 def test_zstandard_containers_are_read() -> None:
@@ -365,8 +320,8 @@ def test_zstandard_containers_are_read() -> None:
     sync = plain[-16:]
     header = plain[: plain.index(sync) + 16].replace(zigzag(4) + b"null", zigzag(9) + b"zstandard")
     data = pa.compress(datum(WRITER, OLD), codec="zstd", asbytes=True)
-    found = header + zigzag(1) + zigzag(len(data)) + data + sync
-    assert rows_of(AvroDecoder(READER, {}, container=True), found) == [(0, NEW)]
+    sent = header + zigzag(1) + zigzag(len(data)) + data + sync
+    assert rows_of(AvroDecoder(READER, {}, container=True), sent) == [(0, NEW)]
 
 
 def test_a_container_cannot_inflate_or_count_beyond_bounds() -> None:
@@ -380,7 +335,7 @@ def test_a_container_cannot_inflate_or_count_beyond_bounds() -> None:
     other_marker = good[:-16] + bytes(16)
     codec = good.replace(zigzag(4) + b"null", zigzag(4) + b"what")
     nulls = container(record(field("a", {"type": "array", "items": "int"})), [{"a": []}])
-    nulls = nulls.replace(b'"int"', b'"null"').replace(b"\x06int", b"\x06int")
+    nulls = nulls.replace(b'"int"', b'"null"')
     sent = [large, endless, negative, other_marker, codec, nulls, good]
     assert rows_of(decoder, *sent) == [(6, NEW)]
 
@@ -434,51 +389,40 @@ def test_rows_without_bytes_are_bounded_by_their_number() -> None:
     assert len(rows_of(decoder, file_of(record(), (250, b"")))) == 250
 
 
-@pytest.mark.parametrize("item", ["float", "double", "boolean", {"type": "fixed", "name": "F", "size": 5}])
-def test_items_that_are_announced_and_not_there_are_not_skipped_for_hours(tmp_path: Path, item: Any) -> None:
+def test_items_that_are_announced_and_not_there_are_not_skipped_for_hours(tmp_path: Path) -> None:
     """The library alone would look for the end of 2 ** 40 items in a field that only the writer's schema has."""
-    older = record(field("id", "long"), field("gone", {"type": "array", "items": item}))
-    (tmp_path / "1.avsc").write_text(json.dumps(older))
+    items = ["float", "double", "boolean", {"type": "fixed", "name": "F", "size": 5}]
+    for number, item in enumerate(items):
+        older = record(field("id", "long"), field("gone", {"type": "array", "items": item}))
+        (tmp_path / f"{number}.avsc").write_text(json.dumps(older))
     decoder = AvroDecoder(record(field("id", "long")), {}, registry=Registry(str(tmp_path)))
-    sent = confluent(1, b"\2" + zigzag(2**40)), confluent(1, b"\2\0")
-    assert decode(decoder, *sent) == [None, {"id": 1}]
+    for number in range(len(items)):
+        sent = confluent(number, b"\2" + zigzag(2**40)), confluent(number, b"\2\0")
+        assert decode(decoder, *sent) == [None, {"id": 1}]
 
 
-def test_a_bomb_in_a_container_takes_no_memory_beyond_the_limit() -> None:
+def test_bombs_in_containers_take_no_memory_beyond_the_limit() -> None:
     decoder = AvroDecoder(READER, {}, container=True, max_inflated=1 << 20)
-    bomb = container(WRITER, [{"id": 1, "gone": "x" * (50 << 20)}], "deflate")
-    tracemalloc.start()
-    assert rows_of(decoder, bomb) == []
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8 << 20
-
-
-def test_too_many_rows_for_one_batch_are_asked_for_in_smaller_ones() -> None:
-    decoder = AvroDecoder(READER, {}, container=True)
-    payload = container(WRITER, [OLD] * 60_000, "deflate")
-    with pytest.raises(BatchTooWideError):
-        decoder.decode(batch_of([payload] * 5))
-    assert len(rows_of(decoder, payload)) == 60_000
-
-
-def test_containers_that_inflate_to_much_are_decoded_in_smaller_batches() -> None:
-    decoder = AvroDecoder(READER, {}, container=True)
-    payload = container(WRITER, [{"id": 1, "gone": "x" * (8 << 20)}], "deflate")
-    with pytest.raises(BatchTooWideError):
-        decoder.decode(batch_of([payload] * 9))
-    assert len(rows_of(decoder, *[payload] * 7)) == 7
-
-
-def test_a_large_schema_in_a_container_is_refused_before_it_takes_memory() -> None:
-    decoder = AvroDecoder(READER, {}, container=True)
+    inflating = container(WRITER, [{"id": 1, "gone": "x" * (50 << 20)}], "deflate")
     text = b"[" + b"[]," * (3 << 20) + b"[]]"
-    bomb = b"Obj\1" + zigzag(1) + zigzag(11) + b"avro.schema" + zigzag(len(text)) + text + zigzag(0) + bytes(16)
-    tracemalloc.start()
-    assert reasons(decoder, bomb) == ["the schema has more than 1048576 bytes"]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 3 * len(bomb)
+    schema = b"Obj\1" + zigzag(1) + zigzag(11) + b"avro.schema" + zigzag(len(text)) + text + zigzag(0) + bytes(16)
+    for payload, limit in ((inflating, 8 << 20), (schema, 3 * len(schema))):
+        tracemalloc.start()
+        (reason,) = reasons(decoder, payload)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < limit
+    assert reason == "the schema has more than 1048576 bytes"
+
+
+def test_containers_of_many_rows_or_bytes_are_decoded_in_smaller_batches() -> None:
+    decoder = AvroDecoder(READER, {}, container=True)
+    rows = container(WRITER, [OLD] * 60_000, "deflate")
+    large = container(WRITER, [{"id": 1, "gone": "x" * (8 << 20)}], "deflate")
+    for payload, count, fewer, expected in ((rows, 5, 1, 60_000), (large, 9, 7, 7)):
+        with pytest.raises(BatchTooWideError):
+            decoder.decode(batch_of([payload] * count))
+        assert len(rows_of(decoder, *[payload] * fewer)) == expected
 
 
 def test_a_schema_that_cannot_be_used_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import pytest
 import yaml
 
 from jetcapture_py.config.model import DecodeConfig
@@ -78,8 +77,8 @@ def test_protobuf(tmp_path: Path) -> None:
     assert found == {"order_id": 7, "city": "Bern", "items": '[{"sku":"a"}]'}
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_compressed_lines(tmp_path: Path, compress: Any) -> None:
-    sent = compress(b'{"order_id": 1, "amount": 1.5}\n{"order_id": 2}\n')
-    found = rows(example("  rows: lines", tmp_path), sent)
-    assert found == [{"order_id": 1, "amount": 1.5}, {"order_id": 2, "amount": None}]
+def test_compressed_lines(tmp_path: Path) -> None:
+    lines = b'{"order_id": 1, "amount": 1.5}\n{"order_id": 2}\n'
+    for sent in (lines, gzip.compress(lines)):
+        found = rows(example("  rows: lines", tmp_path), sent)
+        assert found == [{"order_id": 1, "amount": 1.5}, {"order_id": 2, "amount": None}]

@@ -5,7 +5,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
@@ -28,46 +27,43 @@ def column(*values: Any) -> pa.Array:
     return decode(*({"x": value} for value in values)).column("x")
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([True, None], pa.bool_()),
-        ([1, -(2**63), 2**63 - 1], pa.int64()),
-        ([1.5, None], pa.float64()),
-        (["2026-01-01T00:00:00Z"], pa.string()),
-        ([[1], [], None, [None]], pa.list_(pa.int64())),
-        (
-            [{"a": 1, "b": {"c": [True]}}],
-            pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.list_(pa.bool_()))]))]),
-        ),
-    ],
-)
-def test_types_follow_the_values_and_lose_none(values: list[Any], expected: pa.DataType) -> None:
-    found = column(*values)
-    assert found.type == expected
-    assert found.to_pylist() == values
+TYPES: list[tuple[list[Any], pa.DataType]] = [
+    ([True, None], pa.bool_()),
+    ([1, -(2**63), 2**63 - 1], pa.int64()),
+    ([1.5, None], pa.float64()),
+    (["2026-01-01T00:00:00Z"], pa.string()),
+    ([[1], [], None, [None]], pa.list_(pa.int64())),
+    (
+        [{"a": 1, "b": {"c": [True]}}],
+        pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.list_(pa.bool_()))]))]),
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("batches", "expected"),
-    [
-        ([[1], [0.5, 2]], [0.5, 2.0]),
-        ([[0.5], [2**53, -(2**53)]], [2.0**53, -(2.0**53)]),
-        ([[2**53 + 1, 1.0]], ["9007199254740993", "1.0"]),
-        ([[2**53 + 1], [7], [1.5, 8]], ["1.5", "8"]),
-        ([[1.5], [-(2**53) - 1]], ["-9007199254740993"]),
-        ([[7, 2**63, 2**64]], ["7", "9223372036854775808", "18446744073709551616"]),
-        ([[[2**53 + 1], [1.0]]], [["9007199254740993"], ["1.0"]]),
-        ([[{"id": 2**53 + 1}], [{"id": 1.5}]], [{"id": "1.5"}]),
-    ],
-)
-def test_integers_widen_to_double_only_while_every_one_of_them_is_exact(
-    batches: list[list[Any]], expected: list[Any]
-) -> None:
-    decoder = InferringDecoder()
-    for values in batches:
-        found = decode(*({"x": value} for value in values), by=decoder).column("x")
-    assert found.to_pylist() == expected
+def test_types_follow_the_values_and_lose_none() -> None:
+    for values, expected in TYPES:
+        array = column(*values)
+        assert array.type == expected
+        assert array.to_pylist() == values
+
+
+WIDENED: list[tuple[list[list[Any]], list[Any]]] = [
+    ([[1], [0.5, 2]], [0.5, 2.0]),
+    ([[0.5], [2**53, -(2**53)]], [2.0**53, -(2.0**53)]),
+    ([[2**53 + 1, 1.0]], ["9007199254740993", "1.0"]),
+    ([[2**53 + 1], [7], [1.5, 8]], ["1.5", "8"]),
+    ([[1.5], [-(2**53) - 1]], ["-9007199254740993"]),
+    ([[7, 2**63, 2**64]], ["7", "9223372036854775808", "18446744073709551616"]),
+    ([[[2**53 + 1], [1.0]]], [["9007199254740993"], ["1.0"]]),
+    ([[{"id": 2**53 + 1}], [{"id": 1.5}]], [{"id": "1.5"}]),
+]
+
+
+def test_integers_widen_to_double_only_while_every_one_of_them_is_exact() -> None:
+    for batches, expected in WIDENED:
+        decoder = InferringDecoder()
+        columns = [decode(*({"x": value} for value in values), by=decoder).column("x") for values in batches]
+        assert columns[-1].to_pylist() == expected
 
 
 def test_a_number_that_is_too_large_fails_alone() -> None:
@@ -81,18 +77,18 @@ def test_a_number_that_is_too_large_fails_alone() -> None:
     assert rows == [{"x": 1}, None, None, {"x": 2}]
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (["a", 1, 1.5, True, None], ["a", "1", "1.5", "true", None]),
-        ([{"a": [1]}, 1, "s"], ['{"a":[1]}', "1", "s"]),
-        ([[1, "é"], {}, False], ['[1,"é"]', "{}", "false"]),
-        ([True, 1], ["true", "1"]),
-    ],
-)
-def test_what_cannot_be_reconciled_is_json_text(values: list[Any], expected: list[Any]) -> None:
-    assert column(*values).to_pylist() == expected
-    assert column(*values[::-1]).to_pylist() == expected[::-1]
+MIXED: list[tuple[list[Any], list[Any]]] = [
+    (["a", 1, 1.5, True, None], ["a", "1", "1.5", "true", None]),
+    ([{"a": [1]}, 1, "s"], ['{"a":[1]}', "1", "s"]),
+    ([[1, "é"], {}, False], ['[1,"é"]', "{}", "false"]),
+    ([True, 1], ["true", "1"]),
+]
+
+
+def test_what_cannot_be_reconciled_is_json_text() -> None:
+    for values, expected in MIXED:
+        assert column(*values).to_pylist() == expected
+        assert column(*values[::-1]).to_pylist() == expected[::-1]
 
 
 def test_a_column_of_json_text_stays_one() -> None:
@@ -163,21 +159,21 @@ def test_a_batch_has_the_columns_with_a_value_in_it_and_names_all_known_ones() -
     )
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({"s": {"x": 1}}, {"s": {}}),
-        ({"s": [{"x": {"y": 1}}]}, {"s": [{"x": {}}, {}]}),
-        ({"s": [1]}, {"s": []}),
-        ({"s": [{"x": 1}]}, {"s": []}),
-    ],
-)
-def test_what_is_empty_differs_from_what_is_missing_once_the_column_is_known(before: Any, after: Any) -> None:
-    decoder = InferringDecoder()
-    decode(before, by=decoder)
-    empty, missing = decode(after, {}, by=decoder).column("s").to_pylist()
-    assert empty is not None
-    assert missing is None
+EMPTY: list[tuple[Any, Any]] = [
+    ({"s": {"x": 1}}, {"s": {}}),
+    ({"s": [{"x": {"y": 1}}]}, {"s": [{"x": {}}, {}]}),
+    ({"s": [1]}, {"s": []}),
+    ({"s": [{"x": 1}]}, {"s": []}),
+]
+
+
+def test_what_is_empty_differs_from_what_is_missing_once_the_column_is_known() -> None:
+    for before, after in EMPTY:
+        decoder = InferringDecoder()
+        decode(before, by=decoder)
+        empty, missing = decode(after, {}, by=decoder).column("s").to_pylist()
+        assert empty is not None
+        assert missing is None
 
 
 def test_more_than_a_thousand_columns_fail_the_messages_that_bring_them() -> None:
@@ -266,21 +262,20 @@ def test_a_message_whose_columns_are_too_large_fails_alone() -> None:
 
 
 def test_a_long_list_is_no_larger_in_a_column_than_in_its_message() -> None:
-    (row,) = decode(b'{"l":[' + b",".join([b"1"] * 5_000_000) + b"]}").column("l")
-    assert len(row) == 5_000_000
+    (row,) = decode(b'{"l":[' + b",".join([b"1"] * 3_000_000) + b"]}").column("l")
+    assert len(row) == 3_000_000
 
 
-@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
-def test_deep_nesting_is_kept_as_json_text_or_fails_alone(opening: str, closing: str) -> None:
-    payloads = [
-        b'{"x": ' + opening.encode() * depth + b"1" + closing.encode() * depth + b"}"
-        for depth in [3, 40, 300, *range(430, 1100, 7), 10_000]
-    ]
-    rows = outcomes(InferringDecoder().decode(batch_of(payloads)), len(payloads))
-    for payload, row in zip(payloads, rows, strict=True):
-        assert row is None or _text_of(row["x"]) == payload.decode()[len('{"x": ') : -1]
-    assert None not in rows[:3]
-    assert rows[-1] is None
+def test_deep_nesting_is_kept_as_json_text_or_fails_alone() -> None:
+    for opening, closing in (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")):
+        texts = [opening * depth + "1" + closing * depth for depth in [3, 40, 300, *range(430, 1100, 21), 10_000]]
+        rows = outcomes(
+            InferringDecoder().decode(batch_of([f'{{"x": {text}}}'.encode() for text in texts])), len(texts)
+        )
+        for text, row in zip(texts, rows, strict=True):
+            assert row is None or _text_of(row["x"]) == text
+        assert None not in rows[:3]
+        assert rows[-1] is None
 
 
 def _text_of(value: Any) -> str:
@@ -288,12 +283,6 @@ def _text_of(value: Any) -> str:
     if isinstance(value, list):
         return f"[{_text_of(value[0])}]"
     return f'{{"a":{_text_of(value["a"])}}}' if isinstance(value, dict) else str(value)
-
-
-def test_inferred_columns_can_be_written_as_parquet(tmp_path: Any) -> None:
-    fields = decode({"a": [{"b": 1}, {}], "c": {"d": [], "e": [[None, "x"]]}, "n": None}, {"c": {}})
-    pq.write_table(pa.Table.from_batches([fields]), tmp_path / "x.parquet")
-    assert pq.read_table(tmp_path / "x.parquet").to_pylist() == fields.to_pylist()
 
 
 values = st.recursive(
