@@ -91,42 +91,36 @@ def test_dollar_signs_of_payloads_are_not_variables(tmp_path: Path) -> None:
     assert problems(tmp_path, message, {"key": "${HOME} $$"}) == []
 
 
-@pytest.mark.parametrize(
-    ("expected", "found"),
-    [("1.50", Decimal("1.5")), (1.5, Decimal("1.5")), (".nan", float("nan")), ({"a": 1}, {"a": 1, "b": None})],
-)
-def test_values_compare_by_meaning(expected: Any, found: Any) -> None:
-    assert same(expected, found)
+def test_values_compare_by_meaning() -> None:
+    equal = [("1.50", Decimal("1.5")), (1.5, Decimal("1.5")), (".nan", float("nan")), ({"a": 1}, {"a": 1, "b": None})]
+    assert all(same(expected, value) for expected, value in equal)
+    different = [(1, True), (True, 1), ("x", Decimal(1)), ([1], [1, 2]), ("1", 1)]
+    assert not any(same(expected, value) for expected, value in different)
 
 
-@pytest.mark.parametrize(("expected", "found"), [(1, True), (True, 1), ("x", Decimal(1)), ([1], [1, 2]), ("1", 1)])
-def test_values_of_other_meaning_differ(expected: Any, found: Any) -> None:
-    assert not same(expected, found)
+PROBLEMS = [
+    ("[]", "expected a list of cases, got an empty list"),
+    ("{a: 1}", "expected a list of cases, got a mapping"),
+    (
+        "- {name: a, message: {subjct: b, subject: b}, expect: {key: c}}",
+        "cases[0].message.subjct: unknown setting; did you mean subject?",
+    ),
+    ("- {name: a, message: {subject: b}, expect: {}}", "cases[0].expect.key: nothing is expected"),
+    (
+        "- {name: a, message: {subject: b, payload: c, json: {}}, expect: {key: c}}",
+        "cases[0].message.json: cannot be combined with payload",
+    ),
+    ("- {name: a, message: {subject: b, payload_base64: ä}, expect: {key: c}}", "expected base64"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("[]", "expected a list of cases, got an empty list"),
-        ("{a: 1}", "expected a list of cases, got a mapping"),
-        (
-            "- {name: a, message: {subjct: b, subject: b}, expect: {key: c}}",
-            "cases[0].message.subjct: unknown setting; did you mean subject?",
-        ),
-        ("- {name: a, message: {subject: b}, expect: {}}", "cases[0].expect.key: nothing is expected"),
-        (
-            "- {name: a, message: {subject: b, payload: c, json: {}}, expect: {key: c}}",
-            "cases[0].message.json: cannot be combined with payload",
-        ),
-        ("- {name: a, message: {subject: b, payload_base64: ä}, expect: {key: c}}", "expected base64"),
-    ],
-)
-def test_a_file_of_cases_that_cannot_be_used_is_explained(tmp_path: Path, text: str, problem: str) -> None:
-    path = tmp_path / "cases.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as raised:
-        load_cases(path)
-    assert problem in str(raised.value)
+def test_a_file_of_cases_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
+    for text, problem in PROBLEMS:
+        path = tmp_path / "cases.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError) as raised:
+            load_cases(path)
+        assert problem in str(raised.value)
 
 
 def test_the_summary_counts_and_the_exit_code_says_whether_all_passed(

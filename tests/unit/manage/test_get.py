@@ -30,20 +30,20 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return load(path)
 
 
-@pytest.mark.parametrize(
-    ("output", "problem"),
-    [
-        (".", r"cannot write \.: Is a directory"),
-        ("/", "cannot write /: Is a directory"),
-        ("..", r"cannot write \.\.: Is a directory"),
-        (LONG, f"cannot write {LONG}: File name too long"),
-        ("missing/x", "cannot write missing/x: No such file or directory"),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_refused_in_one_line(config: Config, output: str, problem: str) -> None:
-    with pytest.raises(JetcaptureError, match=f"^{problem}$"):
-        run_get(config, "old.txt", Path(output), as_of=None)
-    assert not list(Path().iterdir())
+UNWRITABLE = [
+    (".", r"cannot write \.: Is a directory"),
+    ("/", "cannot write /: Is a directory"),
+    ("..", r"cannot write \.\.: Is a directory"),
+    (LONG, f"cannot write {LONG}: File name too long"),
+    ("missing/x", "cannot write missing/x: No such file or directory"),
+]
+
+
+def test_an_output_that_cannot_be_written_is_refused_in_one_line(config: Config) -> None:
+    for output, problem in UNWRITABLE:
+        with pytest.raises(JetcaptureError, match=f"^{problem}$"):
+            run_get(config, "old.txt", Path(output), as_of=None)
+        assert not list(Path().iterdir())
 
 
 def test_a_name_that_is_too_long_for_a_file_needs_an_output(config: Config) -> None:

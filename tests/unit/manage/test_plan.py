@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import ConsumerSection, StreamSection
 from jetcapture_py.jetstream.consumer import Difference, consumer_config
@@ -88,36 +86,39 @@ def verdict(change: Any) -> str:
     return FIX if change.refusal else MAY if change.may_delete else SAFE
 
 
-@pytest.mark.parametrize(("setting", "old", "new", "expected"), STREAM)
-def test_a_change_of_a_stream(setting: str, old: Any, new: Any, expected: str) -> None:
-    assert verdict(stream_change(Difference(name=setting, configured=new, actual=old))) == expected
+def test_a_change_of_a_stream_may_delete_messages_as_the_table_says() -> None:
+    verdicts = [
+        (setting, old, new, verdict(stream_change(Difference(name=setting, configured=new, actual=old))))
+        for setting, old, new, _ in STREAM
+    ]
+    assert verdicts == STREAM
 
 
-@pytest.mark.parametrize(("setting", "old", "new", "expected"), CONSUMER)
-def test_a_change_of_a_consumer(setting: str, old: Any, new: Any, expected: str) -> None:
-    (change,) = consumer_changes([Difference(name=setting, configured=new, actual=old)], {}, {"retention": "interest"})
-    assert verdict(change) == expected
+def test_a_change_of_a_consumer_may_delete_messages_as_the_table_says() -> None:
+    verdicts = []
+    for setting, old, new, _ in CONSUMER:
+        difference = Difference(name=setting, configured=new, actual=old)
+        (change,) = consumer_changes([difference], {}, {"retention": "interest"})
+        verdicts.append((setting, old, new, verdict(change)))
+    assert verdicts == CONSUMER
 
 
-@pytest.mark.parametrize(("retention", "expected"), [("limits", SAFE), ("interest", MAY), ("workqueue", MAY)])
-def test_filters_may_delete_where_consumers_decide_what_is_kept(retention: str, expected: str) -> None:
-    difference = Difference(name="filter_subjects", configured=["s.a"], actual=["s.b"])
-    assert [verdict(change) for change in consumer_changes([difference], {}, {"retention": retention})] == [expected]
+def test_filters_may_delete_where_consumers_decide_what_is_kept() -> None:
+    for retention, expected in [("limits", SAFE), ("interest", MAY), ("workqueue", MAY)]:
+        difference = Difference(name="filter_subjects", configured=["s.a"], actual=["s.b"])
+        assert [verdict(change) for change in consumer_changes([difference], {}, {"retention": retention})] == [
+            expected
+        ]
 
 
-@pytest.mark.parametrize(
-    ("threshold", "configured", "expected"),
-    [(None, None, MAY), (DAY, None, SAFE), (None, 36_500 * DAY, SAFE)],
-)
-def test_any_change_may_make_a_consumer_take_the_threshold_of_its_stream(
-    threshold: int | None, configured: int | None, expected: str
-) -> None:
-    differ = [Difference(name="ack_wait", configured=2, actual=1)]
-    if configured is not None:
-        differ.append(Difference(name="inactive_threshold", configured=configured, actual=threshold))
-    stream = {"retention": "limits", "consumer_limits": {"inactive_threshold": DAY}}
-    found = consumer_changes(differ, {"inactive_threshold": threshold}, stream)
-    assert {verdict(change) for change in found} == {expected}
+def test_any_change_may_make_a_consumer_take_the_threshold_of_its_stream() -> None:
+    for threshold, configured, expected in [(None, None, MAY), (DAY, None, SAFE), (None, 36_500 * DAY, SAFE)]:
+        differ = [Difference(name="ack_wait", configured=2, actual=1)]
+        if configured is not None:
+            differ.append(Difference(name="inactive_threshold", configured=configured, actual=threshold))
+        stream = {"retention": "limits", "consumer_limits": {"inactive_threshold": DAY}}
+        found = consumer_changes(differ, {"inactive_threshold": threshold}, stream)
+        assert {verdict(change) for change in found} == {expected}
 
 
 def test_every_setting_is_judged() -> None:

@@ -26,8 +26,10 @@ tokens = st.sampled_from(
     [b"$JS", b"ACK", STREAM.encode(), CONSUMER.encode(), b"hub", b"h4sh", b"x", b"", b"\xff", b"_"]
 )
 real = st.builds(
-    lambda head, numbers, tail: b".".join([b"$JS", b"ACK", *head, STREAM.encode(), CONSUMER.encode(), *numbers, *tail]),
+    lambda ack, head, names, numbers, tail: b".".join([*ack, *head, *names, *numbers, *tail]),
+    st.sampled_from([[b"$JS", b"ACK"]] * 6 + [[b"$JS", b"NAK"], [b"our", b"app"]]),
     st.sampled_from([[], [b"hub", b"h4sh"], [b"_", b"h4sh"], [b"hub"]]),
+    st.sampled_from([[STREAM.encode(), CONSUMER.encode()]] * 6 + [[b"S", CONSUMER.encode()], [STREAM.encode(), b"c"]]),
     st.lists(digits, min_size=5, max_size=5)
     | st.lists(st.integers(1, 99).map(lambda n: b"%d" % n), min_size=5, max_size=5),
     st.sampled_from([[], [], [b"r4nd0m"], [b"a", b"b"]]),

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import pytest
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
@@ -222,37 +221,37 @@ class TestFigures:
         assert small_for_good(apart)
 
 
+VERDICTS: list[tuple[Facts, bool, str]] = [
+    (facts(life()), False, "Complete: every sequence from 1 to 10 is stored, and nothing is in quarantine."),
+    (facts(life(hole(3, 3))), True, "1 of 10 sequences, in 1 hole, is not stored."),
+    (
+        facts(life(hole(3, 4), hole(6, 6)), bad=2),
+        True,
+        f"3 of 10 sequences, in 2 holes, are not stored, and 2 messages {UNDECODED}.",
+    ),
+    (
+        facts(life(), bad=1),
+        True,
+        "No sequence is missing, but 1 message could not be decoded and is in quarantine.",
+    ),
+    (
+        facts(life(), life()),
+        False,
+        "Complete: no sequence is missing, and nothing is in quarantine.",
+    ),
+    (
+        facts(life(hole(8, 9, beyond=True), settled=7)),
+        False,
+        "Complete: no sequence is missing, and nothing is in quarantine.",
+    ),
+    (facts(life(), objects=0), True, "The selected part of this archive is empty."),
+]
+
+
 class TestVerdict:
-    @pytest.mark.parametrize(
-        ("given", "look", "sentence"),
-        [
-            (facts(life()), False, "Complete: every sequence from 1 to 10 is stored, and nothing is in quarantine."),
-            (facts(life(hole(3, 3))), True, "1 of 10 sequences, in 1 hole, is not stored."),
-            (
-                facts(life(hole(3, 4), hole(6, 6)), bad=2),
-                True,
-                f"3 of 10 sequences, in 2 holes, are not stored, and 2 messages {UNDECODED}.",
-            ),
-            (
-                facts(life(), bad=1),
-                True,
-                "No sequence is missing, but 1 message could not be decoded and is in quarantine.",
-            ),
-            (
-                facts(life(), life()),
-                False,
-                "Complete: no sequence is missing, and nothing is in quarantine.",
-            ),
-            (
-                facts(life(hole(8, 9, beyond=True), settled=7)),
-                False,
-                "Complete: no sequence is missing, and nothing is in quarantine.",
-            ),
-            (facts(life(), objects=0), True, "The selected part of this archive is empty."),
-        ],
-    )
-    def test_it_is_one_sentence_that_fits(self, given: Facts, look: bool, sentence: str) -> None:
-        assert verdict(given)[:2] == (look, sentence)
+    def test_it_is_one_sentence_that_fits(self) -> None:
+        for given, look, sentence in VERDICTS:
+            assert verdict(given)[:2] == (look, sentence)
 
     def test_holes_of_a_filter_are_recognised_by_their_number(self) -> None:
         small = tuple(hole(n, n) for n in range(1, 4000, 2))

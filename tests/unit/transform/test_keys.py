@@ -57,86 +57,63 @@ def field_keys(template: str, **columns: Any) -> list[str | None]:
 # ------------------------------------------------------------------ templates
 
 
-@pytest.mark.parametrize(
-    ("template", "parts"),
-    [
-        ("", ()),
-        ("plain", (TemplatePart("text", "plain"),)),
-        ("{subject}", (TemplatePart("subject"),)),
-        ("{subject[0]}", (TemplatePart("token", 0),)),
-        ("{subject[12]}", (TemplatePart("token", 12),)),
-        ("{header.X-Tenant}", (TemplatePart("header", "X-Tenant"),)),
-        ("{header.a.b}", (TemplatePart("header", "a.b"),)),
-        ("{region}", (TemplatePart("field", "region"),)),
-        ("{a.b.c}", (TemplatePart("field", "a.b.c"),)),
-        ("{größe}", (TemplatePart("field", "größe"),)),
-        ("{subjects}", (TemplatePart("field", "subjects"),)),
-        ("{headers}", (TemplatePart("field", "headers"),)),
-        ("a-{region}", (TemplatePart("text", "a-"), TemplatePart("field", "region"))),
+TEMPLATES: list[tuple[str, tuple[TemplatePart, ...]]] = [
+    ("", ()),
+    ("plain", (TemplatePart("text", "plain"),)),
+    ("{subject}", (TemplatePart("subject"),)),
+    ("{subject[0]}", (TemplatePart("token", 0),)),
+    ("{subject[12]}", (TemplatePart("token", 12),)),
+    ("{header.X-Tenant}", (TemplatePart("header", "X-Tenant"),)),
+    ("{header.a.b}", (TemplatePart("header", "a.b"),)),
+    ("{region}", (TemplatePart("field", "region"),)),
+    ("{a.b.c}", (TemplatePart("field", "a.b.c"),)),
+    ("{größe}", (TemplatePart("field", "größe"),)),
+    ("{subjects}", (TemplatePart("field", "subjects"),)),
+    ("{headers}", (TemplatePart("field", "headers"),)),
+    ("a-{region}", (TemplatePart("text", "a-"), TemplatePart("field", "region"))),
+    (
+        "{subject[1]}/{region}!",
         (
-            "{subject[1]}/{region}!",
-            (
-                TemplatePart("token", 1),
-                TemplatePart("text", "/"),
-                TemplatePart("field", "region"),
-                TemplatePart("text", "!"),
-            ),
+            TemplatePart("token", 1),
+            TemplatePart("text", "/"),
+            TemplatePart("field", "region"),
+            TemplatePart("text", "!"),
         ),
-    ],
-)
-def test_a_template_is_read_part_by_part(template: str, parts: tuple[TemplatePart, ...]) -> None:
-    assert parse_template(template) == parts
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{",
-        "}",
-        "{}",
-        "a{b",
-        "a}b",
-        "{{subject}}",
-        "{subject[}",
-        "{subject[]}",
-        "{subject[-1]}",
-        "{subject[1}",
-        "{subject[x]}",
-        "{subject[12345]}",
-        "{a b}",
-        "{ subject }",
-        "{header.}{",
-        "{header.A B}",
-        "{a[0]}",
-    ],
-)
-def test_a_template_that_cannot_be_read_is_refused_in_one_line(template: str) -> None:
-    with pytest.raises(ValueError, match=r"cannot read|unbalanced braces") as caught:
-        parse_template(template)
-    assert "\n" not in str(caught.value)
+def test_a_template_is_read_part_by_part() -> None:
+    for template, parts in TEMPLATES:
+        assert parse_template(template) == parts
 
 
-def test_a_token_counts_from_zero_and_a_missing_one_means_no_key() -> None:
-    messages = batch("orders.eu.1", "orders", "a.b", "..x")
-    assert keys("{subject[0]}", messages) == ["orders", "orders", "a", ""]
-    assert keys("{subject[1]}", messages) == ["eu", None, "b", ""]
-    assert keys("{subject[2]}", messages) == ["1", None, None, "x"]
-    assert keys("{subject[9]}", messages) == [None] * 4
-    assert keys("r-{subject[1]}", messages) == ["r-eu", None, "r-b", "r-"]
+UNREADABLE = [
+    "{",
+    "}",
+    "{}",
+    "a{b",
+    "a}b",
+    "{{subject}}",
+    "{subject[}",
+    "{subject[]}",
+    "{subject[-1]}",
+    "{subject[1}",
+    "{subject[x]}",
+    "{subject[12345]}",
+    "{a b}",
+    "{ subject }",
+    "{header.}{",
+    "{header.A B}",
+    "{a[0]}",
+]
 
 
-def test_the_first_value_of_a_repeated_header_is_the_key() -> None:
-    messages = batch(
-        *"abcdefg",
-        headers=[{"T": ["one", "two"]}, None, {}, {"t": ["x"]}, {"T": []}, {"T": [""]}, {"A": ["1"], "T": ["ü"]}],
-    )
-    assert keys("{header.T}", messages) == ["one", None, None, None, None, "", "ü"]
-    assert keys("t-{header.T}", messages) == ["t-one", None, None, None, None, "t-", "t-ü"]
-    assert keys("{header.Missing}", messages) == [None] * 7
-
-
-def test_a_header_of_a_batch_without_headers_is_no_key() -> None:
-    assert keys("{header.T}", batch("a", "b")) == [None, None]
+def test_a_template_that_cannot_be_read_is_refused_in_one_line() -> None:
+    for template in UNREADABLE:
+        with pytest.raises(ValueError, match=r"cannot read|unbalanced braces") as caught:
+            parse_template(template)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_path_leads_through_structs() -> None:
@@ -146,12 +123,6 @@ def test_a_path_leads_through_structs() -> None:
     assert field_keys("{a.x}", a=column) == [None] * 4
     assert field_keys("{a.b.c.d}", a=column) == [None] * 4
     assert field_keys("{x.b.c}", a=column) == [None] * 4
-
-
-def test_parts_are_joined_and_one_missing_part_means_no_key() -> None:
-    messages = batch("orders.eu", "orders", "orders.us", headers=[{"T": ["1"]}, {"T": ["2"]}, None])
-    fields = pa.RecordBatch.from_pydict({"x": [5, 6, 7]})
-    assert keys("k/{subject[1]}:{header.T}-{x}", messages, fields) == ["k/eu:1-5", None, None]
 
 
 def test_a_decoded_field_is_the_key_as_text() -> None:
@@ -198,14 +169,11 @@ def test_a_declared_field_is_its_column_and_a_field_of_an_own_decoder_is_its_col
         assert make_key("{x}", config)(batch_of([b'{"x": 1.00}']), fields).to_pylist() == ["1"]
 
 
-@pytest.mark.parametrize("template", ["\ud800", "a-{subject}\udfff", "{\ud800}"])
-def test_a_template_that_is_no_text_is_refused(template: str) -> None:
-    with pytest.raises(ValueError, match="not valid text") as caught:
-        make_key(template)
-    assert str(caught.value).isprintable()
-
-
-# ------------------------------------------------------------------ buckets
+def test_a_template_that_is_no_text_is_refused() -> None:
+    for template in ["\ud800", "a-{subject}\udfff", "{\ud800}"]:
+        with pytest.raises(ValueError, match="not valid text") as caught:
+            make_key(template)
+        assert str(caught.value).isprintable()
 
 
 # ------------------------------------------------------------------ grouping

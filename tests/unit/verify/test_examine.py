@@ -75,12 +75,12 @@ def in_bundle(root: Path, bundle: str, keys: Sequence[str | None]) -> EncodedBlo
 # ------------------------------------------------------------------ whole objects
 
 
-@pytest.mark.parametrize("deep", [False, True])
-def test_an_object_without_gaps_is_a_range_and_another_is_its_sequences(tmp_path: Path, deep: bool) -> None:
-    dense, sparse = look(tmp_path, encoded(DENSE), deep=deep), look(tmp_path, encoded(MESSAGES), deep=deep)
-    assert (dense.range, dense.seqs.tolist(), dense.messages) == ((10, 19), [], 10)
-    assert (sparse.range, sparse.seqs.tolist(), sparse.messages) == (None, [1, 2, 3, 5, 8], 5)
-    assert (dense.newest, sparse.newest) == (NOW + 19, NOW + 8)
+def test_an_object_without_gaps_is_a_range_and_another_is_its_sequences(tmp_path: Path) -> None:
+    for deep in (False, True):
+        dense, sparse = look(tmp_path, encoded(DENSE), deep=deep), look(tmp_path, encoded(MESSAGES), deep=deep)
+        assert (dense.range, dense.seqs.tolist(), dense.messages) == ((10, 19), [], 10)
+        assert (sparse.range, sparse.seqs.tolist(), sparse.messages) == (None, [1, 2, 3, 5, 8], 5)
+        assert (dense.newest, sparse.newest) == (NOW + 19, NOW + 8)
 
 
 @pytest.fixture
@@ -107,25 +107,25 @@ def test_a_footer_is_all_that_is_read_of_an_object_without_gaps(
     assert read == [4096] < [block.data.size]
 
 
-@pytest.mark.parametrize("deep", [False, True])
-def test_a_small_object_is_read_at_once(tmp_path: Path, read: list[int], deep: bool) -> None:
+def test_a_small_object_is_read_at_once(tmp_path: Path, read: list[int]) -> None:
     block = encoded(MESSAGES)
-    assert look(tmp_path, block, deep=deep).messages == 5
-    assert read == [block.data.size]
+    for deep in (False, True):
+        assert look(tmp_path, block, deep=deep).messages == 5
+    assert read == [block.data.size] * 2
 
 
-@pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("TAIL_BYTES", 1 << 20), ("WHOLE_BYTES", 1 << 20), ("PIECE_BYTES", 7), ("PIECE_BYTES", 1 << 20)],
 )
 def test_it_does_not_matter_in_which_parts_an_object_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool, setting: str, value: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: int
 ) -> None:
     for name, least in (("TAIL_BYTES", 100), ("WHOLE_BYTES", 0), (setting, value)):
         monkeypatch.setattr(verify_object, name, least)
     block = encoded(MESSAGES)
-    assert look(tmp_path, block, deep=deep).seqs.tolist() == [1, 2, 3, 5, 8]
+    for deep in (False, True):
+        assert look(tmp_path, block, deep=deep).seqs.tolist() == [1, 2, 3, 5, 8]
     data = bytearray(block.data.to_pybytes())
     data[len(data) // 3] ^= 1
     with pytest.raises(DamagedError):
@@ -148,21 +148,21 @@ def test_a_message_of_several_rows_is_one_message(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ lives
 
 
-@pytest.mark.parametrize("created", [CREATED, "", "2023-01-01T00:00:00Z", f"2023-01-01T00:00:00Z,{CREATED}"])
-def test_messages_from_after_the_streams_creation_are_of_its_present_life(tmp_path: Path, created: str) -> None:
-    held = look(tmp_path, encoded(MESSAGES, created=created))
-    assert (held.messages, held.older) == (5, 0)
+EARLIER = ["", "2023-01-01T00:00:00Z", f"2023-01-01T00:00:00Z,{CREATED}"]
 
 
-@pytest.mark.parametrize("created", ["", "2023-01-01T00:00:00Z", f"2023-01-01T00:00:00Z,{CREATED}"])
-@pytest.mark.parametrize("deep", [False, True])
-def test_messages_from_before_it_are_not(tmp_path: Path, created: str, deep: bool) -> None:
+def test_messages_belong_to_the_streams_present_life_if_they_are_younger_than_it(tmp_path: Path) -> None:
     old = [(seq, LIFE.since - 100 + seq) for seq in (1, 2, 3)]
-    held = look(tmp_path, encoded(old, created=created), deep=deep)
-    assert (held.messages, held.older, held.range) == (0, 3, None)
-    both = look(tmp_path, encoded([*old, (2, NOW), (4, NOW)], created=created), deep=deep)
-    assert (both.messages, both.older, both.seqs.tolist()) == (2, 3, [2, 4])
-    assert both.newest == NOW
+    for created in (CREATED, *EARLIER):
+        young = look(tmp_path, encoded(MESSAGES, created=created))
+        assert (young.messages, young.older) == (5, 0)
+    for created in EARLIER:
+        for deep in (False, True):
+            held = look(tmp_path, encoded(old, created=created), deep=deep)
+            assert (held.messages, held.older, held.range) == (0, 3, None)
+            both = look(tmp_path, encoded([*old, (2, NOW), (4, NOW)], created=created), deep=deep)
+            assert (both.messages, both.older, both.seqs.tolist()) == (2, 3, [2, 4])
+            assert both.newest == NOW
 
 
 def test_an_object_merged_of_known_and_unknown_ones_is_judged_by_its_times(tmp_path: Path) -> None:
@@ -237,18 +237,15 @@ CHANGES: Mapping[str, Callable[[layout.ObjectName], layout.ObjectName]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_name_that_is_another_objects_is_found_from_the_footer(tmp_path: Path, what: str) -> None:
+def test_a_name_that_is_another_objects_is_found_from_the_footer(tmp_path: Path) -> None:
     block = encoded(DENSE)
-    with pytest.raises(DamagedError, match="footer says"):
-        look(tmp_path, block, name=CHANGES[what](block.name))
-
-
-def test_a_quarantine_object_among_those_without_a_key_is_found(tmp_path: Path) -> None:
-    block = encoded(DENSE, quarantine=True)
-    assert look(tmp_path, block).name.quarantine
+    for change in CHANGES.values():
+        with pytest.raises(DamagedError, match="footer says"):
+            look(tmp_path, block, name=change(block.name))
+    aside = encoded(DENSE, quarantine=True)
+    assert look(tmp_path, aside).name.quarantine
     with pytest.raises(DamagedError, match="quarantine"):
-        look(tmp_path, block, name=replace(block.name, quarantine=False))
+        look(tmp_path, aside, name=replace(aside.name, quarantine=False))
 
 
 def rewritten(block: EncodedBlock, change: Callable[[pa.Table], pa.Table], **entries: str | None) -> EncodedBlock:
@@ -269,17 +266,19 @@ def rewritten(block: EncodedBlock, change: Callable[[pa.Table], pa.Table], **ent
     return replace(block, data=data)
 
 
-@pytest.mark.parametrize("gone", [("checksum",), ("footer_checksum",), ("digest", "checksum", "footer_checksum")])
-def test_an_object_without_checksums_was_not_written_by_jetcapture(tmp_path: Path, gone: tuple[str, ...]) -> None:
-    other = rewritten(encoded(MESSAGES), lambda table: table, **dict.fromkeys(gone))
-    with pytest.raises(DamagedError, match="checksum of its footer is wrong or missing"):
-        look(tmp_path, other)
+def test_an_object_without_checksums_was_not_written_by_jetcapture(tmp_path: Path) -> None:
+    for gone in (("checksum",), ("footer_checksum",), ("digest", "checksum", "footer_checksum")):
+        other = rewritten(encoded(MESSAGES), lambda table: table, **dict.fromkeys(gone))
+        with pytest.raises(DamagedError, match="checksum of its footer is wrong or missing"):
+            look(tmp_path, other)
 
 
-@pytest.mark.parametrize("entries", [{"messages": "6"}, {"messages": "x"}, {"messages": "0"}, {"format": "2"}])
-def test_a_footer_that_cannot_be_true_is_damage(tmp_path: Path, entries: dict[str, str]) -> None:
-    with pytest.raises(DamagedError):
-        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table, **entries))
+def test_a_footer_that_cannot_be_true_is_damage(tmp_path: Path) -> None:
+    for entries in ({"messages": "6"}, {"messages": "x"}, {"messages": "0"}, {"format": "2"}):
+        with pytest.raises(DamagedError):
+            look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table, **entries))
+    with pytest.raises(DamagedError, match="4 rows"):
+        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table.slice(0, 4)))
 
 
 def test_fewer_messages_than_the_footer_counts_are_found_by_reading_the_sequences(tmp_path: Path) -> None:
@@ -291,33 +290,28 @@ def test_fewer_messages_than_the_footer_counts_are_found_by_reading_the_sequence
 LONG = "k" * 5000  # too long for statistics
 
 
-@pytest.mark.parametrize(
-    ("keys", "lenient"),
-    [
-        (KEYS[1][:3], True),
-        ([KEYS[2][0]], False),
-        ([None], False),
-        ([KEYS[1][0], KEYS[2][0], KEYS[1][-1]], True),
-        ([LONG], bundle_of(LONG, 4) == "1"),
-        ([KEYS[1][0], KEYS[3][0]], False),
-    ],
-    ids=["right", "moved", "without a key", "between", "long", "highest"],
-)
-def test_a_key_that_belongs_to_another_bundle_is_found(tmp_path: Path, keys: list[str | None], lenient: bool) -> None:
+IN_BUNDLE_1: list[tuple[list[str | None], bool]] = [
+    (KEYS[1][:3], True),
+    ([KEYS[2][0]], False),
+    ([None], False),
+    ([KEYS[1][0], KEYS[2][0], KEYS[1][-1]], True),
+    ([LONG], bundle_of(LONG, 4) == "1"),
+    ([KEYS[1][0], KEYS[3][0]], False),
+]
+"""Keys of an object, and whether its footer shows no key of another bundle."""
+
+
+def test_a_key_that_belongs_to_another_bundle_is_found(tmp_path: Path) -> None:
     """The lowest and highest from the footer, all others with `deep`."""
-    block = in_bundle(tmp_path, "1", keys)
-    right = all(bundle_of(key, 4) == "1" for key in keys)
-    for deep, accepted in ((False, lenient), (True, right)):
-        if accepted:
-            assert look(tmp_path, block, deep=deep).messages == len(keys)
-        else:
-            with pytest.raises(DamagedError, match=r"of bundle [023]: it was moved or renamed"):
-                look(tmp_path, block, deep=deep)
-
-
-def test_rows_that_are_missing_are_found_from_the_footer(tmp_path: Path) -> None:
-    with pytest.raises(DamagedError, match="4 rows"):
-        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table.slice(0, 4)))
+    for keys, from_footer in IN_BUNDLE_1:
+        block = in_bundle(tmp_path, "1", keys)
+        right = all(bundle_of(key, 4) == "1" for key in keys)
+        for deep, accepted in ((False, from_footer), (True, right)):
+            if accepted:
+                assert look(tmp_path, block, deep=deep).messages == len(keys)
+            else:
+                with pytest.raises(DamagedError, match=r"of bundle [023]: it was moved or renamed"):
+                    look(tmp_path, block, deep=deep)
 
 
 # ------------------------------------------------------------------ an archive of many

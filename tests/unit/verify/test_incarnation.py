@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from jetcapture_py.archive.incarnations import Incarnation
 from jetcapture_py.archive.removed import Expired, expired_path
@@ -60,27 +59,26 @@ def test_what_compaction_has_merged_belongs_to_a_mirror_that_was_created_again()
     assert RECREATED.holds(merged, OLDEST, SINCE) is None, "its rows decide"
 
 
-@pytest.mark.parametrize(
-    ("incarnation", "created", "oldest", "expected"),
-    [
-        (RECREATED, CREATED, 0, [1, 2, 7]),
-        (RECREATED, BEFORE, 0, []),
-        (RECREATED, "", 0, [1, 2, 7]),
-        (RECREATED, "", -1, []),
-        (RESTORED, "", -1, [1, 2]),
-        (RESTORED, BEFORE, -1, [1, 2]),
-        (Incarnation.of(CREATED, mirror=True), "", -1, [1, 2, 7]),
-        (None, "", -1, [1, 2, 7]),
-    ],
-)
-def test_expired_messages_of_an_unknown_incarnation_count_only_if_none_is_older_than_the_stream(
-    tmp_path: Path, incarnation: Incarnation | None, created: str, oldest: int, expected: list[int]
-) -> None:
+EXPIRED: list[tuple[Incarnation | None, str, int, list[int]]] = [
+    (RECREATED, CREATED, 0, [1, 2, 7]),
+    (RECREATED, BEFORE, 0, []),
+    (RECREATED, "", 0, [1, 2, 7]),
+    (RECREATED, "", -1, []),
+    (RESTORED, "", -1, [1, 2]),
+    (RESTORED, BEFORE, -1, [1, 2]),
+    (Incarnation.of(CREATED, mirror=True), "", -1, [1, 2, 7]),
+    (None, "", -1, [1, 2, 7]),
+]
+"""Incarnation, creation time of the objects that expired, age of the oldest message, sequences that count."""
+
+
+def test_expired_messages_of_an_unknown_incarnation_count_only_if_none_is_older_than_the_stream(tmp_path: Path) -> None:
     since = parse_time(CREATED)
-    note = Expired(stream="ORDERS", until=since)
-    note = note.with_messages(created, np.array([1, 2, 7]), since + timedelta(seconds=oldest), since)
     path = tmp_path / expired_path("ORDERS")
     path.parent.mkdir()
-    path.write_bytes(note.encode())
-    removed = Removed.read(ArchiveFiles(str(tmp_path), {}), "ORDERS", incarnation)
-    assert removed.expired.all().tolist() == expected
+    for incarnation, created, oldest, expected in EXPIRED:
+        note = Expired(stream="ORDERS", until=since)
+        note = note.with_messages(created, np.array([1, 2, 7]), since + timedelta(seconds=oldest), since)
+        path.write_bytes(note.encode())
+        removed = Removed.read(ArchiveFiles(str(tmp_path), {}), "ORDERS", incarnation)
+        assert removed.expired.all().tolist() == expected, (incarnation, created, oldest)

@@ -63,14 +63,6 @@ def check(found: Sequences, reference: set[int], first: int, last: int) -> None:
     assert found.contains(asked).tolist() == [int(seq) in reference for seq in asked]
 
 
-@given(additions, near, near)
-def test_a_set_of_sequences_is_what_a_plain_set_is(
-    parts: list[tuple[int, int] | list[int]], one: int, other: int
-) -> None:
-    found, reference = filled(parts)
-    check(found, reference, min(one, other), max(one, other))
-
-
 @given(additions, additions, near, near)
 def test_what_was_there_before_is_told_and_sets_can_be_joined(
     parts: list[tuple[int, int] | list[int]], others: list[tuple[int, int] | list[int]], one: int, other: int

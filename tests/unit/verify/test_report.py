@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from msgspec.structs import replace as changed
 
 from jetcapture_py.archive.watermark import NEVER, ConsumerWatermark
@@ -120,13 +119,13 @@ def test_few_holes_are_shown_each_and_many_as_those_that_lie_together() -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [MAX_SHOWN - 1, MAX_SHOWN, MAX_SHOWN + 1, 500])
-def test_however_many_holes_there_are_every_message_is_in_a_line(count: int) -> None:
-    holes = [hole(seq * seq, seq * seq + 2) for seq in range(3, 3 + count)]
-    shown = [line for line in lines(with_holes(*holes)) if " messages" in line and line[:3].strip().isdigit()]
-    assert len(shown) == min(count, MAX_SHOWN)
-    assert sum(int(line.split(", ")[1].split()[0].replace(",", "")) for line in shown) == 3 * count
-    assert shown[0].startswith("  9 to ")
+def test_however_many_holes_there_are_every_message_is_in_a_line() -> None:
+    for count in [MAX_SHOWN - 1, MAX_SHOWN, MAX_SHOWN + 1, 500]:
+        holes = [hole(seq * seq, seq * seq + 2) for seq in range(3, 3 + count)]
+        shown = [line for line in lines(with_holes(*holes)) if " messages" in line and line[:3].strip().isdigit()]
+        assert len(shown) == min(count, MAX_SHOWN)
+        assert sum(int(line.split(", ")[1].split()[0].replace(",", "")) for line in shown) == 3 * count
+        assert shown[0].startswith("  9 to ")
 
 
 def test_holes_beyond_those_that_are_listed_are_counted() -> None:
@@ -175,16 +174,15 @@ def test_copies_are_in_the_first_line_and_as_examples_in_others() -> None:
     assert text[4 + MAX_SHOWN] == f"  and {5000 - MAX_SHOWN:,} more"
 
 
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize(("severity", "lenient", "strict"), [(NOTE, 0, 0), (WARNING, 0, 1), (FAILURE, 1, 1)])
-def test_the_worst_finding_is_the_exit_code(kind: Kind, severity: Severity, lenient: int, strict: int) -> None:
-    report = replace(COMPLETE, findings=(not_checked("x"), finding(kind, severity), not_checked("y")))
-    assert (report.exit_code(), report.exit_code(strict=True)) == (lenient, strict)
-    assert [json.loads(report.as_json(strict=each))["exit_code"] for each in (False, True)] == [lenient, strict]
-
-
-def test_without_findings_the_exit_code_is_0() -> None:
+def test_the_worst_finding_is_the_exit_code() -> None:
     assert (COMPLETE.exit_code(), COMPLETE.exit_code(strict=True)) == (0, 0)
+    codes = {NOTE: (0, 0), WARNING: (0, 1), FAILURE: (1, 1)}
+    for kind in Kind:
+        for severity, (lenient, strict) in codes.items():
+            report = replace(COMPLETE, findings=(not_checked("x"), finding(kind, severity), not_checked("y")))
+            assert (report.exit_code(), report.exit_code(strict=True)) == (lenient, strict)
+            shown = [json.loads(report.as_json(strict=option))["exit_code"] for option in (False, True)]
+            assert shown == [lenient, strict]
 
 
 HOSTILE = "\x1b]0;x\x07\r\n\u202e\x7f\x9b31m"
