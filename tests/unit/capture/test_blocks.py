@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,17 @@ def make(*, max_age: float = FOREVER, max_bytes: int = HUGE, max_rows: int = HUG
     return Blocks(SealRules(max_age=max_age, max_bytes=max_bytes, max_rows=max_rows), Ledger(Memory(1 << 30)))
 
 
+def rows_of(numbers: Iterable[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
+    """Rows with these sequences, and ack subjects that follow from them."""
+    known = {
+        layout.SEQ: pa.array(numbers, pa.int64()),
+        layout.PAYLOAD: pa.array(payloads, pa.binary()),
+        REPLY: pa.array([b"ack.%d" % number for number in numbers], pa.binary()),
+    }
+    arrays = [known.get(field.name, pa.nulls(len(payloads), field.type)) for field in ENVELOPE]
+    return pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
+
+
 def add(
     blocks: Blocks,
     places: Sequence[tuple[str | None, int]],
@@ -37,14 +48,8 @@ def add(
 ) -> list[Block]:
     """Add a message for each (key, bucket), numbered across the whole test run."""
     numbers = [next(NUMBERS) for _ in places]
-    known = {
-        layout.SEQ: pa.array(numbers, pa.int64()),
-        layout.PAYLOAD: pa.array([b"%d " % number + b"x" * size for number in numbers], pa.binary()),
-        REPLY: pa.array([b"ack.%d" % number for number in numbers], pa.binary()),
-    }
-    arrays = [known.get(field.name, pa.nulls(len(numbers), field.type)) for field in ENVELOPE]
     rows, runs = group(
-        pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE),
+        rows_of(numbers, [b"%d " % number + b"x" * size for number in numbers]),
         pa.array([key for key, _ in places], pa.string()),
         np.array([bucket for _, bucket in places], np.int64),
     )
@@ -77,87 +82,34 @@ def assert_empty(blocks: Blocks) -> None:
 # ------------------------------------------------------------------ seal rules
 
 
-@pytest.mark.parametrize(("max_rows", "max_bytes"), [(4, HUGE), (HUGE, 150), (1, HUGE)])
-def test_all_rows_of_a_message_lie_in_one_block_because_its_object_acknowledges_it(
-    max_rows: int, max_bytes: int
-) -> None:
+def test_all_rows_of_a_message_lie_in_one_block_because_its_object_acknowledges_it() -> None:
     per_message = [3, 1, 4, 2, 2, 6, 1]
     origins = [message for message, count in enumerate(per_message) for _ in range(count)]
-    known = {
-        layout.SEQ: pa.array(origins, pa.int64()),
-        layout.PAYLOAD: pa.array([b"x"] * len(origins), pa.binary()),
-        REPLY: pa.array([b"ack.%d" % origin for origin in origins], pa.binary()),
-    }
-    columns = [known.get(field.name, pa.nulls(len(origins), field.type)) for field in ENVELOPE]
     numbers = pa.array([row for count in per_message for row in range(count)], pa.int32())
-    rows = pa.RecordBatch.from_arrays(columns, schema=ENVELOPE).append_column(layout.ROW, numbers)
+    rows = rows_of(origins, [b"x"] * len(origins)).append_column(layout.ROW, numbers)
     rows, runs = group(rows, pa.nulls(len(origins), pa.string()), np.zeros(len(origins), np.int64))
-    blocks = make(max_rows=max_rows, max_bytes=max_bytes)
+    blocks = make(max_bytes=150)
     full = blocks.add(rows, runs, 0.0)
     assert len(full) >= 2
-    owners: defaultdict[int, set[int]] = defaultdict(set)
-    for place, block in enumerate(blocks):
-        for part in block.batches():
-            for origin in part.column(layout.SEQ).to_pylist():
-                owners[origin].add(place)
-    assert [len(owners[message]) for message in range(len(per_message))] == [1] * len(per_message)
+    in_blocks = [
+        {origin for part in block.batches() for origin in part.column(layout.SEQ).to_pylist()} for block in blocks
+    ]
+    assert sorted(origin for found in in_blocks for origin in found) == list(range(len(per_message)))
     assert sum(block.rows for block in blocks) == len(origins)
     assert sum(block.messages for block in blocks) == len(per_message)
-    finish(blocks, [*full, *blocks.seal_all("drain")])
-    assert_empty(blocks)
 
 
 def test_a_block_knows_its_bytes_by_its_own_payloads() -> None:
     blocks = make()
-    add(blocks, [("small", 0)] * 10, size=10)
-    add(blocks, [("large", 0)] * 10, size=100_000)
-    small, large = blocks
+    rows = rows_of(range(20), [b"x" * (100_000 if number < 10 else 10) for number in range(20)])
+    keys = pa.array(["large"] * 10 + ["small"] * 10)
+    blocks.add(*group(rows, keys, np.zeros(20, np.int64)), 0.0)
+    large, small = blocks
     assert large.bytes > 1_000_000
     assert small.bytes < 10 * 1000 + CHUNK_OVERHEAD
 
 
-def test_messages_in_one_batch_are_charged_to_the_block_they_lie_in() -> None:
-    blocks = make()
-    places = [("a", 0)] * 5 + [("b", 0)] * 5
-    numbers = [next(NUMBERS) for _ in places]
-    payloads = [b"x" * (100_000 if number == numbers[0] else 1) for number in numbers]
-    arrays = {layout.PAYLOAD: pa.array(payloads, pa.binary()), REPLY: pa.array([b"r"] * 10, pa.binary())}
-    columns = [arrays.get(field.name, pa.nulls(10, field.type)) for field in ENVELOPE]
-    rows, runs = group(
-        pa.RecordBatch.from_arrays(columns, schema=ENVELOPE),
-        pa.array([key for key, _ in places]),
-        np.zeros(10, np.int64),
-    )
-    blocks.add(rows, runs, 0.0)
-    a, b = blocks
-    assert a.bytes > 100_000
-    assert b.bytes < 20_000
-
-
 # ------------------------------------------------------------------ memory
-
-
-def test_released_memory_is_given_back_although_a_slow_key_holds_the_last_row() -> None:
-    blocks = make()
-    add(blocks, [("slow", 0)] + [("fast", 0)] * 999, size=1000)
-    held = blocks.memory
-    assert held > 1_000_000
-    slow, fast = blocks.seal_all("drain")
-    number = numbers_of(slow)
-    finish(blocks, [fast])
-    assert blocks.memory < held / 20
-    assert numbers_of(slow) == number
-    finish(blocks, [slow])
-    assert_empty(blocks)
-
-
-@pytest.mark.parametrize(("slow", "rewritten"), [(50, False), (49, True)])
-def test_a_chunk_is_rewritten_when_less_than_half_of_it_is_needed(slow: int, rewritten: bool) -> None:
-    blocks = make()
-    add(blocks, [("slow", 0)] * slow + [("fast", 0)] * (100 - slow), size=1000)
-    held = blocks.memory
-    finish(blocks, [block for block in blocks.seal_all("drain") if block.id.key == "fast"])
-    assert (blocks.memory < held) == rewritten
 
 
 def test_ten_thousand_keys_cost_no_tables_of_their_own() -> None:
@@ -177,15 +129,9 @@ def test_ten_thousand_keys_cost_no_tables_of_their_own() -> None:
 def add_decoded(blocks: Blocks, documents: Sequence[dict[str, object]], key: str = "a") -> list[Block]:
     """Add messages with decoded columns, those that have a value, all to one block."""
     numbers = [next(NUMBERS) for _ in documents]
-    names = list(dict.fromkeys(name for document in documents for name in document))
-    known = {
-        layout.SEQ: pa.array(numbers, pa.int64()),
-        layout.PAYLOAD: pa.array([b"%d " % number for number in numbers], pa.binary()),
-        REPLY: pa.array([b"ack.%d" % number for number in numbers], pa.binary()),
-    }
-    columns = {field.name: known.get(field.name, pa.nulls(len(numbers), field.type)) for field in ENVELOPE}
-    columns |= {name: pa.array([document.get(name) for document in documents]) for name in names}
-    rows = pa.RecordBatch.from_pydict(columns)
+    rows = rows_of(numbers, [b"%d " % number for number in numbers])
+    for name in dict.fromkeys(name for document in documents for name in document):
+        rows = rows.append_column(name, pa.array([document.get(name) for document in documents]))
     return blocks.add(rows, [Run(key=key, bucket=0, start=0, length=len(numbers))], 0.0)
 
 
@@ -272,20 +218,6 @@ def test_the_quarantine_and_the_others_are_not_held_together() -> None:
     assert [len(block.batches()) for block in blocks] == [1, 1]
 
 
-def test_a_sealed_block_keeps_its_rows_while_others_are_held_together() -> None:
-    blocks = make()
-    for _ in range(5):
-        add(blocks, [("a", 0), ("b", 0)])
-    sealed = blocks.seal([block for block in blocks if block.id.key == "a"], "age")
-    expected = numbers_of(sealed[0])
-    for _ in range(20):
-        add(blocks, [("b", 0)])
-    assert numbers_of(sealed[0]) == expected
-    finish(blocks, sealed)
-    finish(blocks, blocks.seal_all("drain"))
-    assert_empty(blocks)
-
-
 def test_what_is_left_of_stored_batches_is_held_together() -> None:
     blocks = make()
     for turn in range(64):
@@ -325,25 +257,22 @@ def test_columns_that_come_and_go_seal_no_block_early() -> None:
     assert_empty(blocks)
 
 
-@pytest.mark.parametrize(
-    ("wide", "narrow", "full_rows"),
-    [
-        ({f"c{index}": 1 for index in range(200)}, {"a": 1}, 22),
-        ({"n": {f"c{index}": 1 for index in range(200)}}, {"a": 1}, 22),
-        ({"l": [{f"c{index}": 1 for index in range(200)}]}, {"l": [{"a": 1}] * 2}, 16),
-    ],
-)
-def test_a_block_is_sealed_before_very_many_values_are_missing(
-    monkeypatch: pytest.MonkeyPatch, wide: dict[str, object], narrow: dict[str, object], full_rows: int
-) -> None:
+def test_a_block_is_sealed_before_very_many_values_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "MAX_NULLS", 2500)
-    blocks = make()
-    assert add_decoded(blocks, [wide] * 10) == []
-    full = add_decoded(blocks, [narrow] * 1000)
-    assert [(block.rows, block.sealed_by) for block in full] == [(full_rows, "bytes")]
-    assert blocks.rows == 1010 - full_rows, "rows of the same columns miss nothing"
-    (narrow_block,) = add_decoded(blocks, [wide] * 10)
-    assert narrow_block.rows == 1010 - full_rows
+    fields: dict[str, object] = {f"c{index}": 1 for index in range(200)}
+    cases: list[tuple[dict[str, object], dict[str, object], int]] = [
+        (fields, {"a": 1}, 22),
+        ({"n": fields}, {"a": 1}, 22),
+        ({"l": [fields]}, {"l": [{"a": 1}] * 2}, 16),
+    ]
+    for wide, narrow, full_rows in cases:
+        blocks = make()
+        assert add_decoded(blocks, [wide] * 10) == []
+        full = add_decoded(blocks, [narrow] * 1000)
+        assert [(block.rows, block.sealed_by) for block in full] == [(full_rows, "bytes")]
+        assert blocks.rows == 1010 - full_rows, "rows of the same columns miss nothing"
+        (narrow_block,) = add_decoded(blocks, [wide] * 10)
+        assert narrow_block.rows == 1010 - full_rows
 
 
 def test_what_a_chunk_takes_is_counted_until_it_is_released() -> None:

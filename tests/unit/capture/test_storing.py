@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 import weakref
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -13,8 +14,8 @@ import pytest
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import storing
-from jetcapture_py.capture.storing import Uploads
-from jetcapture_py.errors import StoreError
+from jetcapture_py.capture.storing import SLOW, Histogram, Storing, Uploads
+from jetcapture_py.errors import PermanentStoreError, StoreError
 from jetcapture_py.store import Store
 from tests.support.running import config
 
@@ -104,13 +105,13 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-@pytest.mark.parametrize("error", [SystemExit("boom"), BaseException("boom")], ids=repr)
-def test_a_users_store_that_exits_or_panics_is_asked_again(hasty: None, error: BaseException) -> None:
+def test_a_users_store_that_exits_or_panics_is_asked_again(hasty: None) -> None:
     class Panicking(FailingOnce):
+        errors: ClassVar[list[BaseException]] = [SystemExit("boom"), BaseException("boom")]
+
         def put(self, name: ObjectName, data: pa.Buffer) -> str:
-            self.calls += 1
-            if self.calls == 1:
-                raise error
+            if self.errors:
+                raise self.errors.pop()
             return name.path
 
     async def scenario() -> None:
@@ -138,3 +139,41 @@ def test_an_object_that_was_refused_once_is_freed_as_soon_as_it_is_stored(hasty:
         asyncio.run(asyncio.wait_for(scenario(), 60))
     finally:
         gc.enable()
+
+
+# ------------------------------------------------------------------ how it goes
+
+
+def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it() -> None:
+    histogram = Histogram()
+    for seconds in (0.001, 0.005, 0.006, 59.0, 61.0):
+        histogram.add(seconds)
+    counts = histogram.buckets()
+    assert [counts[bound] for bound in ("0.005", "0.01", "30.0", "60.0", "+Inf")] == [2, 3, 3, 4, 5]
+    assert histogram.total == 0.001 + 0.005 + 0.006 + 59.0 + 61.0
+
+
+def test_a_turn_that_failed_is_trouble_until_all_of_it_is_stored() -> None:
+    storing, first, second = Storing(), object(), object()
+    storing.began(first, 10.0)
+    storing.began(second, 10.0)
+    storing.failed(first, [PermanentStoreError("access denied"), StoreError("again")])
+    storing.succeeded(0.1)
+    storing.ended(second)
+    assert storing.trouble(11.0) == "access denied"
+    storing.began(first, 12.0)
+    assert storing.trouble(12.0) == "access denied"
+    storing.ended(first)
+    assert storing.trouble(13.0) is None
+    assert storing.errors == {"permanent": 1, "temporary": 1}
+    storing.failed(first, [ValueError("two\nlines")])
+    assert storing.trouble(14.0) == "ValueError: two lines"
+
+
+def test_a_store_that_does_not_answer_is_trouble_after_a_while() -> None:
+    storing, turn = Storing(), object()
+    storing.began(turn, 100.0)
+    assert storing.trouble(100.0 + SLOW) is None
+    assert storing.trouble(101.0 + SLOW) == "the store has not answered for 1 min 1 s"
+    storing.ended(turn)
+    assert storing.trouble(1e9) is None

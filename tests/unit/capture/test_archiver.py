@@ -1,0 +1,148 @@
+"""Received messages in, objects out: each message lies in one object, and is handed on when the store has that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.messages import MessageSet
+from jetcapture_py.archive.removed import Erased, Tombstone
+from jetcapture_py.capture import parts
+from jetcapture_py.capture.archiver import Archiver
+from jetcapture_py.capture.blocks import StoredBlock, replies_of
+from jetcapture_py.capture.stats import Stats
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.ledger import Ledger, Memory
+from tests.support.running import config
+from tests.unit.archive.test_removed import NOON
+
+SECOND = 1_700_000_100
+"""The first message's, at the start of a time slice."""
+
+
+class GatedStore:
+    """Takes objects once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.asked, self.gate = threading.Event(), threading.Event()
+        self.objects: dict[ObjectName, pa.Table] = {}
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        self.asked.set()
+        assert self.gate.wait(60)
+        self.objects[name] = pq.read_table(pa.BufferReader(data))
+        return name.path
+
+    def probe(self) -> None:
+        """Nothing is asked of it here."""
+
+
+def archiver(store: GatedStore) -> Archiver:
+    block = {"max_messages": 7, "interval": "15m"}
+    settings = config("nats://127.0.0.1:1", "/nowhere", decode={"format": "json"}, key="{id}", block=block)
+    preparer, encoder = parts.preparer(settings, None, None), parts.encoder(settings, None, None)
+    return Archiver(settings, Ledger(Memory(64 << 20)), store, preparer, encoder)
+
+
+def received(seqs: range) -> Received:
+    """Messages, a second apart and of three keys; each tenth is no JSON, each fifth was delivered before."""
+    times = [(SECOND + seq - 1) * 1_000_000_000 for seq in seqs]
+    return Received.of(
+        subjects=[b"orders"] * len(seqs),
+        replies=[
+            b"$JS.ACK.ORDERS.archive.%d.%d.%d.%d.0" % (1 + (seq % 5 == 0), seq, seq, time)
+            for seq, time in zip(seqs, times, strict=True)
+        ],
+        headers=[b""] * len(seqs),
+        payloads=[b"{" if seq % 10 == 0 else json.dumps({"id": f"k{seq % 3}"}).encode() for seq in seqs],
+    )
+
+
+async def stored_by(run: Archiver) -> list[StoredBlock]:
+    """Store and forget all blocks, as a capture does that acknowledges them at once."""
+    run.seal_all("drain")
+    blocks: list[StoredBlock] = []
+    while run.blocks.sealed:
+        await run.store()
+        for block in await run.stored():
+            blocks.append(block)
+            run.forget(block.block)
+    return blocks
+
+
+def test_each_message_lies_in_one_object_of_its_key_and_time_slice() -> None:
+    async def scenario() -> None:
+        store, stats = GatedStore(), Stats()
+        store.gate.set()
+        run = archiver(store)
+        for seqs in (range(1, 60), range(60, 61), range(61, 1001)):
+            async for prepared in run.decoding.pieces(received(seqs)):
+                run.add(prepared)
+                stats.count_prepared(prepared)
+        blocks = await stored_by(run)
+        stats.count_stored(blocks)
+        run.close()
+        places = {}
+        for name, table in store.objects.items():
+            assert name.rows <= 7
+            for seq in table.column(layout.SEQ).to_pylist():
+                assert seq not in places
+                places[seq] = (name.quarantine, name.key, name.bucket)
+        assert places == {
+            seq: (seq % 10 == 0, None if seq % 10 == 0 else f"k{seq % 3}", SECOND + (seq - 1) // 900 * 900)
+            for seq in range(1, 1001)
+        }
+        assert sorted(replies_of(blocks).to_pylist()) == sorted(received(range(1, 1001)).replies.to_pylist())
+        assert (stats.received, stats.redelivered, stats.quarantine.messages) == (1000, 200, 100)
+        assert (stats.stored_messages, stats.stored_rows, stats.stored_blocks) == (1000, 1000, len(store.objects))
+        assert (run.blocks.open, run.ledger.unacked, run.ledger["encoded"]) == (0, 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_block_is_handed_on_when_the_store_has_its_object_and_not_before() -> None:
+    async def scenario() -> None:
+        store = GatedStore()
+        run = archiver(store)
+        async for prepared in run.decoding.pieces(received(range(1, 4))):
+            run.add(prepared)
+        run.seal_all("drain")
+        storing, stored = asyncio.create_task(run.store()), asyncio.create_task(run.stored())
+        await asyncio.to_thread(store.asked.wait, 60)
+        await asyncio.sleep(0)
+        assert not stored.done()
+        store.gate.set()
+        await storing
+        assert [block.name for block in await stored] == list(store.objects)
+        run.close()
+
+    asyncio.run(scenario())
+
+
+def test_erased_messages_are_acknowledged_and_not_stored_again() -> None:
+    async def scenario() -> None:
+        store = GatedStore()
+        store.gate.set()
+        run = archiver(store)
+        seqs = np.array([1, 4, 5], np.int64)
+        messages = MessageSet(seqs, (SECOND + seqs - 1) * 1_000_000)
+        tombstone = Tombstone(stream="ORDERS", time=NOON, by="ops@host", reason="asked for", messages=messages)
+        notes = {"x.json": tombstone.encode()}
+        run.encoding.erased = Erased.read("ORDERS", lambda _: list(notes), lambda paths: map(notes.get, paths))
+        async for prepared in run.decoding.pieces(received(range(1, 8))):
+            run.add(prepared)
+        blocks = await stored_by(run)
+        run.close()
+        kept = [seq for table in store.objects.values() for seq in table.column(layout.SEQ).to_pylist()]
+        assert sorted(kept) == [2, 3, 6, 7]
+        assert sorted(replies_of(blocks).to_pylist()) == sorted(received(range(1, 8)).replies.to_pylist())
+        assert run.encoding.left_out == 3
+
+    asyncio.run(scenario())
