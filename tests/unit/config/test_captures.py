@@ -56,38 +56,23 @@ def test_a_single_file_is_reported_as_ever_and_several_name_theirs(tmp_path: Pat
     assert lines(wrong, right, also) == tuple(f"{path}: {line}" for path in (wrong, also) for line in lines(path))
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "problem"),
-    [
-        (
-            {},
-            {"source": {"stream": "FIRST", "consumer": "archive"}},
-            "{first} already captures stream FIRST with consumer archive into this archive; remove one",
-        ),
-        (
-            {"nats": {"servers": ["nats://a:4222", "nats://b"]}},
-            {
-                "source": {"stream": "FIRST", "consumer": "archive"},
-                "store": {"url": "/elsewhere"},
-                "nats": {"servers": ["tls://B:4222"]},
-            },
-            "{first} already captures stream FIRST with consumer archive, and each archive would get only a part",
-        ),
-        (
-            {"http": {"listen": ":1"}},
-            {"http": {"listen": ":2"}},
-            "http.listen: expected :1, as in {first}, got :2; one process has one address: leave it out, or use --http",
-        ),
-        ({"http": {"listen": None}}, {"http": {"listen": ":2"}}, "http.listen: expected null, as in {first}, got :2"),
-        ({"http": None}, {"http": {"listen": ":2"}}, "http.listen: expected null, as in {first}, got :2"),
+def test_files_that_cannot_run_together_are_reported_with_path_and_suggestion(tmp_path: Path) -> None:
+    same: dict[str, Any] = {"source": {"stream": "FIRST", "consumer": "archive"}}
+    elsewhere = {**same, "store": {"url": "/elsewhere"}, "nats": {"servers": ["tls://B:4222"]}}
+    address = (
+        "http.listen: expected {}, as in {{first}}, got :2; one process has one address: leave it out, or use --http"
+    )
+    already = "{first} already captures stream FIRST with consumer archive"
+    for first, second, problem in (
+        ({}, same, f"{already} into this archive; remove one"),
+        ({"nats": {"servers": ["nats://a:4222", "nats://b"]}}, elsewhere, f"{already}, and each archive would get"),
+        ({"http": {"listen": ":1"}}, {"http": {"listen": ":2"}}, address.format(":1")),
+        ({"http": {"listen": None}}, {"http": {"listen": ":2"}}, address.format("null")),
+        ({"http": None}, {"http": {"listen": ":2"}}, address.format("null")),
         ({"log": {"level": "info"}}, {"log": {"level": "debug"}}, "log.level: expected info, as in {first}, got debug"),
-    ],
-)
-def test_files_that_cannot_run_together_are_reported_with_path_and_suggestion(
-    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], problem: str
-) -> None:
-    one, two = write(tmp_path, "first", **first), write(tmp_path, "second", **second)
-    assert lines(one, two)[0].startswith(f"{two}: {problem.format(first=one)}")
+    ):
+        one, two = write(tmp_path, "first", **first), write(tmp_path, "second", **second)
+        assert lines(one, two)[0].startswith(f"{two}: {problem.format(first=one)}")
 
 
 def test_the_same_stream_is_captured_twice_with_another_consumer_or_login_or_server(tmp_path: Path) -> None:

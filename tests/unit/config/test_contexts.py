@@ -105,24 +105,21 @@ def test_an_api_prefix_is_used_unless_there_is_a_domain_as_by_the_nats_cli(home:
     assert nats(home).js_api == "$JS.hub.API"
 
 
-@pytest.mark.parametrize(
-    ("fields", "setting", "value"),
-    [
+def test_every_way_to_log_in_is_understood(home: Path) -> None:
+    encoded = f"data:;base64,{base64.b64encode(SECRET.encode()).decode()}"
+    for fields, setting, value in (
         ({"token": SECRET}, "token", SECRET),
         ({"url": f"nats://{SECRET}@a:4222"}, "token", SECRET),
         ({"url": "nats://app:p%40ss@a:4222"}, "password", "p@ss"),
         ({"url": "nats://old@a:4222", "token": SECRET}, "token", SECRET),
         ({"token": "env://NATS_SECRET"}, "token", SECRET),
-        ({"user": "app", "password": f"data:;base64,{base64.b64encode(SECRET.encode()).decode()}"}, "password", SECRET),
+        ({"user": "app", "password": encoded}, "password", SECRET),
         ({"user_jwt": "ey.j.w", "user_seed": SECRET}, "user_seed", SECRET),
         ({"user_jwt": SECRET}, "user_jwt", SECRET),
-        ({"nkey": f"data:;base64,{base64.b64encode(SECRET.encode()).decode()}"}, "nkey_seed", SECRET),
-    ],
-)
-def test_every_way_to_log_in_is_understood(home: Path, fields: dict[str, str], setting: str, value: str) -> None:
-    write(home, **fields)
-    found = getattr(nats(home, NATS_SECRET=SECRET), setting)
-    assert found.get_secret_value() == value
+        ({"nkey": encoded}, "nkey_seed", SECRET),
+    ):
+        write(home, **fields)
+        assert getattr(nats(home, NATS_SECRET=SECRET), setting).get_secret_value() == value, setting
 
 
 def test_files_of_credentials_are_read_when_connecting(home: Path) -> None:

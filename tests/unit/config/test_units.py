@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 
 import pytest
@@ -27,98 +28,64 @@ from jetcapture_py.config.units import (
 from jetcapture_py.text import escaped
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("15m", 900.0),
-        ("1h30m", 5400.0),
-        ("500ms", 0.5),
-        ("2d", 172_800.0),
-        ("90s", 90.0),
-        ("1.5h", 5400.0),
-        ("1d2h3m4s5ms", 93_784.005),
-        ("90", 90.0),
-        ("0.25", 0.25),
-        (90, 90.0),
-        (0.5, 0.5),
-        ("0s", 0.0),
-    ],
-)
-def test_durations_read_as_seconds(text: object, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+def test_durations_and_sizes_read_as_numbers() -> None:
+    durations: dict[object, float] = {
+        "15m": 900,
+        "1h30m": 5400,
+        "500ms": 0.5,
+        "1.5h": 5400,
+        "1d2h3m4s5ms": 93_784.005,
+        "90": 90,
+        "0.25": 0.25,
+        90: 90,
+        0.5: 0.5,
+        "0s": 0,
+    }
+    assert {text: parse_duration(text) for text in durations} == durations
+    sizes: dict[object, int] = {
+        "128MiB": 128 << 20,
+        "1GB": 10**9,
+        "1.5KiB": 1536,
+        "64kB": 64_000,
+        "64KB": 64_000,
+        "1024": 1024,
+        1024: 1024,
+        "7B": 7,
+    }
+    assert {text: parse_size(text) for text in sizes} == sizes
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("128MiB", 128 << 20),
-        ("1GB", 10**9),
-        ("1.5KiB", 1536),
-        ("64kB", 64_000),
-        ("64KB", 64_000),
-        ("1024", 1024),
-        (1024, 1024),
-        ("7B", 7),
-    ],
-)
-def test_sizes_read_as_bytes(text: object, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("abc", 'expected a duration such as 15m, got "abc"'),
-        ("", 'expected a duration such as 15m, got ""'),
-        (None, "expected a duration such as 15m, got nothing"),
-        (True, "expected a duration such as 15m, got true"),
-        (math.nan, "expected a duration such as 15m, got nan"),
-        (math.inf, "expected a duration such as 15m, got inf"),
-        ([], "expected a duration such as 15m, got a list"),
-        ("15min", 'expected a duration such as 15m (units d, h, m, s and ms, largest first), got "15min"'),
-        ("15M", 'expected a duration such as 15m (units d, h, m, s and ms, largest first), got "15M"'),
-        ("30m1h", 'expected a duration such as 15m (units d, h, m, s and ms, largest first), got "30m1h"'),
-        ("1h 30m", 'expected a duration such as 15m (units d, h, m, s and ms, largest first), got "1h 30m"'),
-        ("15:00", 'expected a duration such as 15m (units d, h, m, s and ms, largest first), got "15:00"'),
-        ("-5m", 'expected a duration of at least 0, got "-5m"'),
-        (-1, "expected a duration of at least 0, got -1"),
-        ("36501d", 'expected a duration of at most 36500d, got "36501d"'),
-        pytest.param(10**400, "expected a duration of at most 36500d, got a huge number", id="huge"),
-        ("5m\n", 'expected a duration such as 15m (units d, h, m, s and ms, largest first), got "5m\\n"'),
-        ("٣m", 'expected a duration such as 15m (units d, h, m, s and ms, largest first), got "٣m"'),
-    ],
-)
-def test_a_wrong_duration_says_what_was_expected(value: object, message: str) -> None:
+def refusal(parse: Callable[[object], float], value: object) -> str:
     with pytest.raises(ValueError, match=r"^expected ") as caught:
-        parse_duration(value)
-    assert got(str(caught.value), value) == message
+        parse(value)
+    return got(str(caught.value), value)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("abc", 'expected a size such as 128MiB, got "abc"'),
-        ("", 'expected a size such as 128MiB, got ""'),
-        (True, "expected a size such as 128MiB, got true"),
-        (1.5, "expected a size such as 128MiB, got 1.5"),
-        (math.nan, "expected a size such as 128MiB, got nan"),
-        ("64k", 'expected a size in KiB (1024s) or KB (1000s), got "64k"'),
-        ("1G", 'expected a size in GiB (1024s) or GB (1000s), got "1G"'),
-        ("512Mi", 'expected a size in MiB (1024s) or MB (1000s), got "512Mi"'),
-        (
-            "5 MB",
-            'expected a size such as 128MiB (units B, KB, MB, GB, TB, KiB, MiB, GiB and TiB), got "5 MB"',
-        ),
-        ("-1MB", 'expected a size of at least 0, got "-1MB"'),
-        (-1, "expected a size of at least 0, got -1"),
-        ("1.5", 'expected a whole number of bytes, got "1.5"'),
-        ("9999999999TiB", 'expected a size below 8388608TiB, got "9999999999TiB"'),
-    ],
-)
-def test_a_wrong_size_says_what_was_expected(value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=r"^expected ") as caught:
-        parse_size(value)
-    assert got(str(caught.value), value) == message
+def test_a_wrong_duration_says_what_was_expected() -> None:
+    for problem, values in {
+        "a duration such as 15m": {"abc": '"abc"', "": '""', None: "nothing", True: "true", math.nan: "nan"},
+        "a duration such as 15m (units d, h, m, s and ms, largest first)": {
+            text: quoted(text) for text in ("15min", "15M", "30m1h", "1h 30m", "15:00", "5m\n", "٣m")
+        },
+        "a duration of at least 0": {"-5m": '"-5m"', -1: "-1"},
+        "a duration of at most 36500d": {"36501d": '"36501d"', 10**400: "a huge number"},
+    }.items():
+        for value, shown in values.items():
+            assert refusal(parse_duration, value) == f"expected {problem}, got {shown}"
+
+
+def test_a_wrong_size_says_what_was_expected() -> None:
+    for problem, values in {
+        "a size such as 128MiB": {"abc": '"abc"', "": '""', True: "true", 1.5: "1.5", math.nan: "nan"},
+        "a size in KiB (1024s) or KB (1000s)": {"64k": '"64k"'},
+        "a size in MiB (1024s) or MB (1000s)": {"512Mi": '"512Mi"'},
+        "a size such as 128MiB (units B, KB, MB, GB, TB, KiB, MiB, GiB and TiB)": {"5 MB": '"5 MB"'},
+        "a size of at least 0": {"-1MB": '"-1MB"', -1: "-1"},
+        "a whole number of bytes": {"1.5": '"1.5"'},
+        "a size below 8388608TiB": {"9999999999TiB": '"9999999999TiB"'},
+    }.items():
+        for value, shown in values.items():
+            assert refusal(parse_size, value) == f"expected {problem}, got {shown}"
 
 
 @given(st.integers(0, MAX_SECONDS * 1000))
@@ -136,14 +103,8 @@ def test_every_size_reads_back_from_its_text(size: int) -> None:
 
 
 def test_texts_are_short_for_round_values() -> None:
-    assert [format_duration(value) for value in (0, 0.5, 60, 900, 5400, 86_400)] == [
-        "0s",
-        "500ms",
-        "1m",
-        "15m",
-        "1h30m",
-        "1d",
-    ]
+    durations = {0: "0s", 0.5: "500ms", 900: "15m", 5400: "1h30m", 86_400: "1d"}
+    assert {value: format_duration(value) for value in durations} == durations
     assert [format_size(value) for value in (0, 1000, 1024, 10**9, 128 << 20)] == ["0B", "1KB", "1KiB", "1GB", "128MiB"]
 
 
