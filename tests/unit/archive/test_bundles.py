@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import replace
-from typing import Any
 
-import duckdb
 import hypothesis.strategies as st
-import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
@@ -20,7 +17,6 @@ from jetcapture_py.archive import bundles, footer, layout
 from jetcapture_py.archive.block_writer import TextWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of, bundle_text, row_group_rows
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.writer import EncodedBlock
 from tests.unit.archive.test_writer import ENCODER, Identity, batch, metadata, plain, read, write
 
 BLOCK = BlockId(key=None, bundle="03", bucket=1_700_000_100)
@@ -60,12 +56,9 @@ def test_every_key_has_the_bundle_of_its_own_hash(keys: list[str | None], skippe
     assert bundle_numbers(pa.array(keys, pa.string())[skipped:], count).tolist() == expected[skipped:]
 
 
-@pytest.mark.parametrize(("number", "count", "text"), [(0, 1, "0"), (3, 10, "3"), (3, 11, "03"), (99, 100, "99")])
-def test_a_bundle_has_as_many_digits_as_the_last_one(number: int, count: int, text: str) -> None:
-    assert bundle_text(number, count) == text
-
-
-def test_messages_without_a_key_are_in_the_first_bundle() -> None:
+def test_a_bundle_has_as_many_digits_as_the_last_one() -> None:
+    expected = {(0, 1): "0", (3, 10): "3", (3, 11): "03", (99, 100): "99"}
+    assert {bundle: bundle_text(*bundle) for bundle in expected} == expected
     assert bundle_of(None, 16) == bundle_of("", 16) == "00"
 
 
@@ -124,37 +117,16 @@ def test_row_groups_have_16k_to_64k_rows(rows: int) -> None:
         assert rows % size == 0 or rows % size >= size - -(-rows // size)
 
 
-@pytest.fixture(scope="module")
-def large() -> EncodedBlock:
-    """An object with 160,000 messages of 1,000 keys, of which one comes first in the order of its bytes."""
+def test_one_key_lies_in_few_row_groups_and_pages() -> None:
     identities = plain(160_000)
     keys: list[str | None] = [f"k{seq * 31 % 1000:03}" for seq, _ in identities]
     parts = [keyed(identities[at : at + 40_000], keys[at : at + 40_000]) for at in range(0, 160_000, 40_000)]
-    return write(*parts, block=BLOCK, encoder=SIXTEEN)
-
-
-def test_one_key_lies_in_few_row_groups_and_pages(large: EncodedBlock) -> None:
-    file = pq.ParquetFile(pa.BufferReader(large.data))
+    file = pq.ParquetFile(pa.BufferReader(write(*parts, block=BLOCK, encoder=SIXTEEN).data))
     column = file.schema_arrow.get_field_index(layout.KEY)
     found = [footer.group_bounds(file.metadata.row_group(at), layout.KEY) for at in range(file.num_row_groups)]
     assert file.num_row_groups >= 8
     assert sum(low <= "k500" <= high for low, high in found if low is not None) <= 2
     assert file.metadata.row_group(0).column(column).has_offset_index
-
-
-def test_other_readers_find_a_key_and_the_rows_are_as_they_were(large: EncodedBlock, tmp_path: Any) -> None:
-    path = tmp_path / "bundle=03" / "date=2023-11-14" / "hour=22" / "object.parquet"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(large.data)
-    expected = [seq for seq in range(1, 160_001) if seq * 31 % 1000 == 500]
-    query = (
-        f"SELECT _nats_seq FROM read_parquet('{tmp_path}/*/*/*/*.parquet', hive_partitioning=true) WHERE key = 'k500'"
-    )
-    assert [row[0] for row in duckdb.sql(query).fetchall()] == expected
-    scan = pl.scan_parquet(tmp_path, hive_partitioning=True).filter(pl.col("key") == "k500")
-    assert scan.select(layout.SEQ).collect()[layout.SEQ].to_list() == expected
-    table = pq.read_table(tmp_path, filters=[("key", "=", "k500")], columns=[layout.SEQ, "key"])
-    assert table.column(layout.SEQ).to_pylist() == expected
 
 
 def test_what_cannot_be_written_is_salvaged_into_the_quarantine_without_keys() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,29 +93,24 @@ def test_a_footer_that_is_longer_than_what_is_read_at_first_is_read_whole() -> N
     assert reader.schemas[reader.number(footer(data))] == schema
 
 
-@pytest.mark.parametrize("data", [b"", b"PAR1", b"half an object", b"x" * 20_000, b"PAR1\xff\xff\xff\x7fPAR1"], ids=str)
-def test_a_file_without_a_footer_has_none(data: bytes) -> None:
-    assert footer(data) == b""
+def test_a_file_without_a_footer_has_none() -> None:
+    for data in (b"", b"PAR1", b"half an object", b"x" * 20_000, b"PAR1\xff\xff\xff\x7fPAR1"):
+        assert footer(data) == b""
     with pytest.raises((pa.ArrowException, OSError)):
         SchemaReader().number(b"no footer")
 
 
-def test_footers_of_one_schema_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
-    read_schema = pq.read_schema
-
-    def counted(where: pa.BufferReader) -> pa.Schema:
-        decoded.append(where)
-        return read_schema(where)
-
-    monkeypatch.setattr(pq, "read_schema", counted)
+def test_footers_of_one_schema_are_decoded_once() -> None:
     reader = SchemaReader()
     schemas = [pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int64()), ("b", pa.string())])]
-    numbers = [
-        reader.number(footer(parquet(schema, rows, store_schema=False))) for rows in range(1, 51) for schema in schemas
-    ]
+    with mock.patch.object(pq, "read_schema", wraps=pq.read_schema) as read_schema:
+        numbers = [
+            reader.number(footer(parquet(schema, rows, store_schema=False)))
+            for rows in range(1, 51)
+            for schema in schemas
+        ]
     assert numbers == [0, 1] * 50
-    assert len(decoded) == 2
+    assert read_schema.call_count == 2
 
 
 @examples(cost=4)

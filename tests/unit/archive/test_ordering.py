@@ -42,38 +42,37 @@ def test_the_pieces_are_all_rows_in_order_each_once_and_no_message_in_two(
     assert sum(map(len, messages)) == len({seq for seq, _ in rows})
 
 
+def with_payloads(count: int, payloads: list[bytes], keys: list[str]) -> pa.RecordBatch:
+    rows = batch(plain(count), key=keys)
+    at = rows.schema.get_field_index(layout.PAYLOAD)
+    return rows.set_column(at, ENVELOPE.field(layout.PAYLOAD), pa.array(payloads, pa.binary()))
+
+
 def test_pieces_of_messages_of_very_different_sizes_are_alike() -> None:
     sizes = [1_000_000] * 8 + [1000] * 8000
     shuffled = list(range(len(sizes)))
     random.Random(5).shuffle(shuffled)
-    payloads = pa.array([bytes(size) for size in sizes], pa.binary())
-    rows = batch(plain(len(sizes)))
-    rows = rows.set_column(rows.schema.get_field_index(layout.PAYLOAD), ENVELOPE.field(layout.PAYLOAD), payloads)
-    for each in (rows, rows.take(pa.array(shuffled))):
-        pieces, _ = ordered(pa.Table.from_batches([each]), 2_000_000)
+    in_order = with_payloads(len(sizes), [bytes(size) for size in sizes], ["k"] * len(sizes))
+    for rows in (in_order, in_order.take(pa.array(shuffled))):
+        pieces, _ = ordered(pa.Table.from_batches([rows]), 2_000_000)
         held = [piece.nbytes for piece in pieces]
         assert len(held) >= 8
         assert max(held) < 4_000_000
 
 
-@pytest.mark.parametrize("key", [[], ["key"]])
-def test_only_the_rows_of_one_piece_are_copied_at_a_time(key: list[str]) -> None:
-    payloads = [bytes(50_000)] * 400
-    rows = batch(plain(400), **{name: [f"k{at * 7 % 50}" for at in range(400)] for name in key})
-    rows = rows.set_column(
-        rows.schema.get_field_index(layout.PAYLOAD), ENVELOPE.field(layout.PAYLOAD), pa.array(payloads, pa.binary())
-    )
+@pytest.mark.parametrize("by_key", [False, True])
+def test_only_the_rows_of_one_piece_are_copied_at_a_time(by_key: bool) -> None:
+    rows = with_payloads(400, [bytes(50_000)] * 400, [f"k{at * 7 % 50}" for at in range(400)])
     order = np.random.default_rng(7).permutation(400)
     whole = pa.Table.from_batches([rows.take(pa.array(part)) for part in np.split(order, 8)])
     before = pa.total_allocated_bytes()
-    pieces, _ = ordered(whole, 1_000_000, by_key=bool(key))
-    most = max(pa.total_allocated_bytes() - before for _ in pieces)
-    assert most < 6_000_000, "of 20 MB"
+    pieces, _ = ordered(whole, 1_000_000, by_key=by_key)
+    largest = max(pa.total_allocated_bytes() - before for _ in pieces)
+    assert largest < 6_000_000, "of 20 MB"
 
 
-@pytest.mark.parametrize("key", [pytest.param([], marks=pytest.mark.exhaustive), ["key"]])
-def test_nulls_of_columns_that_rows_lack_are_copied_one_piece_at_a_time(key: list[str]) -> None:
-    whole = batch(plain(4000), **{name: [f"k{at * 7 % 50}" for at in range(4000)] for name in key})
+def test_nulls_of_columns_that_rows_lack_are_copied_one_piece_at_a_time() -> None:
+    whole = batch(plain(4000), key=[f"k{at * 7 % 50}" for at in range(4000)])
     parts = [
         whole.take(pa.array(rows)).append_column(f"c{number}", pa.array(rows))
         for number, rows in enumerate(np.split(np.random.default_rng(7).permutation(4000), 200))
@@ -82,27 +81,21 @@ def test_nulls_of_columns_that_rows_lack_are_copied_one_piece_at_a_time(key: lis
     table = pa.Table.from_batches([conform(part, schema, nulls) for part in parts])
     assert table.nbytes > 6_400_000
     before = pa.total_allocated_bytes()
-    pieces, _ = ordered(table, 500_000, by_key=bool(key))
+    pieces, _ = ordered(table, 500_000, by_key=True)
     assert max(pa.total_allocated_bytes() - before for _ in pieces) < 3_000_000
 
 
-@pytest.mark.parametrize("column", [layout.PAYLOAD, "text"])
-def test_a_row_group_of_a_bundle_ends_at_its_bytes_also_where_one_key_has_all_the_large_rows(column: str) -> None:
+def test_a_row_group_of_a_bundle_ends_at_its_bytes_also_where_one_key_has_all_the_large_rows() -> None:
     count = 5000
     keys = ["small" if at % 10 else "large" for at in range(count)]
-    rows = batch(plain(count), key=keys)
     values = [b"x" * (100 if key == "small" else 20_000) for key in keys]
-    if column == "text":
-        rows = rows.append_column(column, pa.array([value.decode() for value in values]))
-    else:
-        rows = rows.set_column(
-            rows.schema.get_field_index(column), ENVELOPE.field(column), pa.array(values, pa.binary())
-        )
-    shuffled = pa.Table.from_batches([rows.take(pa.array(np.random.default_rng(7).permutation(count)))])
-    for table in (shuffled, shuffled.slice(0, 1000)):
-        pieces, _ = ordered(table, 1_000_000, by_key=True)
-        held = [(piece.nbytes, piece.num_rows) for piece in pieces]
-        assert sum(size for size, _ in held) > 1_500_000
-        assert max(size for size, _ in held) < 1_300_000
-        assert sum(number for _, number in held) == table.num_rows
-        assert len(held) < 20
+    texts = batch(plain(count), key=keys, text=[value.decode() for value in values])
+    for rows in (with_payloads(count, values, keys), texts):
+        shuffled = pa.Table.from_batches([rows.take(pa.array(np.random.default_rng(7).permutation(count)))])
+        for table in (shuffled, shuffled.slice(0, 1000)):
+            pieces, _ = ordered(table, 1_000_000, by_key=True)
+            sizes = [(piece.nbytes, piece.num_rows) for piece in pieces]
+            assert sum(size for size, _ in sizes) > 1_500_000
+            assert max(size for size, _ in sizes) < 1_300_000
+            assert sum(rows for _, rows in sizes) == table.num_rows
+            assert len(sizes) < 20

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from jetcapture_py.archive.sparse import MAX_BYTES, ColumnSet
 
@@ -64,12 +63,11 @@ def test_columns_without_values_are_left_out_where_there_are_many() -> None:
     assert found.column("n").to_pylist() == [{"y": [{"u": "s"}]}, {"y": None}]
 
 
-@pytest.mark.parametrize("value", [{"y": []}, {"x": None}, {"y": [{"u": None}]}, {"y": [None]}])
-def test_an_empty_object_keeps_one_field(value: Any) -> None:
-    rows = table(n=pa.array([value], NESTED))
-    (found,) = WIDE.complete(rows).column("n").to_pylist()
-    assert found is not None
-    assert len(found) == 1
+def test_an_empty_object_keeps_one_field() -> None:
+    for value in ({"y": []}, {"x": None}, {"y": [{"u": None}]}, {"y": [None]}):
+        (found,) = WIDE.complete(table(n=pa.array([value], NESTED))).column("n").to_pylist()
+        assert found is not None
+        assert len(found) == 1
 
 
 def test_columns_without_values_need_no_memory_of_their_own() -> None:
