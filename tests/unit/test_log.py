@@ -72,23 +72,22 @@ def test_json_is_one_object_with_time_level_event_and_fields() -> None:
     assert line == {"level": "info", "event": "blocks.stored", "key": "eu", "rows": 5, "tags": ["a", 1]}
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("", 'x=""'),
-        ("a b", 'x="a b"'),
-        ("a=b", 'x="a=b"'),
-        ('a"b', r'x="a\"b"'),
-        ("a\\b", r'x="a\\b"'),
-        ("a\nINFO forged", r'x="a\nINFO forged"'),
-        ("\x1b[2J", r'x="\u001b[2J"'),
-        ("a\u2028b", r'x="a\u2028b"'),
-        ("ключ", "x=ключ"),
-        ("\ud800", r'x="\ud800"'),
-    ],
-)
-def test_text_values_are_quoted_only_when_needed(value: str, shown: str) -> None:
-    assert text_line(x=value).endswith(f" {shown}\n")
+def test_text_values_are_quoted_only_when_needed() -> None:
+    expected = {
+        "": '""',
+        "a b": '"a b"',
+        "a=b": '"a=b"',
+        'a"b': r'"a\"b"',
+        "a\\b": r'"a\\b"',
+        "a\nINFO forged": r'"a\nINFO forged"',
+        "\x1b[2J": r'"\u001b[2J"',
+        "a\u2028b": r'"a\u2028b"',
+        "\ud800": r'"\ud800"',
+        "ключ": "ключ",
+    }
+    assert {value: text_line(x=value).partition(" x=")[2] for value in expected} == {
+        value: f"{shown}\n" for value, shown in expected.items()
+    }
 
 
 @given(st.text(), st.text(min_size=1))
@@ -130,23 +129,16 @@ def test_auto_is_text_on_a_terminal_and_json_elsewhere() -> None:
         assert stream.getvalue().startswith("{") is is_json
 
 
-def test_events_below_the_level_are_left_out() -> None:
-    stream = io.StringIO()
-    log.setup("json", "warning", stream)
-    log.event(LOGGER, logging.INFO, "blocks.stored")
-    log.event(LOGGER, logging.WARNING, "store.failed")
-    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["store.failed"]
-
-
-def test_setting_up_again_replaces_our_handler_and_keeps_the_others() -> None:
+def test_setting_up_again_replaces_the_handler_and_keeps_others() -> None:
     other = logging.NullHandler()
     logging.getLogger().addHandler(other)
     first, second = io.StringIO(), io.StringIO()
     log.setup("json", "info", first)
-    log.setup("json", "info", second)
+    log.setup("json", "warning", second)
     log.event(LOGGER, logging.INFO, "blocks.stored")
+    log.event(LOGGER, logging.WARNING, "store.failed")
     assert not first.getvalue()
-    assert second.getvalue().count("\n") == 1
+    assert [json.loads(line)["event"] for line in second.getvalue().splitlines()] == ["store.failed"]
     assert other in logging.getLogger().handlers
 
 
@@ -169,13 +161,6 @@ def test_python_warnings_are_events() -> None:
     line = json.loads(stream.getvalue())
     assert (line["event"], line["level"]) == ("python.warning", "warning")
     assert "UserWarning: old way" in line["message"]
-
-
-def test_unknown_formats_and_levels_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown log format: 'xml'"):
-        log.setup("xml", "info")
-    with pytest.raises(ValueError, match="unknown log level: 'loud'"):
-        log.setup("text", "loud")
 
 
 def test_events_reach_pytest_and_other_handlers_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,27 +43,21 @@ def test_a_login_comes_from_a_file_a_context_the_environment_or_the_configuratio
     assert login(None, None, [], default=DEFAULT, env={"NATS_TOKEN": "other"}) is DEFAULT
 
 
-@pytest.mark.parametrize(
-    ("given", "env", "problem"),
-    [
+def test_a_login_that_is_incomplete_or_ambiguous_is_refused_in_one_line(section: Path) -> None:
+    for given, env, problem in (
         ((None, None, None), {}, "--servers: missing (or --nats or --context, or the capture's configuration)"),
-        ((True, "c", None), {"P": "p"}, "--nats: cannot be combined with --context or --servers"),
-        ((True, None, [URL]), {"P": "p"}, "--nats: cannot be combined with --context or --servers"),
-        ((True, None, None), {}, "target.yaml: nats.password: the environment variable P is not set"),
+        ((section, "c", None), {"P": "p"}, "--nats: cannot be combined with --context or --servers"),
+        ((section, None, [URL]), {"P": "p"}, "--nats: cannot be combined with --context or --servers"),
+        ((section, None, None), {}, "target.yaml: nats.password: the environment variable P is not set"),
         ((None, "c", [URL]), {}, "--servers: cannot be combined with context, which replaces it"),
         ((None, None, ["host:1"]), {}, "--servers[0]: expected an address that starts with nats://"),
         ((None, None, [URL]), {"NATS_USER": "u"}, "NATS_PASSWORD: required with user"),
         ((None, None, [URL]), {"NATS_TOKEN": "t", "NATS_NKEY_SEED": "s"}, "NATS_NKEY_SEED: cannot be combined with"),
-    ],
-    ids=str,
-)
-def test_a_login_that_is_incomplete_or_ambiguous_is_refused_in_one_line(
-    section: Path, given: tuple[bool | None, str | None, list[str] | None], env: dict[str, str], problem: str
-) -> None:
-    with pytest.raises(ConfigError) as raised:
-        login(section if given[0] else None, *given[1:], default=None, env=env)
-    (line,) = raised.value.problems
-    assert problem in line
+    ):
+        with pytest.raises(ConfigError) as raised:
+            login(*given, default=None, env=env)
+        (line,) = raised.value.problems
+        assert problem in line
 
 
 def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
@@ -73,26 +67,18 @@ def test_a_file_without_the_section_is_refused(tmp_path: Path) -> None:
             login(tmp_path / "file.yaml", None, None, default=None)
 
 
-@pytest.mark.parametrize(
-    ("words", "sql", "problem"),
-    [
+def test_words_that_name_no_archive_are_refused_in_one_line() -> None:
+    for words, sql, problem in (
         ([], "SQL", "expected CONFIG SQL or URL STREAM SQL"),
         (["file:///a"], "", "STREAM is missing: expected URL STREAM"),
         (["file:///a", "SELECT 1"], "[SQL]", "STREAM is missing: expected URL STREAM [SQL]"),
         (["file:///a", "S"], "SQL", "SQL is missing: expected URL STREAM SQL"),
         (["file:///a", "S", "SELECT 1", "more"], "SQL", "unexpected argument more: expected URL STREAM SQL"),
         (["file:///a", "S", "--formt", "csv"], "[SQL]", "unexpected argument --formt: expected URL STREAM [SQL]"),
-        (["file:///a", "S", "more"], "", "unexpected argument more: expected URL STREAM"),
         (["no-such.yaml"], "", "no-such.yaml: cannot be read: No such file or directory"),
-    ],
-    ids=str,
-)
-def test_words_that_name_no_archive_are_refused_in_one_line(words: list[str], sql: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        chosen_archive(words, sql=sql)
-    assert raised.value.problems == (problem,)
-
-
-@pytest.mark.parametrize("sql", ["-- sums of = a day\nSELECT 1", "--sums of = a day\nSELECT 1"])
-def test_sql_may_begin_with_a_comment(sql: str) -> None:
-    assert chosen_archive(["file:///a", "S", sql], ["anon=true"], sql="SQL").statement == sql
+    ):
+        with pytest.raises(ConfigError) as raised:
+            chosen_archive(words, sql=sql)
+        assert raised.value.problems == (problem,)
+    for sql in ("-- sums of = a day\nSELECT 1", "--sums of = a day\nSELECT 1"):
+        assert chosen_archive(["file:///a", "S", sql], ["anon=true"], sql="SQL").statement == sql

@@ -37,13 +37,10 @@ async def run() -> None:
 """
 
 
-@pytest.mark.parametrize("name", jetcapture_py.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(jetcapture_py, name) is not None
-    assert name in dir(jetcapture_py)
-
-
-def test_nothing_else_is_found() -> None:
+def test_every_public_name_is_there_and_nothing_else() -> None:
+    for name in jetcapture_py.__all__:
+        assert getattr(jetcapture_py, name) is not None
+        assert name in dir(jetcapture_py)
     with pytest.raises(AttributeError, match="has no attribute 'Captures'"):
         _ = jetcapture_py.Captures  # type: ignore[attr-defined]
 
