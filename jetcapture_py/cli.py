@@ -148,7 +148,7 @@ def verify(
         bool,
         typer.Option(
             "--strict",
-            help="Also fail on gaps, forks, foreign files, missing checksums, filter changes, damaged watermarks, and "
+            help="Also fail on gaps, forks, foreign files, filter changes, damaged watermarks, and "
             "content that --content could not compare.",
         ),
     ] = False,
