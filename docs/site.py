@@ -39,6 +39,20 @@ GROUPS = {
     "Your own writer and store": ("BlockWriter", "EncodedBlock", "Store"),
     "Errors": ("JetcaptureError", "ConfigError", "SourceError", "StoreError", "PermanentStoreError", "DrainError"),
 }
+HERO = """\
+<div class="hero" markdown>
+![](docs/images/logo.svg)
+<div markdown>
+{title}
+
+{about}
+
+[Install and first capture](docs/first-capture.md){{ .md-button .md-button--primary }}
+[How it compares](docs/compare.md){{ .md-button }}
+</div>
+</div>
+"""
+"""What the front page begins with."""
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
@@ -65,7 +79,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links to where their targets are on the site."""
+    """Lead links to where their targets are on the site, and give the front page its head."""
+    if page.file.src_uri == PAGES["README.md"]:
+        markdown = front_page(markdown)
+        page.meta["hide"] = ["navigation", "toc"]
     here = next((name for name, there in PAGES.items() if there == page.file.src_uri), f"docs/{page.file.src_uri}")
 
     def led(match: re.Match[str]) -> str:
@@ -77,6 +94,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         parts += [_LINK.sub(led, markdown[end : block.start()]), block[0]]
         end = block.end()
     return "".join([*parts, _LINK.sub(led, markdown[end:])])
+
+
+def front_page(readme: str) -> str:
+    """Return the README with a head of its own, and without the list of pages, which the navigation has."""
+    title, about, rest = readme.split("\n\n", 2)
+    body, _, end = rest.partition("## Read on")
+    return f"{HERO.format(title=title, about=about)}\n{body}{end[end.index('Licensed under') :]}"
 
 
 def _led(target: str, here: str, page: str, repository: str) -> str:
