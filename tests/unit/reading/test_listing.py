@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.plan import list_objects
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.store.archive import ArchiveFiles
@@ -52,3 +54,24 @@ def test_a_listing_for_a_selection_has_what_may_be_needed(files: ArchiveFiles, t
     needed = [name for name in every if selection.may_hold_name(name)]
     assert [name for name in some if selection.may_hold_name(name)] == needed
     assert len(some) <= len(needed) + 2  # names have whole seconds
+
+
+def test_files_are_listed_below_a_directory_alone_and_one_that_cannot_be_listed_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("S/key=a/date=x/1.parquet", "S/2.parquet", "T/3.parquet"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"12345"[: int(path[-9])])
+    archive = ArchiveFiles(str(tmp_path), {})
+    files = {file.path: file for file in archive.below("S")}
+    assert {path: file.size for path, file in files.items()} == {"S/key=a/date=x/1.parquet": 1, "S/2.parquet": 2}
+    assert files["S/2.parquet"].modified == (tmp_path / "S/2.parquet").stat().st_mtime
+    assert list(archive.below("none")) == []
+    monkeypatch.chdir(tmp_path)
+    for part in ("S", *["x" * 250] * 18):  # a path that is too long for the system, also for root
+        Path(part).mkdir(exist_ok=True)
+        os.chdir(part)
+    Path("1.parquet").touch()
+    os.chdir(tmp_path)
+    with pytest.raises(JetcaptureError, match=r"^cannot list .*File name too long"):
+        list(archive.below("S"))

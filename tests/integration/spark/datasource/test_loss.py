@@ -23,7 +23,7 @@ from tests.support.running import STREAM, connection
 
 MESSAGES = 6000
 STEP = 200
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(4, 12))]
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 10))]
 
 
 @pytest.fixture(autouse=True)
@@ -205,11 +205,10 @@ def test_what_goes_behind_the_reader_is_no_loss(live: Live) -> None:
     assert reading.batch(live.read_options(minPartitions="1")) == everything
 
 
-@pytest.mark.parametrize("subjects", ["orders.rare", "orders.rare,orders.none"])
-def test_a_loss_of_what_the_subjects_match_is_an_error(live: Live, subjects: str) -> None:
+def test_a_loss_of_what_the_subjects_match_is_an_error(live: Live) -> None:
     live.send((f"orders.{'rare' if seq % 5 == 0 else 'often'}", b"") for seq in range(MESSAGES))
     with pytest.raises(SourceError, match=f"are gone: it starts at {MESSAGES + 1}"):
-        Reading(0, live.purge).batch(live.read_options(minPartitions="1", subjects=subjects))
+        Reading(0, live.purge).batch(live.read_options(minPartitions="1", subjects="orders.rare,orders.none"))
 
 
 def test_what_goes_before_the_first_message_of_the_subjects_is_no_loss(live: Live) -> None:
@@ -251,5 +250,4 @@ def test_a_consumer_beside_a_replica_that_lags_is_waited_for(live: Live, monkeyp
         return answer
 
     monkeypatch.setattr(Api, "request", lagging)
-    live_options = live.read_options(minPartitions="1")
-    assert Reading().batch(live_options) == list(range(1, 101))
+    assert Reading().batch(live.read_options(minPartitions="1")) == list(range(1, 101))

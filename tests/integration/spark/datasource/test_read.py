@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -77,37 +76,11 @@ def test_a_bounded_read_begins_and_ends_as_told(spark: SparkSession, live: Live)
     assert of(endingTimestamp=moment) == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_last_message_is_read_when_later_ones_were_deleted(spark: SparkSession, live: Live) -> None:
-    live.fill(5)
-    live.delete(4, 5)
-    assert sequences(read(spark, live, startingOffsets="last")) == [3]
-    live.delete(1, 2, 3)
-    assert sequences(read(spark, live, startingOffsets="last")) == []
-
-
 def test_subjects_choose_messages_by_wildcards(spark: SparkSession, live: Live) -> None:
     live.send([(subject, b"") for subject in ("orders.eu.new", "orders.us.new", "orders.eu.paid", "orders.x")] * 2)
     assert sequences(read(spark, live, subjects="orders.eu.*")) == [1, 3, 5, 7]
     assert sequences(read(spark, live, subjects="orders.*.paid, orders.x", minPartitions=3)) == [3, 4, 7, 8]
     assert sequences(read(spark, live, subjects="orders.none")) == []
-
-
-def test_holes_purges_and_emptiness_are_read_as_they_are(spark: SparkSession, live: Live) -> None:
-    assert sequences(read(spark, live)) == []
-    live.fill(100)
-    live.delete(1, 2, 33, 50, 51, 99, 100)
-    left = [seq for seq in range(3, 99) if seq not in (33, 50, 51)]
-    assert sequences(read(spark, live, minPartitions=7)) == left
-    live.purge()
-    assert sequences(read(spark, live)) == []
-
-
-def test_messages_that_are_gone_are_an_error_or_are_skipped(spark: SparkSession, live: Live) -> None:
-    live.fill(10)
-    live.purge(seq=5)
-    assert sequences(read(spark, live)) == [5, 6, 7, 8, 9, 10]
-    assert sequences(read(spark, live, startingOffsets=2, failOnDataLoss=False)) == [5, 6, 7, 8, 9, 10]
-    assert failure(read(spark, live, startingOffsets=2)).startswith("messages 2 to 4 of stream ORDERS are gone")
 
 
 def test_the_streams_consumers_are_not_touched(spark: SparkSession, live: Live) -> None:
@@ -118,13 +91,6 @@ def test_the_streams_consumers_are_not_touched(spark: SparkSession, live: Live) 
     info = live.do(lambda stream: stream.consumer_info("ORDERS", "archive"))
     assert (info.num_pending, info.num_ack_pending) == (10, 0)
     assert live.consumers() == ["archive"]
-
-
-def test_a_stream_that_cannot_be_read_is_one_clear_error(spark: SparkSession, live: Live) -> None:
-    live.do(lambda stream: stream.add_stream(name="JOBS", subjects=["jobs"], retention=RetentionPolicy.WORK_QUEUE))
-    live.do(lambda stream: stream.publish("jobs", b""))
-    jobs = spark.read.format("nats").options(**live.options | {"stream": "JOBS"}).load()
-    assert failure(jobs) == "NATS refused: consumer in pull mode requires explicit ack policy on workqueue stream"
 
 
 def test_live_and_archived_messages_make_one_table(spark: SparkSession, live: Live, tmp_path: Path) -> None:
@@ -195,27 +161,28 @@ def test_columns_of_the_envelope_are_found_in_any_case(spark: SparkSession, live
     assert [row.asDict() for row in rows] == [{"_NATS_SEQ": 1, "id": 7, "_Nats_Subject": "orders.a"}]
 
 
-def test_json_without_columns_says_what_to_do(spark: SparkSession, live: Live) -> None:
-    with pytest.raises(Exception, match="format json") as raised:
-        spark.read.format("nats").options(**live.options, format="json").load()
-    assert message(raised.value) == (
-        "format json: no column to decode: declare them in option columns, or in the schema"
-    )
-
-
-@pytest.mark.parametrize(("mode", "expected"), [("PERMISSIVE", [1, None, 3, None]), ("dropMalformed", [1, 3])], ids=str)
-def test_the_mode_says_what_becomes_of_messages_that_do_not_fit(
-    spark: SparkSession, live: Live, mode: str, expected: Iterable[int | None]
-) -> None:
+def test_the_mode_says_what_becomes_of_messages_that_do_not_fit(spark: SparkSession, live: Live) -> None:
     orders(live)
-    frame = read(spark, live, format="json", columns="id bigint", mode=mode).orderBy(layout.SEQ)
-    assert [row["id"] for row in frame.collect()] == expected
-
-
-def test_failfast_names_the_message_that_does_not_fit(spark: SparkSession, live: Live) -> None:
-    orders(live)
+    for mode, expected in (("PERMISSIVE", [1, None, 3, None]), ("dropMalformed", [1, 3])):
+        frame = read(spark, live, format="json", columns="id bigint", mode=mode).orderBy(layout.SEQ)
+        assert [row["id"] for row in frame.collect()] == expected
     error = failure(read(spark, live, format="json", columns="id bigint", mode="FAILFAST"))
     assert error.startswith("message 2 of stream ORDERS: ")
+
+
+def test_a_read_that_fails_says_so_in_one_line_of_ours(spark: SparkSession, live: Live) -> None:
+    live.fill(10)
+    live.purge(seq=5)
+    assert sequences(read(spark, live, startingOffsets=2, failOnDataLoss=False)) == [5, 6, 7, 8, 9, 10]
+    assert failure(read(spark, live, startingOffsets=2)).startswith("messages 2 to 4 of stream ORDERS are gone")
+    assert failure(read(spark, live, maxOffsetsPerTrigger=1)) == "maxOffsetsPerTrigger: only in a streaming query"
+    live.do(lambda stream: stream.add_stream(name="JOBS", subjects=["jobs"], retention=RetentionPolicy.WORK_QUEUE))
+    live.do(lambda stream: stream.publish("jobs", b""))
+    jobs = spark.read.format("nats").options(**live.options | {"stream": "JOBS"}).load()
+    assert failure(jobs) == "NATS refused: consumer in pull mode requires explicit ack policy on workqueue stream"
+    with pytest.raises(Exception, match="unknown option") as raised:
+        read(spark, live, startingOffset=1)
+    assert message(raised.value) == "startingoffset: unknown option; did you mean startingOffsets?"
 
 
 def test_plain_sql_reads_a_stream_through_a_view(spark: SparkSession, live: Live) -> None:
@@ -231,15 +198,3 @@ def test_plain_sql_reads_a_stream_through_a_view(spark: SparkSession, live: Live
     assert spark.sql(query).collect() == [("orders.new", 4, 4)]  # queries over one view see the same messages
     spark.sql(view)
     assert spark.sql(query).collect() == [("orders.new", 5, 14)]
-
-
-def test_a_limit_needs_not_the_whole_stream(spark: SparkSession, live: Live) -> None:
-    live.fill(100_000, "orders.a")
-    assert len(read(spark, live, minPartitions=1).limit(3).collect()) == 3
-
-
-def test_an_option_that_makes_no_sense_is_refused(spark: SparkSession, live: Live) -> None:
-    assert failure(read(spark, live, maxOffsetsPerTrigger=1)) == "maxOffsetsPerTrigger: only in a streaming query"
-    with pytest.raises(Exception) as raised:  # noqa: PT011  Spark has several kinds
-        read(spark, live, startingOffset=1)
-    assert message(raised.value) == "startingoffset: unknown option; did you mean startingOffsets?"

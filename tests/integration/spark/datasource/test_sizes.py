@@ -23,7 +23,7 @@ from tests.support.nats_server import NatsServer
 from tests.support.running import connection
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 LARGE = "max_payload: 64MB\nmax_pending: 128MB"
 
@@ -73,15 +73,6 @@ def test_every_message_is_read_for_any_sizes_and_any_bounds_on_what_waits(
         for name, value in bounds.items():
             patch.setattr(range_reader, name, value)
         assert list(read(shared.read_options(minPartitions=str(parts), timeout="30s"))) == numbered(sizes)
-
-
-@pytest.mark.spark
-def test_messages_of_a_hundred_kilobytes_are_read_to_the_end(spark: SparkSession, live: Live) -> None:
-    sizes = [100_000] * 400  # more than may wait, but not so much that a chunk is always full
-    live.send([("orders.a", b"x" * size) for size in sizes])
-    frame = spark.read.format("nats").options(**live.options, minPartitions=1).load()
-    rows = frame.selectExpr(layout.SEQ, f"length({layout.PAYLOAD})").collect()
-    assert [tuple(row) for row in rows] == numbered(sizes)
 
 
 def test_messages_larger_than_a_pull_are_read(nats_server: Callable[..., NatsServer]) -> None:

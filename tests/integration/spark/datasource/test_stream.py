@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.spark.live import Live, message
+from tests.integration.spark.live import Live
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,20 +119,3 @@ def test_a_killed_driver_loses_and_repeats_nothing(spark: SparkSession, live: Li
     with running(start(spark, live, tmp_path, once=True)) as query:
         assert query.awaitTermination(60)
     assert written(spark, tmp_path) == list(range(1, 5101))
-
-
-def test_what_is_gone_ends_the_query_with_a_clear_error(spark: SparkSession, live: Live, tmp_path: Path) -> None:
-    live.fill(10)
-    with running(start(spark, live, tmp_path, once=True)) as query:
-        query.awaitTermination(60)
-    live.fill(10)
-    live.purge(seq=16)
-    with running(start(spark, live, tmp_path, once=True)) as query, pytest.raises(Exception) as raised:  # noqa: PT011
-        query.awaitTermination(60)
-    assert message(raised.value).startswith("messages 11 to 15 of stream ORDERS are gone")
-
-
-def test_an_end_is_refused_in_a_streaming_query(spark: SparkSession, live: Live, tmp_path: Path) -> None:
-    with running(start(spark, live, tmp_path, once=True, endingOffsets=5)) as query, pytest.raises(Exception) as raised:  # noqa: PT011
-        query.awaitTermination(60)
-    assert message(raised.value) == "endingOffsets: a streaming query has no end"

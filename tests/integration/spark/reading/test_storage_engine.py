@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.archive import read_archive
 from spark_jobs.query import main
-from spark_jobs.sql import columns_in
+from spark_jobs.reading.location import spark_settings
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support import s3
 
@@ -38,33 +42,22 @@ def test_an_archive_in_s3_is_queried_without_a_file_system_of_sparks(
         assert capsys.readouterr().out == "stage,_nats_seq\ndecode,7\n"
 
 
-@pytest.mark.parametrize(
-    ("sql", "columns"),
-    [
-        ("SELECT key, sum(Amount) FROM archive GROUP BY key", ["amount"]),
-        ("SELECT count(*), count( * ) FROM archive WHERE `odd ``name` = 1", ["odd `name"]),
-        ("WITH a AS (SELECT amount FROM archive) SELECT max(amount) FROM a", ["amount"]),
-        ("SELECT 1 FROM archive JOIN other USING (_nats_subject)", ["_nats_subject"]),
-        ("SELECT * FROM archive", None),
-        ("SELECT count(*), archive.* FROM archive", None),
-        ("SELECT amount * 2 FROM archive", None),
-        ("FROM archive |> SELECT amount", None),
-        ("SELECT amount FROM ((FROM archive) UNION (FROM archive))", None),
-        ("SELECT amount FROM archive NATURAL JOIN other", None),
-        ("SELECT amount IN (TABLE amounts) FROM archive", None),
-        ("SELECT identifier('am' || 'ount') FROM archive", None),
-        ("DESCRIBE archive", None),
-    ],
-)
-def test_a_query_fetches_the_columns_that_it_names_and_all_where_it_may_mean_others(
-    sql: str, columns: list[str] | None
-) -> None:
-    wanted = columns_in(sql)
-    known = ["amount", "_nats_subject", "_nats_payload", "odd `name"]
-    assert columns == (None if wanted is None else [name for name in known if wanted(name)])
+def test_a_new_session_gets_the_packages_of_the_hadoop_that_it_has(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    hadoop = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+    settings = spark_settings("s3://bucket/nats", None, "/local", "az://box/nats", "s3a://other")
+    packages = {f"org.apache.hadoop:hadoop-{name}:{hadoop}" for name in ("aws", "azure")}
+    assert set(settings["spark.jars.packages"].split(",")) == packages
+    assert (Path(pyspark.__file__).parent / "jars" / f"hadoop-client-api-{hadoop}.jar").exists()
+    unreachable = {"endpoint_url": "http://127.0.0.1:1", "key": "AKIA", "secret": "hidden"}
+    with pytest.raises(JetcaptureError) as raised:  # before anything is listed
+        read_archive(spark, "s3://bucket/nats", "ORDERS", options=unreachable)
+    assert f"--packages org.apache.hadoop:hadoop-aws:{hadoop}" in str(raised.value)
+    assert "--engine arrow" in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_a_query_does_not_need_what_it_does_not_name(
+def test_a_query_does_not_need_what_it_does_not_name_and_a_damaged_object_that_it_needs_is_named(
     spark: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     payloads = [uuid.uuid4().bytes for _ in range(1000)]
@@ -81,16 +74,6 @@ def test_a_query_does_not_need_what_it_does_not_name(
     assert main([*arguments, "SELECT sum(amount) AS total FROM archive"]) == 0
     assert capsys.readouterr().out == "total\n499500\n"
     assert main([*arguments, "SELECT sum(length(_nats_payload)) FROM archive"]) == 1
-
-
-def test_a_damaged_object_is_one_line_that_names_it(
-    spark: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = archive.write(list(range(1000)), payloads=[uuid.uuid4().bytes for _ in range(1000)])
-    path = archive.root / name.path
-    data = path.read_bytes()
-    path.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])  # the footer is whole
-    assert main([archive.url, "ORDERS", "--engine", "arrow", "SELECT sum(length(_nats_payload)) FROM archive"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("query: cannot read ")
-    assert name.path in error
+    assert path.name in error

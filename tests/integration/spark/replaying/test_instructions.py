@@ -14,7 +14,6 @@ from nats.js.errors import NoKeysError
 from nats.js.kv import KeyValue
 
 from spark_jobs.archive import read_archive
-from spark_jobs.publishing.instructions import OBEYED, keepable
 from spark_jobs.replay import main
 from tests.integration.spark.conftest import Archive
 from tests.support.nats_server import NatsServer
@@ -177,15 +176,3 @@ def test_a_bucket_is_replayed_into_another(archive: Archive, nats_server: Callab
     }
     assert asyncio.run(copied()) == everything
     assert asyncio.run(copied("--keep-header", "Nats-Rollup")) == everything | {"purged": [None]}
-
-
-def test_only_instructions_about_the_message_can_be_repeated() -> None:
-    for name in (*OBEYED, "nats-ttl", "Nats-Schedule-Target"):
-        assert keepable(name) == name
-    for name, reason in (
-        ("Nats-Msg-Id", "it cannot be repeated"),
-        ("Nats-Batch-Id", "it cannot be repeated"),
-        ("Trace", "it is kept in any case"),
-    ):
-        with pytest.raises(ValueError, match=f"{name}: {reason}; expected one of Nats-Rollup, "):
-            keepable(name)
