@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.errors import ConfigError, SourceError
+from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
 from spark_jobs.datasource.combined import CombinedSource, CombinedStreamReader, JetcaptureDataSource
 from tests.integration.spark.live import Live
 from tests.integration.spark.reading.test_read_stream import DECODED, Captured, message
-from tests.support.restores import main as restore
-from tests.support.running import CONSUMER, STREAM
+from tests.support.archives import merge
+from tests.support.running import CONSUMER, STREAM, objects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,9 +111,7 @@ def test_a_query_goes_on_in_a_restored_stream_and_not_in_another_one(captured: C
     query.reader.stop()
     ahead = Query(captured)
     assert ahead.batches() == [list(range(1, 21))]
-    captured.live.do(lambda stream: stream.delete_stream(STREAM))
-    servers = ["--servers", captured.live.server.url]
-    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, "--to-seq", "15", *servers]) == 0
+    captured.restore(15)
     captured.live.fill(3, "orders.new.{}")
     captured.capture()
     captured.live.purge()
@@ -135,9 +131,7 @@ def test_a_restored_stream_of_whose_messages_none_is_left_continues_no_further_t
     captured.capture()
     ahead = Query(captured)
     assert ahead.batches() == [list(range(1, 21))]
-    captured.live.do(lambda stream: stream.delete_stream(STREAM))
-    servers = ["--servers", captured.live.server.url]
-    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, "--to-seq", "15", *servers]) == 0
+    captured.restore(15)
     captured.capture()
     captured.live.purge()
     behind = Query(captured, ahead.end)
@@ -161,9 +155,7 @@ def test_a_stream_that_ends_before_the_checkpoint_has_lost_messages(captured: Ca
 def test_what_a_stream_was_restored_with_is_read_though_the_capture_does_not_select_it_now(captured: Captured) -> None:
     captured.live.fill(15, "orders.old.{}")
     captured.capture()
-    captured.live.do(lambda stream: stream.delete_stream(STREAM))
-    servers = ["--servers", captured.live.server.url]
-    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, *servers]) == 0
+    captured.restore()
     captured.sections["source"] = {"filter_subjects": ["orders.new.*"]}
     captured.capture()
     captured.live.fill(2, "orders.old.{}")
@@ -178,9 +170,7 @@ def test_what_a_stream_was_restored_with_is_read_though_the_capture_does_not_sel
 def test_a_restored_stream_that_has_new_messages_alone_is_read_as_the_capture_selects(captured: Captured) -> None:
     captured.live.fill(15, "orders.new.{}")
     captured.capture()
-    captured.live.do(lambda stream: stream.delete_stream(STREAM))
-    servers = ["--servers", captured.live.server.url]
-    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, *servers]) == 0
+    captured.restore()
     captured.sections["source"] = {"filter_subjects": ["orders.new.*"]}
     captured.capture()
     captured.live.purge()
@@ -242,14 +232,18 @@ def test_spark_reads_the_source_in_sql_and_in_a_streaming_query(
     assert [(row[0], row[1]) for row in rows] == [(seq, seq - 1) for seq in range(1, 46)]
 
 
-@pytest.mark.spark
 def test_a_task_whose_objects_vanish_after_its_first_rows_fails_and_its_next_attempt_plans_again(
     captured: Captured,
 ) -> None:
     captured.sections = {"block": {"max_messages": 10}}
     captured.live.fill(400)
     captured.capture()
-    words = [sys.executable, "-m", "tests.integration.spark.read_beside_maintenance"]
-    done = subprocess.run([*words, captured.root, captured.path], capture_output=True, text=True)
-    assert done.stdout == "1 400 400\n", done.stderr
-    assert "is gone, removed by maintenance: read it again; maintain.compact.grace is how long" in done.stderr
+    query = Query(captured, minPartitions="1")
+    assert query.plan()
+    (part,) = query.reader.partitions(query.start, query.next_end)
+    batches = query.reader.read(part)
+    next(batches)
+    merge(captured.root, sorted(objects(captured.root), key=lambda name: name.first_seq)[-2:])
+    with pytest.raises(JetcaptureError, match="is gone, removed by maintenance: read it again"):
+        list(batches)
+    assert query.run() == list(range(1, 401))

@@ -10,25 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive import watermark
 from jetcapture_py.capture import marks
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.verify.proof import verify
-from spark_jobs.archive import read_stream
 from tests.integration.spark.live import Live
 from tests.integration.spark.live import Query as StreamQuery
 from tests.integration.spark.reading.test_combined import Query as CombinedQuery
-from tests.integration.spark.reading.test_read_stream import Captured, sequences
+from tests.integration.spark.reading.test_read_stream import Captured
 from tests.support.losses import api
-from tests.support.nats_server import NatsServer, binary, older_servers
+from tests.support.nats_server import NatsServer, older_servers
 from tests.support.running import CONSUMER, STREAM, connection, running, status_of, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 Start = Callable[..., NatsServer]
-SERVERS = [*older_servers(), ("newest", binary())]
-MOVING = [found for found in SERVERS if found[0].startswith(("2.10.", "2.11.", "2.12."))][-1:] or [
+MOVING = [found for found in older_servers() if found[0].startswith(("2.10.", "2.11.", "2.12."))][-1:] or [
     pytest.param("", "", marks=pytest.mark.skip(reason="no older nats-server in $JETCAPTURE_TEST_SERVERS"))
 ]
 """A server that moves the creation time."""
@@ -85,7 +83,7 @@ async def check(captured: Captured, state: Capture, seq: int) -> None:
     assert len([*(captured.root / "_streams" / STREAM).iterdir()]) == 1
 
 
-def captures(captured: Captured, read: Callable[[int], None], *, moves: bool) -> None:
+def captures(captured: Captured, read: Callable[[int], None]) -> None:
     """Capture through moves of the creation times, and from a new start after them; `read` is called with the stream's
     last sequence. The first queries begin while the archive has a part of the messages."""
     live = captured.live
@@ -99,7 +97,7 @@ def captures(captured: Captured, read: Callable[[int], None], *, moves: bool) ->
             await restart_edit_restart(live)
             await asyncio.to_thread(live.fill, 100)
             await check(captured, state, 200)
-            assert (before[0] != (await created(live))[0]) is moves
+            assert before[0] != (await created(live))[0]
             await asyncio.to_thread(read, 200)
         await asyncio.to_thread(live.fill, 50)
         await asyncio.to_thread(read, 250)
@@ -112,40 +110,11 @@ def captures(captured: Captured, read: Callable[[int], None], *, moves: bool) ->
     asyncio.run(scenario())
 
 
-@pytest.mark.exhaustive
-@pytest.mark.spark
-@pytest.mark.parametrize(("version", "command"), SERVERS)
-def test_a_moved_creation_time_changes_nothing(
-    spark: SparkSession, nats_server: Start, tmp_path: Path, version: str, command: str
-) -> None:
-    captured = Captured(Live(nats_server(command=command)), tmp_path / "archive", {})
-
-    def query(format_: str, options: dict[str, Any]) -> list[int]:
-        """Have a streaming query read what is new; all sequences that it has read."""
-        frame = spark.readStream.format(format_).options(**options).load().select(layout.SEQ)
-        writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/{format_}")
-        assert writer.trigger(availableNow=True).start(f"{tmp_path}/{format_}.files").awaitTermination(600)
-        return sequences(spark.read.parquet(f"{tmp_path}/{format_}.files"))
-
-    def read(last: int) -> None:
-        everything = list(range(1, last + 1))
-        assert query("nats", captured.live.options) == everything
-        assert query("jetcapture", {"config": captured.path, "maxOffsetsPerTrigger": "70"}) == everything
-        assert sequences(read_stream(spark, captured.path)) == everything
-
-    older = version.split(".")[:2] in (["2", "10"], ["2", "11"], ["2", "12"]) or version in {
-        f"2.14.{patch}" for patch in range(6)
-    }
-    captures(captured, read, moves=older)
-
-
 @pytest.mark.parametrize(("version", "command"), MOVING)
-def test_a_moved_creation_time_changes_nothing_without_spark(
-    nats_server: Start, tmp_path: Path, version: str, command: str
-) -> None:
+def test_a_moved_creation_time_changes_nothing(nats_server: Start, tmp_path: Path, version: str, command: str) -> None:
     captured = Captured(Live(nats_server(command=command)), tmp_path / "archive", {})
     queries = Queries(captured)
-    captures(captured, queries.read, moves=True)
+    captures(captured, queries.read)
 
 
 class Queries:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from nats.js.api import RetentionPolicy, StreamConfig
 
 from jetcapture_py.archive import layout
-from jetcapture_py.capture import watermark
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
@@ -58,6 +57,12 @@ class Captured:
 
     def capture(self) -> None:
         asyncio.run(capture_all(self.config))
+
+    def restore(self, last: int | None = None) -> None:
+        """Delete the stream, and restore it from its archive, up to the sequence `last`."""
+        self.live.do(lambda stream: stream.delete_stream(STREAM))
+        words = [f"file://{self.root}", STREAM, "--as", STREAM, "--servers", self.live.server.url]
+        assert restore(words if last is None else [*words, "--to-seq", str(last)]) == 0
 
     def read(self, spark: SparkSession, **read: Any) -> DataFrame:
         return read_stream(spark, self.config, **read)
@@ -121,12 +126,11 @@ def test_before_the_first_object_it_is_empty_or_what_the_stream_has(spark: Spark
 @pytest.mark.parametrize(
     "captured",
     [
-        DECODED,
         {**DECODED, "decode": {"format": "json"}, "block": {"interval": "1h", "bundles": 3}},
         {**DECODED, "block": {"interval": "1h", "time": "at", "time_fallback": "timestamp"}},
     ],
     indirect=True,
-    ids=["keys", "inferred in bundles", "event time"],
+    ids=["inferred in bundles", "keys and event time"],
 )
 def test_a_message_has_the_same_row_before_and_after_it_is_archived(spark: SparkSession, captured: Captured) -> None:
     captured.live.send([message(number) for number in range(20)])
@@ -176,46 +180,12 @@ def test_what_is_in_neither_is_an_error_that_names_it(spark: SparkSession, captu
     assert captured.seqs(spark, fail_on_data_loss=False) == [*range(1, 11), *range(16, 21)]
 
 
-def test_messages_that_the_capture_does_not_select_are_not_missing(
-    spark: SparkSession, captured: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watermark, "MARGIN", timedelta())  # nobody waits until a time is certain
-    captured.sections = {"source": {"filter_subjects": ["orders.eu.>"]}}
-    captured.live.fill(4, "orders.eu.{}")
-    captured.capture()
-    captured.live.fill(6, "orders.us.{}")
-    captured.live.fill(2, "orders.eu.{}")
-    assert captured.seqs(spark) == [1, 2, 3, 4, 11, 12]
-    captured.capture()
-    captured.live.fill(6, "orders.us.{}")
-    captured.capture()
-    captured.live.purge(seq=16)
-    assert captured.seqs(spark) == [1, 2, 3, 4, 11, 12]
-    captured.live.purge()
-    assert captured.seqs(spark) == [1, 2, 3, 4, 11, 12]
-
-
-def test_of_a_stream_that_was_created_again_only_the_present_messages_are_read(
-    spark: SparkSession, captured: Captured
-) -> None:
-    captured.live.fill(20)
-    captured.capture()
-    captured.live.recreate()
-    captured.live.fill(5)
-    assert captured.seqs(spark) == [1, 2, 3, 4, 5]
-    captured.capture()
-    captured.live.fill(2)
-    assert captured.seqs(spark) == list(range(1, 8))
-
-
 def test_a_stream_that_was_restored_and_went_on_otherwise_has_no_message_of_its_former_end(
     spark: SparkSession, captured: Captured
 ) -> None:
     captured.live.fill(20, "orders.old.{}")
     captured.capture()
-    captured.live.do(lambda stream: stream.delete_stream(STREAM))
-    servers = ["--servers", captured.live.server.url]
-    assert restore([f"file://{captured.root}", STREAM, "--as", STREAM, "--to-seq", "12", *servers]) == 0
+    captured.restore(12)
     captured.live.fill(4, "orders.new.{}")
     for _ in range(2):
         frame = captured.read(spark)
@@ -224,13 +194,13 @@ def test_a_stream_that_was_restored_and_went_on_otherwise_has_no_message_of_its_
         captured.capture()
 
 
-@pytest.mark.parametrize("retention", ["workqueue", "interest"])
-def test_a_stream_that_loses_acknowledged_messages_is_refused(
-    spark: SparkSession, captured: Captured, retention: Any
-) -> None:
+def test_a_stream_that_loses_acknowledged_messages_is_refused(spark: SparkSession, captured: Captured) -> None:
     captured.live.fill(3)
     captured.capture()
-    captured.live.do(lambda stream: stream.delete_stream(STREAM))
-    captured.live.do(lambda stream: stream.add_stream(name=STREAM, subjects=["orders.>"], retention=retention))
-    with pytest.raises(JetcaptureError, match=f"^stream ORDERS has retention {retention}: .* read_archive has what is"):
-        captured.read(spark)
+    for retention in (RetentionPolicy.WORK_QUEUE, RetentionPolicy.INTEREST):
+        config = StreamConfig(name=STREAM, subjects=["orders.>"], retention=retention)
+        captured.live.do(lambda stream: stream.delete_stream(STREAM))
+        captured.live.do(lambda stream: stream.add_stream(config))  # noqa: B023
+        error = f"^stream ORDERS has retention {retention.value}: .* read_archive has what is"
+        with pytest.raises(JetcaptureError, match=error):
+            captured.read(spark)
