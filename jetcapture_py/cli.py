@@ -217,7 +217,7 @@ def apply(
 
     files = many.captures(config, streams, parse=parse_for_apply)
     raise typer.Exit(
-        many.run(files, lambda each, _: run(each, dry_run=dry_run, may_delete=may_delete), as_json=as_json)
+        many.run(files, lambda config, _: run(config, dry_run=dry_run, may_delete=may_delete), as_json=as_json)
     )
 
 
@@ -241,7 +241,7 @@ def check(
     raise typer.Exit(
         many.run(
             files,
-            lambda each, _: command.run(each, [*files.configs.values()], outage=seconds),
+            lambda config, _: command.run(config, [*files.configs.values()], outage=seconds),
             as_json=as_json,
             at_once=True,
             tell_left_out=True,
@@ -281,7 +281,7 @@ def objects(
     first, last = opt.time_option("--from", start), opt.time_option("--to", end)
     selection = Selection.of(keys=keys or None, event_start=first, event_end=last)
     files = many.captures(config, streams, find=many.in_archive)
-    raise typer.Exit(many.run(files, lambda each, _: run(each, selection), as_json=as_json, at_once=True))
+    raise typer.Exit(many.run(files, lambda config, _: run(config, selection), as_json=as_json, at_once=True))
 
 
 @app.command()

@@ -67,7 +67,7 @@ def list_quarantine(
     from jetcapture_py.manage import quarantine as command
 
     files = many.captures(config, streams, find=many.in_archive)
-    raise typer.Exit(many.run(files, lambda each, _: command.run_list(each), as_json=as_json, at_once=True))
+    raise typer.Exit(many.run(files, lambda config, _: command.run_list(config), as_json=as_json, at_once=True))
 
 
 @quarantine.command("show")
@@ -110,7 +110,7 @@ def redecode_quarantine(
     raise typer.Exit(
         many.run(
             files,
-            lambda each, progress: command.run_redecode(each, selection, dry_run=dry_run, progress=progress),
+            lambda config, progress: command.run_redecode(config, selection, dry_run=dry_run, progress=progress),
             as_json=as_json,
         )
     )
@@ -147,8 +147,8 @@ def erase(
     raise typer.Exit(
         many.run(
             many.captures(config, streams, find=many.in_archive),
-            lambda each, progress: command.run(
-                each, condition, reason, in_stream=in_stream, dry_run=dry_run, progress=progress
+            lambda config, progress: command.run(
+                config, condition, reason, in_stream=in_stream, dry_run=dry_run, progress=progress
             ),
             as_json=as_json,
             of_one=seqs is not None,  # every stream has sequences of its own

@@ -246,10 +246,12 @@ class Supervisor:
                 log,
                 logging.INFO,
                 "config.reloaded",
-                started=sorted(each.name for each in after.keys() - before.keys()),
-                restarted=sorted(each.name for each in after.keys() & before.keys() if after[each] is not before[each]),
-                stopped=sorted(each.name for each in before.keys() - after.keys()),
-                unchanged=sum(member is before.get(each) for each, member in after.items()),
+                started=sorted(capture.name for capture in after.keys() - before.keys()),
+                restarted=sorted(
+                    capture.name for capture in after.keys() & before.keys() if after[capture] is not before[capture]
+                ),
+                stopped=sorted(capture.name for capture in before.keys() - after.keys()),
+                unchanged=sum(member is before.get(capture) for capture, member in after.items()),
             )
 
     async def reconcile(self, selected: Captures, *, restart: bool) -> None:

@@ -290,13 +290,13 @@ def spark_error(error: BaseException) -> str:
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:
         name, message = raised.groups()
-        found = message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
+        reason = message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
     elif ours := _OURS.findall(text):
-        found = ours[-1].split(" SQLSTATE:", 1)[0]
+        reason = ours[-1].split(" SQLSTATE:", 1)[0]
     else:
-        found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
-    if "[FAILED_READ_FILE" in found:
-        found = f"{found.rstrip('.')}; {IF_DAMAGED}"
-    if "Failed to find the data source: nats." in found or "No module named 'spark_jobs'" in found:
-        found = f"{found.rstrip('.')}: {_NOT_INSTALLED}"
-    return one_line(found, MAX_LOGGED)
+        reason = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
+    if "[FAILED_READ_FILE" in reason:
+        reason = f"{reason.rstrip('.')}; {IF_DAMAGED}"
+    if "Failed to find the data source: nats." in reason or "No module named 'spark_jobs'" in reason:
+        reason = f"{reason.rstrip('.')}: {_NOT_INSTALLED}"
+    return one_line(reason, MAX_LOGGED)

@@ -223,8 +223,8 @@ def _targets(
     if not streams:
         raise SourceError(f"no stream at {target.where} listens on {pattern}{NOTHING}")
     ingested = target.ingested(streams, origin) if origin is not None else {}
-    taken = any(covers(each, pattern) for stream in streams for each in stream.subjects)
-    if taken and not any(overlaps(each, pattern) for filters in ingested.values() for each in filters):
+    taken = any(covers(subject, pattern) for stream in streams for subject in stream.subjects)
+    if taken and not any(overlaps(subject, pattern) for filters in ingested.values() for subject in filters):
         return streams, None
     return streams, Targets(streams={stream.name: stream.subjects for stream in streams}, ingested=ingested)
 
@@ -401,7 +401,7 @@ def _publish_missing(
     if not lost.num_rows or publish is None:
         return
     done = publish(select_missing(messages, lost), replay_id=REPLAY_ID, tasks=1, into=stream)
-    (now,) = (each for each in Target(target).streams(">") if each.name == stream)
+    (now,) = (candidate for candidate in Target(target).streams(">") if candidate.name == stream)
     sys.stdout.write(f"{_report(done)}\n{describe_published(tail, lost, now.last)}\n")
 
 

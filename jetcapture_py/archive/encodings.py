@@ -55,12 +55,12 @@ def settings(table: pa.Table, compression: str, *, by_key: bool, compatible: boo
     if table.num_rows < _FEW_BYTES:
         small = tuple(_is_small(column) for column in columns[1:])
     # the first column's says what was wanted
-    found = _settings(schema, compression, encodings, (False, *small))
+    settings = _settings(schema, compression, encodings, (False, *small))
     if not by_key:
-        return found
+        return settings
     ascending = [(layout.KEY, "ascending"), (layout.SEQ, "ascending")]
     order = pq.SortingColumn.from_ordering(schema, ascending, null_placement="at_start")
-    return found | {"sorting_columns": order, "write_page_index": True, "max_rows_per_page": _PAGE_ROWS}
+    return settings | {"sorting_columns": order, "write_page_index": True, "max_rows_per_page": _PAGE_ROWS}
 
 
 def _is_small(column: pa.ChunkedArray) -> bool:

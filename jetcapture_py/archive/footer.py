@@ -67,8 +67,8 @@ def statistics(group: Any, column: str) -> Any:
 
 def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
     """Return minimum and maximum of a column in a row group; None without statistics."""
-    known = statistics(group, column)
-    return (known.min, known.max) if known is not None and known.has_min_max else None
+    values = statistics(group, column)
+    return (values.min, values.max) if values is not None and values.has_min_max else None
 
 
 def is_proven(footer: bytes) -> bool:
@@ -113,9 +113,9 @@ class SchemaReader:
         plain = _ARROW_SCHEMA not in footer
         if plain:
             for length in self._lengths:
-                known = self._beginnings.get(footer[:length])
-                if known is not None:
-                    return known
+                cached = self._beginnings.get(footer[:length])
+                if cached is not None:
+                    return cached
         schema = pq.read_schema(pa.BufferReader(MAGIC + footer)).remove_metadata()
         number = self._numbers.setdefault(schema.serialize().to_pybytes(), len(self.schemas))
         if number == len(self.schemas):

@@ -190,11 +190,11 @@ def checksum_offsets(footer: bytes, entry: str, digits: str = "") -> list[int]:
     With `digits`, only where it is these, and nothing that could not know them holds them too.
     """
     before = f"{METADATA_PREFIX}{entry}".encode() + bytes((0x18, CHECKSUM_DIGITS))  # Thrift: text of that length
-    found, place = [], footer.find(before + digits.encode())
+    offsets, place = [], footer.find(before + digits.encode())
     while place >= 0:
-        found.append(place + len(before))
+        offsets.append(place + len(before))
         place = footer.find(before + digits.encode(), place + 1)
-    return found
+    return offsets
 
 
 def field_ids(families: Mapping[str, str], *, quarantine: bool = False) -> dict[str, int]:
@@ -206,8 +206,8 @@ def field_ids(families: Mapping[str, str], *, quarantine: bool = False) -> dict[
     that a number is only ever given to values that one column of a table can hold; of two with the same hash, the later
     path gets the next free number.
     """
-    own = FIELD_IDS | (QUARANTINE_FIELD_IDS if quarantine else {})
-    ids = {path: own[path] for path in families if path in own}
+    field_ids = FIELD_IDS | (QUARANTINE_FIELD_IDS if quarantine else {})
+    ids = {path: field_ids[path] for path in families if path in field_ids}
     taken = set(ids.values())
     for path in sorted(families, key=lambda path: (path.lower(), path)):
         if path not in ids:
@@ -223,7 +223,7 @@ def _with_families(path: str, families: Mapping[str, str]) -> str:
     """Return the path in lower case, each name followed by a colon and the family of its type."""
     names = path.split("\0")
     paths = ("\0".join(names[: depth + 1]) for depth in range(len(names)))
-    return "\0".join(f"{name.lower()}:{families[each]}" for name, each in zip(names, paths, strict=True))
+    return "\0".join(f"{name.lower()}:{families[path]}" for name, path in zip(names, paths, strict=True))
 
 
 @lru_cache(maxsize=4096)
@@ -384,8 +384,8 @@ def groups(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Calla
     for name in names:
         if not name.quarantine:
             place = name.stream, name.bucket
-            own = layout_of(name, bundles)
-            if layouts.setdefault(place, own) != own:
+            layout = layout_of(name, bundles)
+            if layouts.setdefault(place, layout) != layout:
                 mixed.add(place)
 
     def group(name: ObjectName) -> Group:

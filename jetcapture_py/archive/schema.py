@@ -54,9 +54,9 @@ _FAMILIES: dict[pa.DataType, str] = {
 
 def with_key_column(schema: pa.Schema) -> pa.Schema:
     """Return the schema with the envelope first, then the key, then decoded fields."""
-    own = [field for field in schema if field.name in _OWN]
+    envelope = [field for field in schema if field.name in _OWN]
     decoded = [field for field in schema if field.name not in (*_OWN, layout.KEY)]
-    return pa.schema([*own, KEY_FIELD, *decoded])
+    return pa.schema([*envelope, KEY_FIELD, *decoded])
 
 
 def key_position(schema: pa.Schema) -> int:

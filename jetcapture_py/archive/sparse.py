@@ -49,8 +49,8 @@ class ColumnSet:
         Other columns stay as they are.
         """
         schema = self._with_values(table) if self.bytes > MAX_BYTES else table.schema
-        own = pa.schema([each for each in schema if each.name.lower() in self.names])
-        if self.bytes - _footer_bytes(own) <= MAX_BYTES:
+        known_fields = pa.schema([field for field in schema if field.name.lower() in self.names])
+        if self.bytes - _footer_bytes(known_fields) <= MAX_BYTES:
             schema = _filled(table.schema, self.schema)
         if schema.equals(table.schema):
             return table
@@ -60,19 +60,19 @@ class ColumnSet:
     def _with_values(self, table: pa.Table) -> pa.Schema:
         """Drop known columns without values, at any depth."""
         fields = []
-        for each, column in zip(table.schema, table.columns, strict=True):
-            of = _type_with_values(column) if each.name.lower() in self.names else each.type
+        for known_field, column in zip(table.schema, table.columns, strict=True):
+            of = _type_with_values(column) if known_field.name.lower() in self.names else known_field.type
             if of is not None:
-                fields.append(pa.field(each.name, of))
+                fields.append(pa.field(known_field.name, of))
         return pa.schema(fields)
 
 
 def _filled(schema: pa.Schema, known: pa.Schema) -> pa.Schema:
     """Return the columns that are not `known`, then the known ones in their order, with the types of `schema`."""
     folded = {name.lower() for name in known.names}
-    there = {field.name.lower(): field for field in schema}
-    first = [field for name, field in there.items() if name not in folded]
-    return pa.schema(first + [_filled_field(there.get(field.name.lower()), field) for field in known])
+    stored = {field.name.lower(): field for field in schema}
+    first = [field for name, field in stored.items() if name not in folded]
+    return pa.schema(first + [_filled_field(stored.get(field.name.lower()), field) for field in known])
 
 
 def _filled_field(field: pa.Field | None, known: pa.Field) -> pa.Field:
@@ -97,8 +97,8 @@ def _type_with_values(column: pa.ChunkedArray) -> pa.DataType | None:
         items = pa.chunked_array([chunk.flatten() for chunk in column.chunks], of.value_type)
         return pa.list_(_type_with_values(items) or _smallest(of.value_type))
     if pa.types.is_struct(of):
-        found = ((field.name, _type_with_values(child)) for field, child in zip(of, column.flatten(), strict=True))
-        return pa.struct([(name, kept) for name, kept in found if kept is not None] or list(_smallest(of)))
+        children = ((field.name, _type_with_values(child)) for field, child in zip(of, column.flatten(), strict=True))
+        return pa.struct([(name, kept) for name, kept in children if kept is not None] or list(_smallest(of)))
     return of
 
 

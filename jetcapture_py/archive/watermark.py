@@ -195,9 +195,9 @@ def union(filters: Iterable[Subjects]) -> Subjects:
     All subjects if patterns overlap without one covering the other.
     """
     every = {subject for subjects in filters for subject in subjects or (">",)}
-    own = [one for one in every if not any(covers(other, one) for other in every if other != one)]
-    ambiguous = any(overlaps(one, other) for one in own for other in own if one != other)
-    return () if ambiguous or ">" in own else tuple(sorted(own))
+    widest = [one for one in every if not any(covers(other, one) for other in every if other != one)]
+    ambiguous = any(overlaps(one, other) for one in widest for other in widest if one != other)
+    return () if ambiguous or ">" in widest else tuple(sorted(widest))
 
 
 def all_covered(subjects: Subjects, by: Subjects) -> bool:
@@ -252,9 +252,9 @@ def _together(histories: Sequence[tuple[Filters, ...]]) -> tuple[tuple[int, Subj
     """Merge the filters of several consumers: pairs of a sequence and the subjects selected after it."""
     parts = [list(stretches(history)) for history in histories if history]
     result: list[tuple[int, Subjects]] = []
-    for first in sorted({part.first for own in parts for part in own}):
-        there = [next(part for part in own if part.first <= first <= part.last) for own in parts]
-        subjects = union(candidate for part in there for candidate in part.candidates)
+    for first in sorted({part.first for history in parts for part in history}):
+        covering = [next(part for part in history if part.first <= first <= part.last) for history in parts]
+        subjects = union(candidate for part in covering for candidate in part.candidates)
         if not result or result[-1][1] != subjects:
             result.append((first - 1, subjects))
     return tuple(result)

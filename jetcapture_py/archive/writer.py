@@ -233,9 +233,9 @@ class Encoder:
         target, reason = BlockId(key=None, bucket=block.bucket, quarantine=True), one_line(error)
         if any(layout.PAYLOAD not in batch.schema.names for batch in batches):
             with suppress(Exception):
-                rows = [_salvaged(each, each.schema.names, reason) for each in batches]
+                rows = [_salvaged(batch, batch.schema.names, reason) for batch in batches]
                 return self.encode(target, "error", rows, sink=_cleared(sink))
-        rows = [_salvaged(each, (*layout.ENVELOPE, layout.TIME, REPLY), reason) for each in batches]
+        rows = [_salvaged(batch, (*layout.ENVELOPE, layout.TIME, REPLY), reason) for batch in batches]
         return self.encode(target, "error", rows, sink=_cleared(sink))
 
 
@@ -297,15 +297,15 @@ class ObjectWriter:
         name = _name(self._encoder, self._block, self._numbered, messages, self._rows)
         # random placeholders: user data cannot contain them by chance
         unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
-        own = self._metadata(name, len(messages), sealed_by) | unsigned
-        self._file.add_key_value_metadata({layout.METADATA_PREFIX + entry: text for entry, text in own.items()})
+        entries = self._metadata(name, len(messages), sealed_by) | unsigned
+        self._file.add_key_value_metadata({layout.METADATA_PREFIX + entry: text for entry, text in entries.items()})
         self._file.close()
         data = self._sink.getvalue()
         _sign(data, unsigned)
         return EncodedBlock(name=name, data=data, messages=len(messages), duplicates=duplicates, in_file=self._in_file)
 
     def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str) -> dict[str, str]:
-        own = {
+        entries = {
             "format": layout.FORMAT,
             "stream": name.stream,
             "stream_created": self._encoder.stream_created,
@@ -322,18 +322,18 @@ class ObjectWriter:
             "digest": name.digest,
         }
         if name.event_time:
-            own["time"] = self._encoder.time
+            entries["time"] = self._encoder.time
         if name.quarantine:
-            own["quarantine"] = "true"
+            entries["quarantine"] = "true"
         if name.key is not None:
-            own["key"] = name.key
+            entries["key"] = name.key
         if self._encoder.key_rule is not None:
-            own["key_rule"] = self._encoder.key_rule
+            entries["key_rule"] = self._encoder.key_rule
         if self._encoder.replaces:
-            own[layout.REPLACES] = " ".join(self._encoder.replaces)
+            entries[layout.REPLACES] = " ".join(self._encoder.replaces)
         if name.bundle:
-            own[layout.BUNDLES] = str(self._encoder.bundles)  # the last entry, so that no other can be taken for it
-        return own
+            entries[layout.BUNDLES] = str(self._encoder.bundles)  # the last entry, so that no other can be taken for it
+        return entries
 
 
 def _with_constants(table: pa.Table, constants: Sequence[tuple[int, pa.Field, str | None]]) -> pa.Table:

@@ -64,9 +64,9 @@ class Encoding:
         try:
             for spooled, (block, sealed_by, batches, known) in work:
                 rows, count = without_erased(batches, erased) if erased else (batches, 0)
-                own = block, sealed_by, rows, known
+                arguments = block, sealed_by, rows, known
                 encode = self._encode_to_file if spooled else self._encode_in_memory
-                objects.append(encode(own) if rows else None)
+                objects.append(encode(arguments) if rows else None)
                 left_out += count
         finally:
             self._resident.release_unused()

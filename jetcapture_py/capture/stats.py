@@ -184,32 +184,32 @@ class Stats:
 
     def count_stored(self, stored: Sequence[StoredBlock]) -> None:
         """Count and log blocks that are stored."""
-        objects = [(each, each.name) for each in stored if each.name is not None]
+        objects = [(stored_block, stored_block.name) for stored_block in stored if stored_block.name is not None]
         if not objects:
             return
         now, counts = datetime.now(UTC), Counter[str](blocks=len(objects))
-        for each, name in objects:
-            counts.update(messages=each.messages, rows=name.rows, bytes=each.bytes)
+        for stored_block, name in objects:
+            counts.update(messages=stored_block.messages, rows=name.rows, bytes=stored_block.bytes)
         self.stored_blocks += counts["blocks"]
         self.stored_messages += counts["messages"]
         self.stored_rows += counts["rows"]
         self.stored_bytes += counts["bytes"]
-        for each, name in objects[-MAX_OBJECTS:]:
-            shown = without_credentials(each.location)
-            can_be_opened = shown == each.location and shown.startswith(("http://", "https://"))
+        for stored_block, name in objects[-MAX_OBJECTS:]:
+            shown = without_credentials(stored_block.location)
+            can_be_opened = shown == stored_block.location and shown.startswith(("http://", "https://"))
             self.objects.appendleft(
                 RecentObject(
                     path=name.path,
                     location=shown,
                     link=shown if can_be_opened else None,
-                    messages=each.messages,
+                    messages=stored_block.messages,
                     rows=name.rows,
-                    bytes=each.bytes,
-                    sealed_by=each.block.sealed_by,
+                    bytes=stored_block.bytes,
+                    sealed_by=stored_block.block.sealed_by,
                     acknowledged=now,
                 )
             )
-        reasons = ",".join(sorted({each.block.sealed_by for each, _ in objects}))
+        reasons = ",".join(sorted({stored_block.block.sealed_by for stored_block, _ in objects}))
         path = {"object": objects[0][1].path} if len(objects) == 1 else {}
         event(log, logging.INFO, "blocks.stored", **counts, sealed_by=reasons, **path)
 

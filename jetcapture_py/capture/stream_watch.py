@@ -153,7 +153,7 @@ def _changed(now: StreamConfig, before: bytes | None) -> bytes | None:
 
 def _known(notes: NoteStore, stream: str, consumer: str) -> tuple[ConsumerWatermark | None, Origin | None]:
     """Return the capture's file, and the stream as the archive knows it. Raises JetcaptureError."""
-    if (own := read_own_watermark(notes, stream, consumer)) is not None:
-        return own, own.origin
+    if (mark := read_own_watermark(notes, stream, consumer)) is not None:
+        return mark, mark.origin
     archived = read_watermark(notes, stream)
     return None, None if archived is None else archived.origin

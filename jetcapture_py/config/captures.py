@@ -313,7 +313,7 @@ class CaptureFiles:
         owners: dict[_Identity, CaptureId] = {}
         accepted: dict[CaptureId, Config] = {}
         agreed: dict[str, tuple[str, CaptureId]] = {}
-        for capture in sorted(captures.configs, key=lambda each: bool(each.stream) and each not in running):
+        for capture in sorted(captures.configs, key=lambda name: bool(name.stream) and name not in running):
             config = captures.configs[capture]
             claims, stated = dict(_claims(capture, config)), _stated(config)
             if self._listen is not None:
@@ -337,7 +337,9 @@ class CaptureFiles:
             stated = {**_stated(config), **stated}
         listen = self._listen or stated.get("http.listen", HttpConfig().listen)
         captures.listen = None if listen == _OFF else listen
-        captures.listen_required = self._listen is not None or any("http" in each.model_fields_set for each in configs)
+        captures.listen_required = self._listen is not None or any(
+            "http" in config.model_fields_set for config in configs
+        )
         captures.log = LogConfig.model_validate({name: stated.get(f"log.{name}") for name in ("format", "level")})
 
 
@@ -402,8 +404,8 @@ def _repeated(config: Config, others: Mapping[CaptureId, Config]) -> str:
     source, url = config.source, _archive(config)
     for capture, other in others.items() if source.mode == "ordered" else ():
         same = (other.source.mode, other.source.stream, _archive(other)) == ("ordered", source.stream, url)
-        theirs, own = other.source.filter_subjects or (">",), source.filter_subjects or (">",)
-        if same and any(overlaps(one, another) for one in theirs for another in own):
+        theirs, ours = other.source.filter_subjects or (">",), source.filter_subjects or (">",)
+        if same and any(overlaps(one, another) for one in theirs for another in ours):
             return f"{capture} captures some of the same subjects into this archive; set other source.filter_subjects"
     return ""
 

@@ -115,7 +115,7 @@ class _Fields:
                 raise ValueError(f"the context sets {field}: {reason}")
         pairs = [without_login(address.strip()) for address in (self._text("url") or _DEFAULT_SERVER).split(",")]
         servers = [address if "://" in address else f"nats://{address}" for address, _ in pairs]
-        login = next((found for _, found in reversed(pairs) if found), {})
+        login = next((value for _, value in reversed(pairs) if value), {})
         settings: dict[str, Any] = {"servers": servers, **(self._login() or login)}
         if tls := self._tls():
             settings["tls"] = tls

@@ -47,5 +47,5 @@ def matches(subject: str, filters: Iterable[str]) -> bool:
 def regex_of(patterns: Iterable[str]) -> str:
     """Return a regular expression for subjects that one of the patterns matches. Arrow and Java interpret it alike."""
     wanted = {"*": r"[^.]+", ">": r"(?s:.+)"}
-    texts = (r"\.".join(wanted.get(token) or re.escape(token) for token in each.split(".")) for each in patterns)
+    texts = (r"\.".join(wanted.get(token) or re.escape(token) for token in subject.split(".")) for subject in patterns)
     return rf"^(?:{'|'.join(texts)})\z"

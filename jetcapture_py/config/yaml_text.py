@@ -97,7 +97,7 @@ def _escaped(value: object) -> object:
     if isinstance(value, str):
         return re.sub(r"\$(?=[${])", "$$", value)
     if isinstance(value, dict):
-        return {name: _escaped(each) for name, each in value.items()}
+        return {name: _escaped(item) for name, item in value.items()}
     return [_escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 

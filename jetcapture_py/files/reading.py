@@ -432,8 +432,8 @@ def _copy_contents(objects: StoreObjects, file: ArchivedFile, target: BinaryIO) 
             state.update(payload)
             size, chunks = size + len(payload), chunks + 1
     if (chunks, size) != (file.chunks, file.size):
-        there = f"{chunks} of {plural(file.chunks, 'chunk')} and {size} of {plural(file.size, 'byte')}"
+        archived = f"{chunks} of {plural(file.chunks, 'chunk')} and {size} of {plural(file.size, 'byte')}"
         reason = "the store removed chunks before they were captured"
-        raise JetcaptureError(f"{quoted(file.name)} is incomplete: the archive has {there}; {reason}")
+        raise JetcaptureError(f"{quoted(file.name)} is incomplete: the archive has {archived}; {reason}")
     if state.digest() != expected:
         raise JetcaptureError(f"{quoted(file.name)}: the contents do not have the SHA-256 of the metadata")

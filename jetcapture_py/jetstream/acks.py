@@ -44,8 +44,8 @@ def _tokens(reply: bytes, stream: bytes, consumer: bytes) -> tuple[list[bytes], 
     tokens = reply.split(b".")
     base = 2 if len(tokens) == _SHORT else 4
     long_enough = len(tokens) == _SHORT or len(tokens) >= _LONG
-    own = tokens[:2] == [b"$JS", b"ACK"] and tokens[base : base + 2] == [stream, consumer]
-    return tokens, base if long_enough and own else 0
+    of_consumer = tokens[:2] == [b"$JS", b"ACK"] and tokens[base : base + 2] == [stream, consumer]
+    return tokens, base if long_enough and of_consumer else 0
 
 
 def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:

@@ -95,8 +95,8 @@ class _Rows:
             index = np.clip(seqs - first, 0, len(self) - 1)
         else:
             index = np.minimum(np.searchsorted(self.seqs, seqs), len(self) - 1)
-        found = (self.seqs[index] == seqs) & (self.times[index] == times)
-        return found, index[found]
+        same = (self.seqs[index] == seqs) & (self.times[index] == times)
+        return same, index[same]
 
     def mark(self, seqs: Seqs, times: Nanos) -> None:
         self.stored[self.find(seqs, times)[1]] = True

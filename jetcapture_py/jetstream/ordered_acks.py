@@ -129,12 +129,12 @@ class Ordered(Acks):
         mask = np.ones(len(received), bool)
         if indexes is not None:
             mask[indexes] = False  # the others are strays, which are counted later
-        own = received if indexes is None else received.where(~mask)
-        if not own:
+        present = received if indexes is None else received.where(~mask)
+        if not present:
             return received
         received.numbers = parsed[:3] if indexes is None else None
-        self._last_reply = own.last_reply()
-        accepted = self.ordered.received(numbers, seqs, times, _pin_of(own.last_headers()))
+        self._last_reply = present.last_reply()
+        accepted = self.ordered.received(numbers, seqs, times, _pin_of(present.last_headers()))
         mask[indexes if indexes is not None else slice(None)] = accepted
         self._follow()
         return received if mask.all() else received.where(mask)
@@ -355,5 +355,5 @@ class Ordered(Acks):
 
 def _pin_of(headers: bytes) -> str:
     """Return the pin id that the server has added last to a message's headers; "" without one."""
-    _, found, rest = headers.rpartition(_PIN)
-    return rest.partition(b"\r\n")[0].decode("ascii", "replace") if found else ""
+    _, separator, rest = headers.rpartition(_PIN)
+    return rest.partition(b"\r\n")[0].decode("ascii", "replace") if separator else ""

@@ -454,7 +454,7 @@ class Pulls:
         This pull can deliver nothing, because every message has more than one byte.
         """
         now, slot = time.monotonic(), self.slots[0]
-        late = now - max(each.sent for each in self.slots) >= every
+        late = now - max(slot.sent for slot in self.slots) >= every
         if late and self.terms.id and self._consumer.link.connected and not self.stopped:
             slot.sent = now
             await self._send(slot, 0, batch=1, max_bytes=1, expires=self._allowed(TIMING.tiny))

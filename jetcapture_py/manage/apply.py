@@ -45,7 +45,10 @@ class Applied:
         """What is done or would be, in a few words."""
         plan = self.plan
         if not plan.possible:
-            reasons = [plan.refusal, *(f"{each.setting}: {each.refusal}" for each in plan.changes if each.refusal)]
+            reasons = [
+                plan.refusal,
+                *(f"{change.setting}: {change.refusal}" for change in plan.changes if change.refusal),
+            ]
             return f"{plan.kind} refused: {next(filter(None, reasons), '')}"
         if plan.action == "none":
             return f"{plan.kind} as configured"
@@ -81,7 +84,7 @@ class Applied:
 
     def fields(self) -> dict[str, Any]:
         """Return JSON values; settings have the values of the JetStream API."""
-        ignored = [{"setting": each.name, "asked": each.configured, "is": each.actual} for each in self.ignored]
+        ignored = [{"setting": change.name, "asked": change.configured, "is": change.actual} for change in self.ignored]
         return {**asdict(self.plan), "answer": self.answer, "ignored": ignored}
 
 

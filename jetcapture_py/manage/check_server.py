@@ -328,8 +328,8 @@ async def check_notifications(
                 stream = (await session.api.request(f"STREAM.INFO.{source.stream}"))["config"]
                 taken, filters = stream.get("subjects") or (), source.filter_subjects
                 notifiers.append(Notifier(stream=source.stream, subject=subject, taken=taken, filters=filters))
-    own = next((one for one in notifiers if one.stream == config.source.stream), None)
-    if own is not None and (problem := notification_loop(own, notifiers)):
+    notifier = next((one for one in notifiers if one.stream == config.source.stream), None)
+    if notifier is not None and (problem := notification_loop(notifier, notifiers)):
         findings.problem("on_stored", problem)
 
 

@@ -269,7 +269,7 @@ class _Demo:
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         command = [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
         with self.console.status("Storing …"):
-            replicas = [self._start(command, f"replica-{each + 1}.log") for each in range(REPLICAS)]
+            replicas = [self._start(command, f"replica-{number + 1}.log") for number in range(REPLICAS)]
             while any(replica.poll() is None for replica in replicas):
                 if self._processes[0].poll() is not None:  # replicas would wait for it
                     raise JetcaptureError(f"nats-server has ended: see {self.logs / 'nats-server.log'}")

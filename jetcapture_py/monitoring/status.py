@@ -89,12 +89,12 @@ class CaptureStatus:
 
 def run(files: CaptureFiles, *, watch: bool, as_json: bool) -> int:
     """Print the status of each capture; return 1 if there are problems, else 0. Raises JetcaptureError."""
-    found = files.select()
+    selected = files.select()
     wrong = {
         capture.name: CaptureStatus(stream=capture.stream, problems=problems)
-        for capture, problems in found.problems.items()
+        for capture, problems in selected.problems.items()
     }
-    configs = {capture.name: config for capture, config in found.configs.items()}
+    configs = {capture.name: config for capture, config in selected.configs.items()}
     try:
         while True:
             statuses = dict(sorted((wrong | asyncio.run(_examined(configs))).items()))
@@ -189,12 +189,12 @@ async def examine(config: Config, session: ReadSession) -> CaptureStatus:
 
 async def _held_back(config: Config, session: ReadSession, archived: Watermark, state: ConsumerState) -> list[str]:
     """Return a line for each other capture that holds the watermark back, for long or for good."""
-    store, own = config.store, config.source.consumer
-    removed = await abandoned(session.api, archived, own, store.url, store.options)
+    store, consumer = config.store, config.source.consumer
+    removed = await abandoned(session.api, archived, consumer, store.url, store.options)
     problems = [f"watermark: {line}" for line in removed.values()]
     last = min(archived.counted, key=lambda mark: mark.time)
     idle = (state.asked - last.time).total_seconds()
-    if last.consumer not in (own, *removed) and idle > config.block.late_after:
+    if last.consumer not in (consumer, *removed) and idle > config.block.late_after:
         since = "since it began" if last.time == NEVER else f"for {duration(idle)}"
         problems.append(f"watermark: the capture with consumer {last.consumer} has held it back {since}; start it")
     return problems

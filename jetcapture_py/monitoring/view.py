@@ -329,7 +329,7 @@ def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
     if (consumer := facts.consumer_state) is None:
         return
     others = consumer.other_pulls or consumer.other_unacked
-    own = max(0, consumer.waiting_pulls - consumer.other_pulls)
+    pulls = max(0, consumer.waiting_pulls - consumer.other_pulls)
     yield "Stored up to", f"{consumer.ack_floor:,}", "the consumer's ack floor"
     yield "Delivered up to", f"{consumer.delivered:,}", f"{words.short(consumer.pending)} pending"
     yield (
@@ -337,7 +337,7 @@ def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
         f"{flow.redelivered:,}",
         f"received here; {consumer.redelivered:,} of those unacknowledged",
     )
-    yield "This replica", _work(flow.unacked, own), "" if facts.role == "shared" else facts.role
+    yield "This replica", _work(flow.unacked, pulls), "" if facts.role == "shared" else facts.role
     yield "Other replicas", _work(consumer.other_unacked, consumer.other_pulls) if others else "none seen", ""
 
 

@@ -43,7 +43,7 @@ class Axis:
     def over(cls, messages: Mapping[int, int], interval: int) -> Axis:
         """Return the axis for the messages of each bucket of `interval` seconds, without a few distant outliers."""
         begin, end = _range(messages)
-        step = next((each for each in _STEPS if each >= interval and (end - begin) // each < MAX_BARS), 0)
+        step = next((seconds for seconds in _STEPS if seconds >= interval and (end - begin) // seconds < MAX_BARS), 0)
         step = step or -(-(end - begin + 1) // (MAX_BARS * _DAY)) * _DAY
         begin -= begin % min(step, _DAY)
         return cls(begin=begin, step=step, bars=(end - begin) // step + 1)
@@ -277,7 +277,7 @@ class Sparkline:
     def tooltips(self) -> list[tuple[int, str]]:
         """Position and text of each bin with a value."""
         seconds = [self.span / self.BINS * (self.BINS - number) for number in range(self.BINS)]
-        ago = [duration(each) for each in seconds]
+        ago = [duration(moment) for moment in seconds]
         return [
             (number * self.BIN, f"{ago[number]} ago: {self.words(value)}")
             for number, value in enumerate(self.bins)

@@ -33,7 +33,7 @@ def short(count: float) -> str:
     """Return a count in a few characters: "950", "9,500", "95k", "9.5M"."""
     if count < _FULL:
         return f"{count:,.0f}"
-    factor, unit = next(each for each in _COUNTS if count >= each[0])
+    factor, unit = next(scale for scale in _COUNTS if count >= scale[0])
     scaled = count / factor
     return (f"{scaled:.1f}".removesuffix(".0") if scaled < 9.95 else f"{scaled:.0f}") + unit
 

@@ -154,12 +154,12 @@ class ReadRequest:
                 return self._divided(listed, infos, table, dict.fromkeys(listed, 0), columns)
             schemas = {info.schema_number: info.schema for info in infos} or {0: self._schema_of_none(listed, before)}
             inexact = inexact_columns(self.files, infos, listed)
-            own = Table(schemas.values(), self.quarantine, self.columns, inexact, for_sql=for_sql)
+            combined = Table(schemas.values(), self.quarantine, self.columns, inexact, for_sql=for_sql)
             stored = (name for schema in schemas.values() for name in schema.names if name != layout.KEY)
-            columns = outputs(own.schema.names, self.columns, dict.fromkeys([*stored, *own.partitions]))
+            columns = outputs(combined.schema.names, self.columns, dict.fromkeys([*stored, *combined.partitions]))
             index = {number: at for at, number in enumerate(schemas)}
             schema_of = {info.name: index[info.schema_number] for info in infos}
-            return self._divided(listed, infos, own, schema_of, columns)
+            return self._divided(listed, infos, combined, schema_of, columns)
 
         return retried(planned)
 

@@ -68,15 +68,15 @@ def by_key(facts: Facts) -> list[Key]:
         Key(
             key=key,
             bundle=bundle,
-            messages=facts.messages(own),
-            size=sum(stored.size for stored in own),
-            objects=len(own),
-            first=min(stored.name.bucket for stored in own),
-            last=max(stored.name.bucket for stored in own),
+            messages=facts.messages(stored_objects),
+            size=sum(stored.size for stored in stored_objects),
+            objects=len(stored_objects),
+            first=min(stored.name.bucket for stored in stored_objects),
+            last=max(stored.name.bucket for stored in stored_objects),
         )
-        for (key, bundle), own in objects.items()
+        for (key, bundle), stored_objects in objects.items()
     ]
-    return sorted(keys, key=lambda each: (-each.messages, each.key or "", each.bundle))
+    return sorted(keys, key=lambda key: (-key.messages, key.key or "", key.bundle))
 
 
 def key_text(key: str | None, bundle: str = "") -> str:
@@ -114,14 +114,16 @@ def waits(objects: Iterable[StoredObject], by: Callable[[StoredObject], K | None
         timed = stored.oldest is not None and stored.modified is not None and stored.sealed_by != SEALED_BY
         if group is not None and timed:
             known[group].append(stored)
-    found = {}
-    for group, own in known.items():
-        waited = sorted((max((each.modified or 0) - (each.oldest or 0) / 1e6, 0), each.messages) for each in own)
+    waits = {}
+    for group, objects in known.items():
+        waited = sorted(
+            (max((stored.modified or 0) - (stored.oldest or 0) / 1e6, 0), stored.messages) for stored in objects
+        )
         upto = list(accumulate(messages for _, messages in waited))
         half, most = (waited[bisect_left(upto, upto[-1] * part)][0] for part in (0.5, 0.95))
-        closed = max((each.modified or 0) - each.end for each in own)
-        found[group] = Wait(objects=len(own), half=half, most=most, all=waited[-1][0], closed=closed)
-    return found
+        closed = max((stored.modified or 0) - stored.end for stored in objects)
+        waits[group] = Wait(objects=len(objects), half=half, most=most, all=waited[-1][0], closed=closed)
+    return waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +167,12 @@ def size_classes(objects: Iterable[StoredObject]) -> list[tuple[int, int, int]]:
 
 def sealed(objects: Iterable[StoredObject]) -> list[tuple[str, int, int, float]]:
     """Return objects, messages and median size per seal reason, most frequent first."""
-    found: dict[str, list[StoredObject]] = defaultdict(list)
+    by_reason: dict[str, list[StoredObject]] = defaultdict(list)
     for stored in objects:
-        found[stored.sealed_by].append(stored)
+        by_reason[stored.sealed_by].append(stored)
     rows = [
-        (reason, len(own), sum(stored.messages for stored in own), median(stored.size for stored in own))
-        for reason, own in found.items()
+        (reason, len(objects), sum(stored.messages for stored in objects), median(stored.size for stored in objects))
+        for reason, objects in by_reason.items()
     ]
     return sorted(rows, key=lambda row: (-row[1], row[0]))
 
@@ -198,8 +200,8 @@ def small_for_good(facts: Facts) -> bool:
 def volume(facts: Facts, keys: Sequence[Key], axis: Axis) -> dict[str, Any]:
     """Return the charts of messages and bytes by key over time, their legend, and the number of messages left out."""
     objects = facts.objects
-    number = {(each.key, each.bundle): min(rank, MAX_LAYERS) for rank, each in enumerate(keys)}
-    names = [key_text(each.key, each.bundle) for each in keys[:MAX_LAYERS]]
+    number = {(key.key, key.bundle): min(rank, MAX_LAYERS) for rank, key in enumerate(keys)}
+    names = [key_text(key.key, key.bundle) for key in keys[:MAX_LAYERS]]
     names += ["all other keys"] * (len(keys) > MAX_LAYERS)
     layer = (lambda stored: number[stored.name.key, stored.name.bundle]), len(names)
     messages = over_time(axis, objects, lambda stored: facts.messages([stored]), *layer)

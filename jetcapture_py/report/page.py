@@ -50,7 +50,7 @@ def page(facts: Facts) -> str:
     times = [
         (stored.oldest, stored.newest) for stored in every if stored.oldest is not None and stored.newest is not None
     ]
-    oldest, newest = min((each[0] for each in times), default=None), max((each[1] for each in times), default=None)
+    oldest, newest = min((span[0] for span in times), default=None), max((span[1] for span in times), default=None)
     messages: Counter[int] = Counter()
     for stored in every:
         messages[stored.name.bucket] += stored.messages
@@ -167,7 +167,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         yield Finding(action=False, text=said, chapter="objects")
     if copies := _copies(facts):
         said = f"{plural(copies, 'message')} stored twice."
-        said += "".join(f" {found.summary}." for found in facts.read_twice) or " Readers return each once."
+        said += "".join(f" {finding.summary}." for finding in facts.read_twice) or " Readers return each once."
         yield Finding(action=bool(facts.read_twice), text=said, chapter="objects")
     delivery = figures.delivery(facts)
     if delivery.late:
@@ -182,13 +182,17 @@ def _copies(facts: Facts) -> int:
 def _tiles(facts: Facts, keys: Sequence[figures.Key], newest: int | None) -> Iterator[tuple[str, ...]]:
     """Yield the key figures as label, value and remark."""
     total, bad, copies = facts.messages(facts.objects), facts.messages(facts.quarantine), _copies(facts)
-    stored, kept = (sum(each.size for each in objects) for objects in (facts.objects, facts.quarantine))
+    stored, kept = (sum(entry.size for entry in objects) for objects in (facts.objects, facts.quarantine))
     count = len(facts.objects)
-    yield "Messages", f"{total:,}", f"{plural(sum(each.name.rows for each in facts.objects), 'row')} stored"
+    yield (
+        "Messages",
+        f"{total:,}",
+        f"{plural(sum(entry.name.rows for entry in facts.objects), 'row')} stored",
+    )
     yield "Stored", size(stored), f"{size(stored / total)} per message" if total else ""
     yield "Objects", f"{count:,}", f"{size(stored / count)} each" if count else ""
     most = f"most: {clipped(figures.key_text(keys[0].key, keys[0].bundle), 24)}" if len(keys) > 1 else ""
-    bundles = any(each.bundle for each in keys)
+    bundles = any(key.bundle for key in keys)
     yield "Keys and bundles" if bundles else "Keys", f"{len(keys):,}", most
     remark = f"{share(bad, bad + total)} of all; {size(kept)}" if bad else "all were decoded"
     yield "In quarantine", f"{bad:,}", remark

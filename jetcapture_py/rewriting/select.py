@@ -198,8 +198,8 @@ class Search:
         self._schema_of = {}
         for quarantine in (False, True):
             reader, infos = InfoReader(), []
-            own = [file for name, file in by_name.items() if name.quarantine is quarantine]
-            for info in self._archive.infos(own, reader=reader):
+            files = [file for name, file in by_name.items() if name.quarantine is quarantine]
+            for info in self._archive.infos(files, reader=reader):
                 if isinstance(info, BadObject):
                     broken[by_name[info.name].path] = str(self._archive.refusal(info))
                 else:

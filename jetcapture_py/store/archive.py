@@ -172,8 +172,8 @@ class ArchiveFiles:
     def directories(self, stream: str, keys: Iterable[str | None]) -> list[str]:
         """List the directories that may hold messages of `keys`: those of the keys, and all bundles."""
         bundles = sorted(name for name in self.names(stream) if name.startswith(f"{layout.BUNDLE}="))
-        own = (f"{layout.KEY}={layout.escape_key(key)}" for key in dict.fromkeys(keys))
-        return [f"{stream}/{name}" for name in (*own, *bundles)]
+        key_directories = (f"{layout.KEY}={layout.escape_key(key)}" for key in dict.fromkeys(keys))
+        return [f"{stream}/{name}" for name in (*key_directories, *bundles)]
 
     def names(self, directory: str = "") -> list[str]:
         """List the names directly in a directory; none if it does not exist. Raises StoreError."""
@@ -207,7 +207,12 @@ class ArchiveFiles:
                 roots = [f"{root}/{part}" for root in roots]
                 continue
             pattern = re.compile(re.escape(part).replace(re.escape(_KEY), ".+"))
-            roots = [each for root in roots for each in self._below(root) if pattern.fullmatch(each.rpartition("/")[2])]
+            roots = [
+                directory
+                for root in roots
+                for directory in self._below(root)
+                if pattern.fullmatch(directory.rpartition("/")[2])
+            ]
         return roots
 
     def _below(self, root: str) -> list[str]:

@@ -39,12 +39,12 @@ class FsspecDriver:
         self.kind = KINDS.get(scheme, "")
         self.conditional = bool(self.kind)
         try:
-            known = fsspec.get_filesystem_class(scheme)
+            driver = fsspec.get_filesystem_class(scheme)
         except (ImportError, ValueError) as error:
             hint = f"install it with: pip install 'jetcapture[{self.kind}]'" if self.kind else str(error)
             raise ConfigError(f"store.url: {scheme}:// is not available here; {hint}") from error
         try:
-            self._fs = self._open(scheme, {**known._get_kwargs_from_urls(url), **options})
+            self._fs = self._open(scheme, {**driver._get_kwargs_from_urls(url), **options})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"store.options: {scheme}:// does not accept them; {one_line(error)}") from error
         self.root = str(self._fs._strip_protocol(url)).rstrip("/")

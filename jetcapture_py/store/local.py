@@ -64,8 +64,8 @@ class LocalDriver:
         try:
             directory = directory or "/"
             if deep:
-                for path, found in files_below(directory):
-                    yield Entry(path, found.st_size, found.st_mtime)
+                for path, status in files_below(directory):
+                    yield Entry(path, status.st_size, status.st_mtime)
                 return
             with os.scandir(directory) as entries:
                 yield from [Entry(entry.path, directory=entry.is_dir()) for entry in entries]
@@ -85,8 +85,8 @@ class LocalDriver:
             return os.pread(handle, (os.fstat(handle).st_size if end is None else end) - start, start)
 
     def stat(self, path: str) -> Entry:
-        found = os.stat(path)  # noqa: PTH116
-        return Entry(path, found.st_size, found.st_mtime)
+        status = os.stat(path)  # noqa: PTH116
+        return Entry(path, status.st_size, status.st_mtime)
 
     def write(self, path: str, data: pa.Buffer, condition: str | None) -> None:
         """Write a file durably. `NEW` replaces an empty file, as a crash of the file system may leave one."""

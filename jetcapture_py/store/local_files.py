@@ -90,10 +90,10 @@ def link(path: str, target: str, root: int | None = None) -> bool:
 def _has_content(path: str, root: int | None) -> bool:
     """Whether there is a file that is not empty, as a crash of the file system may leave one."""
     try:
-        found = os.stat(path, dir_fd=root)
+        status = os.stat(path, dir_fd=root)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_size > 0
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 def files_below(directory: str, above: Collection[tuple[int, int]] = ()) -> Iterator[tuple[str, os.stat_result]]:
@@ -102,14 +102,14 @@ def files_below(directory: str, above: Collection[tuple[int, int]] = ()) -> Iter
     A link that leads nowhere, or to a directory above it, is skipped. `above` are the directories that are being
     listed, by device and inode. Raises OSError.
     """
-    own = Path(directory).stat()
-    if (own.st_dev, own.st_ino) in above:
+    status = Path(directory).stat()
+    if (status.st_dev, status.st_ino) in above:
         return
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
                 if entry.is_dir():
-                    yield from files_below(entry.path, {*above, (own.st_dev, own.st_ino)})
+                    yield from files_below(entry.path, {*above, (status.st_dev, status.st_ino)})
                 else:
                     yield entry.path, entry.stat()
             except FileNotFoundError:  # removed since it was listed, or a link that leads nowhere

@@ -56,7 +56,7 @@ class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
             following = iter(groups)
             for group in groups:
                 for later in islice(following, 2 - len(ahead)):
-                    ahead.append([threads.submit(parts.fetch, *each) for each in self._spans(later, set(wanted))])
+                    ahead.append([threads.submit(parts.fetch, *span) for span in self._spans(later, set(wanted))])
                 parts.fetched = [part.result() for part in ahead.popleft()]
                 yield from self.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False)
 

@@ -159,9 +159,9 @@ class ObstoreDriver:
         client, key = self._located(directory)
         with _explained():
             if not deep:
-                found = obstore.list_with_delimiter(client, key or None)
-                yield from (Entry(f"{self._bucket}/{prefix}", directory=True) for prefix in found["common_prefixes"])
-                yield from (self._entry(item) for item in found["objects"] if item["path"] != key)
+                listing = obstore.list_with_delimiter(client, key or None)
+                yield from (Entry(f"{self._bucket}/{prefix}", directory=True) for prefix in listing["common_prefixes"])
+                yield from (self._entry(item) for item in listing["objects"] if item["path"] != key)
                 return
             empty: list[Entry] = []
             for page in obstore.list(client, key or None, chunk_size=1000):
@@ -179,8 +179,8 @@ class ObstoreDriver:
 
         client, key = self._located(entry.path)
         with _explained():
-            found = obstore.list_with_delimiter(client, key)
-        return bool(found["common_prefixes"] or found["objects"])
+            listing = obstore.list_with_delimiter(client, key)
+        return bool(listing["common_prefixes"] or listing["objects"])
 
     def _entry(self, item: Mapping[str, Any]) -> Entry:
         tag = item["version"] if self.kind == "gcs" else item["e_tag"]
@@ -299,14 +299,14 @@ def _translated(error: Exception) -> Exception:
     if "redirect without LOCATION" in text:
         text = "the bucket is in another region: set store.options.region"
         return ObstoreError(text, 301, "PermanentRedirect")
-    status = int(found[1]) if (found := _STATUS.search(text)) else None
-    code = found[1] if (found := _CODE.search(text)) else None
+    status = int(match[1]) if (match := _STATUS.search(text)) else None
+    code = match[1] if (match := _CODE.search(text)) else None
     if status is None and isinstance(error, UnauthenticatedError):  # there are no credentials
         return ObstoreError(text.rpartition("credential provider: ")[2], 401, None)
     if code is None and isinstance(error, AlreadyExistsError | PreconditionError):
         code = "PreconditionFailed"
-    if found := _CERTIFICATE.search(details):
-        return ObstoreError(f"certificate verify failed: {found[1]}", None, None)
+    if match := _CERTIFICATE.search(details):
+        return ObstoreError(f"certificate verify failed: {match[1]}", None, None)
     reason = _MESSAGE.search(text) or _CAUSE.search(details)
     shown = " ".join(str(part) for part in (status, code, reason[1] if reason else None) if part)
     if status == 404 or isinstance(error, FileNotFoundError):

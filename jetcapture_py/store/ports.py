@@ -190,22 +190,22 @@ def causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseExcep
 
 def error_codes(error: BaseException) -> set[str]:
     """Return the error codes of S3 or Azure, of an error and of what caused it."""
-    found = set()
-    for each in causes(error, handled=True):
-        code = getattr(each, "error_code", None)
-        response = getattr(each, "response", None)
+    codes = set()
+    for cause in causes(error, handled=True):
+        code = getattr(cause, "error_code", None)
+        response = getattr(cause, "response", None)
         if isinstance(response, Mapping):
             code = response.get("Error", {}).get("Code")
-        found.add(str(getattr(code, "value", code)))
-    return found
+        codes.add(str(getattr(code, "value", code)))
+    return codes
 
 
 def is_unknown_header(error: BaseException) -> bool:
     """Whether the server may have refused a request for a header that it does not know: a condition, or a checksum."""
-    responses = (getattr(each, "response", None) for each in causes(error, handled=True))
+    responses = (getattr(cause, "response", None) for cause in causes(error, handled=True))
     answers = [response.get("ResponseMetadata", {}) for response in responses if isinstance(response, Mapping)]
     statuses = {answer.get("HTTPStatusCode") for answer in answers}
-    statuses |= {getattr(each, "status_code", None) for each in causes(error, handled=True)}
+    statuses |= {getattr(cause, "status_code", None) for cause in causes(error, handled=True)}
     return not statuses.isdisjoint(_UNKNOWN_HEADER) and not error_codes(error) & _PASSING
 
 
@@ -220,24 +220,24 @@ def is_there(error: BaseException) -> bool:
 
 def may_be_there(error: BaseException) -> bool:
     """Whether the object may exist after a connection error: a server may reject a large upload before its end."""
-    return not is_permanent(error) and not any("Timeout" in type(each).__name__ for each in causes(error))
+    return not is_permanent(error) and not any("Timeout" in type(cause).__name__ for cause in causes(error))
 
 
 def is_denied(error: BaseException) -> bool:
     """Whether new credentials may help."""
     return any(
-        isinstance(each, PermissionError)
-        or type(each).__name__ in _CREDENTIALS
-        or getattr(each, "status_code", None) in (401, 403)
-        for each in causes(error)
+        isinstance(cause, PermissionError)
+        or type(cause).__name__ in _CREDENTIALS
+        or getattr(cause, "status_code", None) in (401, 403)
+        for cause in causes(error)
     ) or bool(error_codes(error) & _CREDENTIAL_CODES)
 
 
 def is_permanent(error: BaseException) -> bool:
     """Whether it needs an operator: credentials, permissions, a missing bucket or container."""
     return is_denied(error) or any(
-        isinstance(each, FileNotFoundError)
-        or type(each).__name__ in _PERMANENT
-        or getattr(each, "status_code", None) in (301, 404, 405)
-        for each in causes(error)
+        isinstance(cause, FileNotFoundError)
+        or type(cause).__name__ in _PERMANENT
+        or getattr(cause, "status_code", None) in (301, 404, 405)
+        for cause in causes(error)
     )

@@ -67,14 +67,14 @@ class Protection:
 def s3_protection(ask: Ask, options: Mapping[str, Any]) -> Protection:
     """Return how a bucket of S3 protects objects; `options` are `store.options`, with settings for each object."""
     named = {_OF_OBSTORE[name]: value for name, value in as_fsspec(options).items() if name in _OF_OBSTORE}
-    own: Mapping[str, Any] = options.get("s3_additional_kwargs") or named
+    arguments: Mapping[str, Any] = options.get("s3_additional_kwargs") or named
     versions = _answer(ask, "get_bucket_versioning")
     status = versions.get("Status") if isinstance(versions, Mapping) else None
     return Protection(
         facts=(
-            _s3_encryption(ask, own),
+            _s3_encryption(ask, arguments),
             _fact(VERSIONS, versions, _VERSIONING.get(str(status), _VERSIONING["None"])),
-            _s3_lock(ask, own),
+            _s3_lock(ask, arguments),
         ),
         keeps_versions=status in ("Enabled", "Suspended") if isinstance(versions, Mapping) else None,
     )
@@ -88,11 +88,11 @@ _VERSIONING = {
 }
 
 
-def _s3_encryption(ask: Ask, own: Mapping[str, Any]) -> ProtectionFact:
-    if own.get("SSECustomerAlgorithm"):
+def _s3_encryption(ask: Ask, arguments: Mapping[str, Any]) -> ProtectionFact:
+    if arguments.get("SSECustomerAlgorithm"):
         return _fact(ENCRYPTION, {}, "store.options encrypt each object with a key of yours (SSE-C)")
-    if asked := own.get("ServerSideEncryption"):
-        return _fact(ENCRYPTION, {}, f"store.options have each object encrypted: {_algorithm(asked, own)}")
+    if asked := arguments.get("ServerSideEncryption"):
+        return _fact(ENCRYPTION, {}, f"store.options have each object encrypted: {_algorithm(asked, arguments)}")
     answer = _answer(ask, "get_bucket_encryption")
     text = "the bucket has no default encryption, and store.options ask for none"
     rules = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", ()) if isinstance(answer, Mapping) else ()
@@ -108,16 +108,16 @@ def _algorithm(name: str, settings: Mapping[str, Any]) -> str:
     return f"{name}, key {one_line(str(key))}" if key else str(name)
 
 
-def _s3_lock(ask: Ask, own: Mapping[str, Any]) -> ProtectionFact:
+def _s3_lock(ask: Ask, arguments: Mapping[str, Any]) -> ProtectionFact:
     answer = _answer(ask, "get_object_lock_configuration")
     lock = answer.get("ObjectLockConfiguration") or {} if isinstance(answer, Mapping) else {}
     default = (lock.get("Rule") or {}).get("DefaultRetention") or {}
     period = next((f"{default[unit]} {unit.lower()}" for unit in ("Days", "Years") if default.get(unit)), "")
-    by_options = own.get("ObjectLockMode") or own.get("ObjectLockLegalHoldStatus") == "ON"
-    until = own.get("ObjectLockRetainUntilDate")
-    if own.get("ObjectLockLegalHoldStatus") == "ON":
+    by_options = arguments.get("ObjectLockMode") or arguments.get("ObjectLockLegalHoldStatus") == "ON"
+    until = arguments.get("ObjectLockRetainUntilDate")
+    if arguments.get("ObjectLockLegalHoldStatus") == "ON":
         text = "store.options put a legal hold on each object: erase cannot delete it while it has one"
-    elif mode := own.get("ObjectLockMode"):
+    elif mode := arguments.get("ObjectLockMode"):
         text = f"store.options lock each object until {one_line(str(until))} ({mode}): erase cannot delete it before"
     elif default:
         text = f"the bucket locks new objects for {period} ({default.get('Mode')}): erase cannot delete them before"

@@ -129,10 +129,10 @@ class ArchiveRoot:
                 raise self._lost("it is a different directory")
             return
         try:
-            found = os.stat(MARKER, dir_fd=handle)
+            status = os.stat(MARKER, dir_fd=handle)
         except FileNotFoundError as error:
             raise self._lost(f"it has no {MARKER}") from error
-        seen = (*_identity(found), found.st_ctime_ns)
+        seen = (*_identity(status), status.st_ctime_ns)
         if seen != self._seen:  # remounted, restored, or another archive
             if _read_marker(handle, self.path) != self._id:
                 raise OSError(errno.ENXIO, f"{self.path} is a different archive than before; restart to use it")
@@ -164,8 +164,8 @@ class ArchiveRoot:
             os.close(handle)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _parent(path: str) -> str:

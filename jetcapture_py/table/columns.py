@@ -103,8 +103,8 @@ class TableColumns:
         for field in fields:
             number = field_id(field)
             before = merged.get(number)
-            own = before.name if before is not None else _name(field, path, self._taken)
-            name = f"{path}{own}"
+            name_in_parent = before.name if before is not None else _name(field, path, self._taken)
+            name = f"{path}{name_in_parent}"
             type_ = self._type(field, None if before is None else before.field_type, name)
             if type_ is None or (before is not None and type(type_) is not type(before.field_type)):
                 if not pa.types.is_null(field.type):  # it has no values
@@ -112,8 +112,8 @@ class TableColumns:
             elif before is not None:
                 merged[number] = before.model_copy(update={"field_type": type_})
             else:
-                doc = None if own == field.name else f"{field.name}, where it is {family(field.type)}"
-                merged[number] = NestedField(number, own, type_, required=False, doc=doc)
+                doc = None if name_in_parent == field.name else f"{field.name}, where it is {family(field.type)}"
+                merged[number] = NestedField(number, name_in_parent, type_, required=False, doc=doc)
                 self._taken.update(f"{path.casefold()}{inner}" for inner in _names(Schema(merged[number])))
         return tuple(merged.values())
 
@@ -153,7 +153,7 @@ def _name(field: pa.Field, path: str, taken: AbstractSet[str]) -> str:
     inner = [inside for inside, _ in _inside(field.type)]
 
     def free(name: str) -> bool:
-        return taken.isdisjoint(f"{path}{name}{each}".casefold() for each in ("", *inner))
+        return taken.isdisjoint(f"{path}{name}{suffix}".casefold() for suffix in ("", *inner))
 
     name = str(field.name)
     if not free(name):

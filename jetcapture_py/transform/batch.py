@@ -145,8 +145,8 @@ def decode_some(decoder: Decoder, batch: MessageBatch, chosen: Mask) -> Decoded:
         return decoder.decode(batch)
     rows, others = np.flatnonzero(chosen), np.flatnonzero(~chosen)
     part = MessageBatch(stream=batch.stream, rows=batch.rows.take(pa.array(rows)))
-    known = not len(rows) and _is_ours(decoder)  # no rows, but all declared columns
-    decoded = decoder.decode(part) if known else decode_checked(decoder, part)
+    only_columns = not len(rows) and _is_ours(decoder)  # no rows, but all declared columns
+    decoded = decoder.decode(part) if only_columns else decode_checked(decoder, part)
     failures = tuple(replace(failure, index=int(rows[failure.index])) for failure in decoded.failures)
     rows = rows if decoded.messages is None else rows[decoded.messages.to_numpy()]
     sources = np.concatenate([rows, others])
@@ -191,10 +191,10 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
         [index for (index, _), count in zip(kept, counts, strict=True) for _ in range(count)], pa.int32()
     )
     columns = [part.fields for _, part in kept]
-    known = parts[-1].columns
+    column_set = parts[-1].columns
     schema = unify_batches(columns) if columns else _NOTHING.schema
     if not len(schema):
-        return Decoded(fields=_NOTHING, messages=messages, failures=failures, columns=known)
+        return Decoded(fields=_NOTHING, messages=messages, failures=failures, columns=column_set)
     batches = [
         conform(fields, schema)
         if fields.num_columns  # Arrow counts no rows without columns
@@ -202,7 +202,7 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
         for fields, count in zip(columns, counts, strict=True)
     ]
     table = pa.Table.from_batches(batches, schema).combine_chunks()
-    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures, columns=known)
+    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures, columns=column_set)
 
 
 def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:

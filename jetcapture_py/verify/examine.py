@@ -119,18 +119,18 @@ class ObjectExaminer:
         if deep:
             item.check_bytes()
         low, high = item.times()
-        bundles = int(item.own[layout.BUNDLES]) if name.bundle else None
-        present = self._present(item.own, low, high)
+        bundles = int(item.entries[layout.BUNDLES]) if name.bundle else None
+        present = self._present(item.entries, low, high)
         partial = present and messages != name.last_seq - name.first_seq + 1
         if deep or present is None or partial or self.erased.near(name.first_seq, name.last_seq):
             seqs, times = item.identities()
             check_identities(name, seqs, times, messages)
             erased = self._erased(seqs, times)
-            seqs, times = self._current(seqs, times, item.own, low, high)
+            seqs, times = self._current(seqs, times, item.entries, low, high)
             newest = int(times.max(initial=0))
         else:
             seqs, newest, erased = None if present else _NONE, high, 0
-        interval, details = int(item.own.get(layout.INTERVAL, 0)), item.details
+        interval, details = int(item.entries.get(layout.INTERVAL, 0)), item.details
         return _contents(
             file, name, seqs, newest, messages, bundles=bundles, erased=erased, interval=interval, details=details
         )
@@ -142,7 +142,7 @@ class ObjectExaminer:
             return self._current(seqs, times, {}, int(times.min()), int(times.max()))
         item = _ParquetObject(self.storage, file, name)
         item.compared()
-        return self._current(*item.identities(), item.own, *item.times())
+        return self._current(*item.identities(), item.entries, *item.times())
 
     def identities(self, file: File, name: ObjectName) -> tuple[ObjectInfo | None, Seqs, Micros]:
         """Return what an object's footer says, None without one, and the positions of all of its messages."""
@@ -178,16 +178,20 @@ class ObjectExaminer:
         check_identities(name, seq, time, len(seq))
         return seq, time
 
-    def _present(self, own: Mapping[str, str], low: int, high: int) -> bool | None:
+    def _present(self, entries: Mapping[str, str], low: int, high: int) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are current; None: some or unknown.
 
         `own` are the entries of its footer, `low` and `high` its earliest and latest timestamp.
         """
-        return True if self.incarnation is None else self.incarnation.holds(own.get("stream_created", ""), low, high)
+        return (
+            True if self.incarnation is None else self.incarnation.holds(entries.get("stream_created", ""), low, high)
+        )
 
-    def _current(self, seqs: Seqs, times: Micros, own: Mapping[str, str], low: int, high: int) -> tuple[Seqs, Micros]:
+    def _current(
+        self, seqs: Seqs, times: Micros, entries: Mapping[str, str], low: int, high: int
+    ) -> tuple[Seqs, Micros]:
         """Return the messages of the current incarnation."""
-        present = self._present(own, low, high)
+        present = self._present(entries, low, high)
         if self.incarnation is None or present:
             return seqs, times
         included = self.incarnation.includes(seqs, times) if present is None else slice(0)
@@ -266,7 +270,7 @@ class _ParquetObject:
             source = pa.BufferReader(self._footer if self._data is None else self._data)
             parquet = open_parquet(source, page_checksum_verification=True)
             self._metadata = parquet.metadata
-            self.own = footer.entries(self._metadata.metadata)
+            self.entries = footer.entries(self._metadata.metadata)
             self._paths = self._metadata.schema.to_arrow_schema().names
         self._content = parquet if self._data is not None else None
 
@@ -279,9 +283,9 @@ class _ParquetObject:
 
     def compared(self) -> int:
         """Compare the name with the footer; return the footer's message count."""
-        name, own = self._name, self.own
-        if own.get("format") != layout.FORMAT:
-            raise DamagedError(f"its format is {own.get('format')}, not {layout.FORMAT}")
+        name, entries = self._name, self.entries
+        if entries.get("format") != layout.FORMAT:
+            raise DamagedError(f"its format is {entries.get('format')}, not {layout.FORMAT}")
         said = {
             "stream": name.stream,
             "key": name.key or "",
@@ -292,14 +296,14 @@ class _ParquetObject:
             "digest": name.digest,
             "quarantine": "true" if name.quarantine else "",
         }
-        if name.event_time != ("time" in own):
+        if name.event_time != ("time" in entries):
             raise DamagedError("its name and its footer differ in what its bucket is made of")
-        if not layout.is_one_of(name.bundle, own.get(layout.BUNDLES, "")):
-            raise DamagedError(f"its footer says bundles {own.get(layout.BUNDLES, '')!r}, its name {name.bundle!r}")
+        if not layout.is_one_of(name.bundle, entries.get(layout.BUNDLES, "")):
+            raise DamagedError(f"its footer says bundles {entries.get(layout.BUNDLES, '')!r}, its name {name.bundle!r}")
         for entry, value in said.items():
-            if own.get(entry, "") != value:
-                raise DamagedError(f"its footer says {entry} {own.get(entry, '')!r}, its name {value!r}")
-        messages = own.get("messages", "")
+            if entries.get(entry, "") != value:
+                raise DamagedError(f"its footer says {entry} {entries.get(entry, '')!r}, its name {value!r}")
+        messages = entries.get("messages", "")
         if not (messages.isascii() and messages.isdigit() and 0 < int(messages) <= name.rows):
             raise DamagedError(f"its footer says messages {messages!r}")
         if not name.first_seq <= name.last_seq or self._metadata.num_rows != name.rows or name.rows > _MAX_ROWS:
@@ -338,12 +342,12 @@ class _ParquetObject:
             self._data = self._storage.read(self._file)
             if len(self._data) != size:
                 raise DamagedError(f"it has {len(self._data)} bytes, not {size}")
-        digits = self.own[layout.CHECKSUM]
-        (both,), (own,) = (
-            layout.checksum_offsets(self._footer, entry, self.own[entry])
+        digits = self.entries[layout.CHECKSUM]
+        (both,), (of_entry,) = (
+            layout.checksum_offsets(self._footer, entry, self.entries[entry])
             for entry in (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
         )
-        if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
+        if layout.checksum(self._pieces(), [self._start + both, self._start + of_entry]) != digits:
             raise DamagedError("its checksum does not match its bytes")
         with _readable():
             for table in self._tables(None):
@@ -369,7 +373,7 @@ class _ParquetObject:
     def _compare_keys(self, keys: pa.StringArray) -> None:
         """Compare the keys of rows with the bundle or key in the name. Readers look for keys only there."""
         if self._name.bundle:
-            bundles = int(self.own[layout.BUNDLES])
+            bundles = int(self.entries[layout.BUNDLES])
             wrong = bundle_numbers(keys, bundles) != int(self._name.bundle)
         else:
             wrong = pc.fill_null(pc.not_equal(keys, self._name.key or ""), bool(self._name.key)).to_numpy(

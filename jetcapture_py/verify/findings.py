@@ -173,7 +173,7 @@ class Finding:
     def fields(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        listed = {name: [_fields(each) for each in values[name]] for name in ("ranges", "paths")}
+        listed = {name: [_fields(entry) for entry in values[name]] for name in ("ranges", "paths")}
         return {**values, "severity": self.severity.name.lower(), **listed}
 
     def lines(self) -> Iterator[str]:
@@ -367,7 +367,7 @@ def _verdict(report: Report) -> str:
     every = f"every one of {stored} {end} is stored" + (f"; {' and '.join(gone)}" if gone else "")
     twice = report.count(Kind.READ_TWICE)
     buts = [f"{twice:,} {'message is' if twice == 1 else 'messages are'} read twice"] if twice else []
-    buts += ["erased messages can still be read"] if any(each.severity for each in report.of(Kind.ERASED)) else []
+    buts += ["erased messages can still be read"] if any(finding.severity for finding in report.of(Kind.ERASED)) else []
     buts += ["the server has lost messages"] if report.of(*LOSSES) else []
     buts += ["the consumer was deleted meanwhile"] if report.count(Kind.CONSUMER) else []
     buts += ["the consumer's earlier filters are unknown"] if report.of(Kind.UNKNOWN_FILTERS) else []

@@ -73,8 +73,8 @@ class Sequences:
             self.add_range(first, last)
         firsts, counts = firsts[~wide], (lasts - firsts)[~wide] + 1
         for start in range(0, len(firsts), FEW):
-            some, each = firsts[start : start + FEW], counts[start : start + FEW]
-            self.add(np.repeat(some - np.cumsum(each) + each, each) + np.arange(each.sum()))
+            some, sizes = firsts[start : start + FEW], counts[start : start + FEW]
+            self.add(np.repeat(some - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()))
 
     def update(self, other: Sequences) -> None:
         """Add all sequences of another set."""

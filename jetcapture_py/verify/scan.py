@@ -71,10 +71,10 @@ class CopyFinder:
         self, reader: ObjectExaminer, objects: Iterable[ExaminedObject], repeated: Sequences, progress: Progress
     ) -> None:
         self._reader, self._repeated, self._progress = reader, repeated, progress
-        known = list(objects)
-        bundles = {item.name: item.bundles for item in known if item.bundles is not None}
-        group = layout.groups((item.name for item in known), bundles)
-        self._objects = [item for item in known if repeated.near(item.name.first_seq, item.name.last_seq)]
+        examined = list(objects)
+        bundles = {item.name: item.bundles for item in examined if item.bundles is not None}
+        group = layout.groups((item.name for item in examined), bundles)
+        self._objects = [item for item in examined if repeated.near(item.name.first_seq, item.name.last_seq)]
         self._objects.sort(key=lambda item: (item.name.quarantine, repr(group(item.name))))
         groups = [group(item.name) for item in self._objects]
         self._groups = np.cumsum([0, *(after != before for before, after in pairwise(groups))])
@@ -349,11 +349,11 @@ def examine_all(
 
     Raises StoreError if listing fails.
     """
-    known, storage = set[str](), reader.storage
+    places, storage = set[str](), reader.storage
     threads = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
     for _ in range(MAX_LISTINGS):
-        files = [file for file in storage.files(stream) if file.place not in known]
-        known.update(file.place for file in files)
+        files = [file for file in storage.files(stream) if file.place not in places]
+        places.update(file.place for file in files)
         objects = [
             (file, file.name)
             for file in files

@@ -56,16 +56,16 @@ class ServerState:
 
 async def server_state(session: ReadSession, stream: str, consumer: str, archived: Watermark | None) -> ServerState:
     """Ask the server. Raises SourceError."""
-    known = consumer_state(await session.request(f"CONSUMER.INFO.{stream}.{consumer}"))
+    consumer_now = consumer_state(await session.request(f"CONSUMER.INFO.{stream}.{consumer}"))
     mark = None if archived is None else archived.of(consumer)
     if archived is not None:
-        origin, progressed = (mark or archived).origin, mark is not None and is_consumer_of(known, mark)
+        origin, progressed = (mark or archived).origin, mark is not None and is_consumer_of(consumer_now, mark)
         session.know(stream, origin, progressed=progressed)
     state = await session.state(stream)
-    start, moment, note = _start(known)
+    start, moment, note = _start(consumer_now)
     present = mark if mark is not None and mark.created == state.created else None
-    if present is not None and known.config.get("deliver_policy") != "last_per_subject":
-        history = observed(present, known).filters
+    if present is not None and consumer_now.config.get("deliver_policy") != "last_per_subject":
+        history = observed(present, consumer_now).filters
         if len({entry.consumer for entry in history}) > 1:  # created again: what the earlier one selected counts too
             start, moment, note = min(start, history[0].after + 1), None, ""
     unsure = (1, 0)
@@ -75,8 +75,8 @@ async def server_state(session: ReadSession, stream: str, consumer: str, archive
             unsure = (start, await session.first_at(stream, moment + MARGIN) - 1)
     return ServerState(
         state=state,
-        consumer=known,
-        aged=await _aged(session, stream, state, known, mark),
+        consumer=consumer_now,
+        aged=await _aged(session, stream, state, consumer_now, mark),
         incarnation=await current_incarnation(session, stream, state),
         start=start,
         note=note,

@@ -106,11 +106,11 @@ class ArchivedMessages:
         listing = self._listed(last)
         names = _reaching(listing, first, last)
         try:
-            found = [batch.column(0).to_numpy() for name in names for batch in reader.batches(listing[name], name)]
+            parts = [batch.column(0).to_numpy() for name in names for batch in reader.batches(listing[name], name)]
         except VanishedError:
             self.listing = None
             raise
-        seqs = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+        seqs = np.unique(np.concatenate([np.zeros(0, np.int64), *parts]))
         return last + 1 if len(seqs) <= messages else int(seqs[messages])
 
     def _listed(self, last: int) -> Objects:

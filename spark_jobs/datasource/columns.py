@@ -136,7 +136,7 @@ class MessageColumns:
             if high > low:
                 at = int(seqs[high - 1]) + 1
                 if self._options.mode == "FAILFAST":
-                    self._check(batch, [each for each in failures if low <= each.index < high])
+                    self._check(batch, [failure for failure in failures if low <= failure.index < high])
                 yield from self._batches(batch.slice(low, high - low))
 
     def _batches(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:

@@ -104,16 +104,16 @@ class CombinedSource:
 
     def partitions(self, boundary: Boundary, first: int, end: int) -> list[InputPartition]:
         """Divide the messages from `first` to `end` (exclusive) among tasks."""
-        found: list[InputPartition] = []
+        partitions: list[InputPartition] = []
         until = min(end - 1, boundary.archived)
         if first <= until:
             self._tell_removed(boundary, first, until)
             parts = self.options.min_partitions or 2 * (os.cpu_count() or 1)
-            found += self.archived.partitions(first, until, boundary.own or None, parts)
+            partitions += self.archived.partitions(first, until, boundary.own or None, parts)
         if end - 1 > boundary.archived:
             live = boundary.first_live(first, watched=self.options.fail_on_data_loss)
-            found += live_parts(boundary, live, end, self.options.min_partitions)
-        return found
+            partitions += live_parts(boundary, live, end, self.options.min_partitions)
+        return partitions
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part. Raises JetcaptureError."""
@@ -329,7 +329,7 @@ class CombinedStreamReader(StreamingRead):
         own = self._source.identity
         for name in dict.fromkeys((*own, "keys", "start", "end")):
             if offset.get(name) != own.get(name):
-                was, now = (each.get(name, _NONE) for each in (offset, own))
+                was, now = (offsets.get(name, _NONE) for offsets in (offset, own))
                 raise SourceError(
                     f"the checkpoint is one of {name} {was}, not of {now}: give every query a checkpointLocation of "
                     f"its own, or set the option {name} back"

@@ -130,22 +130,22 @@ def _s3(options: Mapping[str, Any]) -> dict[str, str]:
     token = options.get("token") or client.get("aws_session_token")
     endpoint = options.get("endpoint_url") or client.get("endpoint_url")
     region = client.get("region_name") or options.get("region_name")
-    found: dict[str, str | None] = {}
+    settings: dict[str, str | None] = {}
     provider = None
     if options.get("anon"):
         provider = "AnonymousAWSCredentialsProvider"
     elif key and secret:
-        found |= {"access.key": key, "secret.key": secret, "session.token": token}
+        settings |= {"access.key": key, "secret.key": secret, "session.token": token}
         provider = "TemporaryAWSCredentialsProvider" if token else "SimpleAWSCredentialsProvider"
     if provider:
-        found["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{provider}"
+        settings["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{provider}"
     if endpoint:
-        found |= {"endpoint": endpoint, "path.style.access": "true", "endpoint.region": region or "us-east-1"}
+        settings |= {"endpoint": endpoint, "path.style.access": "true", "endpoint.region": region or "us-east-1"}
     elif region:
-        found["endpoint.region"] = region
+        settings["endpoint.region"] = region
     if options.get("requester_pays"):
-        found["requester.pays.enabled"] = "true"
-    return {f"fs.s3a.{name}": str(value) for name, value in found.items() if value}
+        settings["requester.pays.enabled"] = "true"
+    return {f"fs.s3a.{name}": str(value) for name, value in settings.items() if value}
 
 
 def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -164,8 +164,8 @@ def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tupl
     if not host:
         raise JetcaptureError(f"{url}: the storage account is missing: --option account_name=…")
     host = host.replace(".blob.", ".dfs.", 1)
-    found = _azure_login(parts.get("AccountKey"), parts.get("SharedAccessSignature"), given)
-    settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
+    login = _azure_login(parts.get("AccountKey"), parts.get("SharedAccessSignature"), given)
+    settings = {f"fs.azure.{name}.{host}": value for name, value in login.items()}
     scheme = "abfs" if parts.get("DefaultEndpointsProtocol") == "http" else "abfss"
     return f"{scheme}://{container}@{host}/{path}".rstrip("/"), settings
 

@@ -197,7 +197,7 @@ def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> Da
     A filter that lists ranges takes longer with each of them. The join's key is a block of sequences, because Spark
     looks up a number faster than a name; few ranges share a block, so few names are compared.
     """
-    ranges = [(name.path.rpartition("/")[2], first, last) for name, each in parts.items() for first, last in each]
+    ranges = [(name.path.rpartition("/")[2], first, last) for name, spans in parts.items() for first, last in spans]
     most, shift = max(_BLOCKS, 2 * len(ranges)), _MIN_SHIFT
     while sum((last >> shift) - (first >> shift) + 1 for _, first, last in ranges) > most:
         shift += 1

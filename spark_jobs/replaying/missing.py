@@ -138,9 +138,9 @@ async def _tail(
         async with aclosing(RangeReader(session, wanted).messages()) as messages:
             async for consumer, received in messages:
                 replies, headers = received.columns(REPLY, HEADERS)
-                found = positions(stream, consumer, replies)
-                seqs.append(found[0])
-                times.append(found[1] // 1000)
+                located = positions(stream, consumer, replies)
+                seqs.append(located[0])
+                times.append(located[1] // 1000)
                 replayed.append(replayed_identities(headers, REPLAY_ID))
                 own = pc.fill_null(pc.match_substring(headers, _OURS), False).to_numpy(zero_copy_only=False)  # noqa: FBT003
                 newest = int(times[-1][~own].max(initial=newest))
@@ -190,20 +190,20 @@ def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> p
     whether it is a rollup."""
     ours = header(REPLAY) == REPLAY_ID
     raw = sf.contains(sf.col(layout.RAW_HEADERS), sf.lit(_ROLLUP.encode()))
-    found = messages.select(
+    columns = messages.select(
         sf.col(layout.SEQ).alias(SEQ),
         sf.unix_micros(layout.TIMESTAMP).alias(TIME),
         sf.when(ours, header(FROM_SEQ).try_cast("long")).alias("from_seq"),
         sf.when(ours, sf.unix_micros(sf.try_to_timestamp(header(FROM_TIME)))).alias("from_time"),
         (header(_ROLLUP).isNotNull() | sf.coalesce(raw, sf.lit(False))).alias(ROLLUP),  # noqa: FBT003
     ).toArrow()
-    seqs, times = found[SEQ].to_numpy(), found[TIME].to_numpy()
+    seqs, times = columns[SEQ].to_numpy(), columns[TIME].to_numpy()
     own = tail.incarnation.includes(seqs, times)
-    copies = found.select(["from_seq", "from_time"])  # given back, and archived once more
+    copies = columns.select(["from_seq", "from_time"])  # given back, and archived once more
     done = MessageSet.union(map(_messages, (tail.replayed.select([SEQ, TIME]), copies)))
     lost = lost_messages(MessageSet(seqs[own], times[own]), tail.messages, tail.last, tail.lost).without(done)
     lost = lost.where(lost.seqs <= (_MAX_SEQ if to_seq is None else to_seq))
-    rollups = _messages(found.filter(found[ROLLUP]).select([SEQ, TIME]))
+    rollups = _messages(columns.filter(columns[ROLLUP]).select([SEQ, TIME]))
     return pa.table({SEQ: lost.seqs, TIME: lost.times, ROLLUP: rollups.contains(lost.seqs, lost.times)})
 
 

@@ -17,11 +17,11 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     """Return the stream's creation times and the consumers that captured it. Raises JetcaptureError."""
     files = ArchiveLocation.open(url, options).files
     directory = f"{layout.QUARANTINE}/{stream}" if quarantine else stream
-    found = [(file.name, file) for file in files.below(directory) if file.name is not None and file.name.parquet]
+    objects = [(file.name, file) for file in files.below(directory) if file.name is not None and file.name.parquet]
     # within a bucket, the later incarnation of a recreated stream has the lower sequences
-    ordered = [pair for pair in found if not pair[0].event_time]
+    ordered = [pair for pair in objects if not pair[0].event_time]
     ordered.sort(key=lambda pair: (pair[0].bucket, -pair[0].first_seq))
-    others = [file for name, file in found if name.event_time]  # their buckets are in no order with incarnations
+    others = [file for name, file in objects if name.event_time]  # their buckets are in no order with incarnations
     created: dict[str, None] = {}
     mark = files.watermark(stream)  # an archive that several captures share has objects of all of them in any order
     consumers = dict.fromkeys(file.consumer for file in mark.files) if mark is not None else {}

@@ -116,55 +116,58 @@ def stream_of(info: dict[str, Any]) -> Stream:
 
 def _feeds(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the streams of this account that a stream sources or mirrors, with the subjects that it takes of each."""
-    found: dict[str, tuple[str, ...]] = {}
+    sources: dict[str, tuple[str, ...]] = {}
     for feed in origins(config):
         if not feed.get("external"):
-            subjects = (feed.get("filter_subject"), *(each.get("src") for each in feed.get("subject_transforms") or ()))
-            found[feed["name"]] = found.get(feed["name"], ()) + (tuple(filter(None, subjects)) or (">",))
-    return found
+            subjects = (
+                feed.get("filter_subject"),
+                *(transform.get("src") for transform in feed.get("subject_transforms") or ()),
+            )
+            sources[feed["name"]] = sources.get(feed["name"], ()) + (tuple(filter(None, subjects)) or (">",))
+    return sources
 
 
 async def _streams(api: Api, pattern: str) -> list[Stream]:
     listed = await _listed(api, {"subject": pattern})
-    return [stream for stream in listed if any(overlaps(each, pattern) for each in stream.subjects)]
+    return [stream for stream in listed if any(overlaps(subject, pattern) for subject in stream.subjects)]
 
 
 async def _listed(api: Api, request: Mapping[str, Any]) -> list[Stream]:
-    found: list[Stream] = []
+    streams: list[Stream] = []
     while True:
-        answer = await api.request("STREAM.LIST", {**request, "offset": len(found)})
+        answer = await api.request("STREAM.LIST", {**request, "offset": len(streams)})
         part = [stream_of(info) for info in answer.get("streams") or ()]
-        found += part
-        if not part or len(found) >= answer.get("total", 0):
-            return found
+        streams += part
+        if not part or len(streams) >= answer.get("total", 0):
+            return streams
 
 
 async def _ingested(api: Api, streams: Sequence[Stream], origin: Origin) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    subjects_of: dict[str, tuple[str, ...]] = {}
     known = {stream.name: stream for stream in await _listed(api, {})}
     for stream in known.values():
         recorded = stream.created in origin.created
         taken = {stream.name: (), **_upstream(stream, known)}
-        if not (recorded or stream.name == origin.stream) or taken.keys().isdisjoint(each.name for each in streams):
+        if not (recorded or stream.name == origin.stream) or taken.keys().isdisjoint(stream.name for stream in streams):
             continue
         consumers = [await _filters(api, stream.name, consumer) for consumer in origin.consumers]
         filters = [subject for subjects in consumers for subject in subjects or ()]
         if recorded or filters:
             taken[stream.name] += tuple(filters) or (">",)
-            found |= {name: found.get(name, ()) + subjects for name, subjects in taken.items()}
-    return {stream.name: found[stream.name] for stream in streams if stream.name in found}
+            subjects_of |= {name: subjects_of.get(name, ()) + subjects for name, subjects in taken.items()}
+    return {stream.name: subjects_of[stream.name] for stream in streams if stream.name in subjects_of}
 
 
 def _upstream(stream: Stream, known: Mapping[str, Stream]) -> dict[str, tuple[str, ...]]:
     """Return the streams from which this one gets messages, with the subjects that are taken of each."""
-    found: dict[str, tuple[str, ...]] = {}
+    subjects_of: dict[str, tuple[str, ...]] = {}
     waiting = [stream]
     while waiting:
         for name, subjects in waiting.pop().feeds.items():
-            if name not in found and name in known:
+            if name not in subjects_of and name in known:
                 waiting.append(known[name])
-            found[name] = found.get(name, ()) + subjects
-    return found
+            subjects_of[name] = subjects_of.get(name, ()) + subjects
+    return subjects_of
 
 
 async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | None:
@@ -188,12 +191,12 @@ def replayed_identities(blocks: pa.BinaryArray, replay_id: str) -> pa.Table:
     mine = blocks.filter(pc.match_substring(blocks, ours))
     if not len(mine):
         return _NOTHING.empty_table()
-    found = pc.extract_regex(
+    fields = pc.extract_regex(
         mine,
         rf"\r\n{FROM_STREAM}: (?P<stream>[^\r]*)\r\n{FROM_SEQ}: (?P<seq>\d+)\r\n"
         rf"(?:{FROM_TIME}: (?P<time>[^\rZ]*)Z\r\n)?(?:{FROM_ROW}: (?P<row>\d+)\r\n)?{REPLAY}: ",
     ).drop_null()
-    texts = {name: found.field(name).cast(pa.string()) for name in ("stream", "seq", "time", "row")}
+    texts = {name: fields.field(name).cast(pa.string()) for name in ("stream", "seq", "time", "row")}
     optional = {name: pc.if_else(pc.equal(texts[name], ""), None, texts[name]) for name in ("time", "row")}
     columns = [
         texts["stream"],

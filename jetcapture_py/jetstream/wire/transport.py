@@ -110,9 +110,9 @@ class _Reader(_Base):
     async def readline(self) -> bytes:
         """Read a line and remove it from the memory."""
         memory = self.memory
-        while not (found := _END.search(memory.segment, memory.start, memory.stop)) and not self.at_eof():
+        while not (line_end := _END.search(memory.segment, memory.start, memory.stop)) and not self.at_eof():
             await self.read()
-        end = found.end() if found else memory.stop
+        end = line_end.end() if line_end else memory.stop
         line = bytes(memory.segment[memory.start : end])
         memory.start = end
         self._fresh = len(memory) > 0

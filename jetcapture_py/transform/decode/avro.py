@@ -280,14 +280,14 @@ class AvroDecoder:
         return self._with_id(int.from_bytes(payload[1:5], "big")), 5
 
     def _with_id(self, number: int) -> _Writer:
-        if (known := self._by_id.get(number)) is None:
+        if (writer := self._by_id.get(number)) is None:
             assert self._registry is not None  # noqa: S101  only called with one
             schema = self._registry.with_id(number)
             try:
-                known = self._by_id[number] = self._foreign(schema)
+                writer = self._by_id[number] = self._foreign(schema)
             except REFUSALS as error:
                 raise self._registry.missed(number, f"schema {number} cannot be used: {one_line(str(error))}") from None
-        return known
+        return writer
 
     def _writer(self, schema: Any) -> _Writer:
         plain = _parsed(changed(schema, without_logical), {})
@@ -321,17 +321,17 @@ class AvroDecoder:
         """Return the writer's schema in the header of a container. Raises ValueError."""
         if len(schema) > _MAX_SCHEMA:
             raise ValueError(f"the schema has more than {_MAX_SCHEMA} bytes")
-        if (known := self._of_containers.get(schema)) is None:
+        if (writer := self._of_containers.get(schema)) is None:
             try:
-                known = self._foreign(json.loads(schema))
+                writer = self._foreign(json.loads(schema))
             except REFUSALS as error:
-                known = one_line(str(error))
+                writer = one_line(str(error))
             if len(self._of_containers) >= _MAX_SCHEMAS or sum(map(len, self._of_containers)) > _MAX_SCHEMA_BYTES:
                 self._of_containers.clear()
-            self._of_containers[schema] = known
-        if isinstance(known, str):
-            raise ValueError(known)
-        return known
+            self._of_containers[schema] = writer
+        if isinstance(writer, str):
+            raise ValueError(writer)
+        return writer
 
 
 def make(config: DecodeConfig) -> AvroDecoder:

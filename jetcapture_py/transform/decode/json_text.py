@@ -56,7 +56,7 @@ class PayloadTexts:
         values = fields[head]
         for step in steps:
             values = self._inner[step](values)[step]
-        return [inner if own is None else own for own, inner in zip(fields[name], values, strict=True)]
+        return [inner if text is None else text for text, inner in zip(fields[name], values, strict=True)]
 
     def _texts(self, values: Sent) -> pa.StringArray:
         sent = pa.array([None if value is None else bytes(value) for value in values], pa.binary()).dictionary_encode()

@@ -132,10 +132,10 @@ def make(config: DecodeConfig) -> ProtobufDecoder:
 
 def _pool(descriptors: bytes) -> Any:
     """Return the types of a descriptor set, which may lack those of Google's own files. Raises ValueError."""
-    own = (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
+    modules = (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
     files = {
         module.DESCRIPTOR.name: descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
-        for module in own
+        for module in modules
     }
     try:
         given = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
@@ -175,7 +175,7 @@ def _check(descriptor: Any) -> Callable[[Any], None]:
         for field in descriptor.fields
         if field.message_type is not None and not field.message_type.GetOptions().map_entry
     ]
-    known: dict[str, Callable[[Any], None]] = {}
+    checks: dict[str, Callable[[Any], None]] = {}
 
     def check(message: Any) -> None:
         for field in UnknownFieldSet(message):
@@ -186,8 +186,8 @@ def _check(descriptor: Any) -> Callable[[Any], None]:
                 if not repeated and not message.HasField(name):
                     break
                 type_ = value.DESCRIPTOR
-                if (check_value := known.get(type_.full_name)) is None:
-                    check_value = known[type_.full_name] = _check(type_)
+                if (check_value := checks.get(type_.full_name)) is None:
+                    check_value = checks[type_.full_name] = _check(type_)
                 check_value(value)
 
     return check
