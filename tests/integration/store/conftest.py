@@ -37,9 +37,10 @@ LONG = {
     "test_a_server_that_never_answers_is_given_up_without_any_options",
     "test_a_slow_upload_is_not_taken_for_silence",
     "test_an_azure_object_sent_in_blocks_is_not_written_again_either",
-    "test_what_was_stored_is_listed_and_proven",
 }
 """Tests of which `make test` runs one driver's."""
+SERVERS = {"real_s3", "azure", "azure_connection", "google", "served", "keeping"}
+"""Fixtures of servers that are missing on most machines."""
 
 
 class Place(ABC):
@@ -164,18 +165,20 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Local stores, memory and Google have one driver; what takes long, and moto beside a server, is tried with one."""
+    """Local stores, memory and Google have one driver. What takes long is tried with one in `make test`, and what needs
+    another server than moto is in the exhaustive tier."""
     for item in list(items):
-        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if Path(__file__).parent not in item.path.parents:
+        if Path(__file__).parent not in item.path.parents or not isinstance(item, pytest.Function):
             continue
-        place = params.get("place", params.get("store", params.get("remote_place")))
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        place = params.get("place", params.get("remote_place"))
         only = {"local": "fsspec", "memory": "fsspec", "simulated": "fsspec", "google": "obstore"}.get(str(place))
-        if only and params.get("driver", only) != only:
+        driver = params.get("driver")
+        if only and driver not in (None, only):
             items.remove(item)
-        elif params.get("driver") != "obstore":
             continue
-        elif "moto" in params.values() or getattr(item, "originalname", "") in LONG:
+        elsewhere = not SERVERS.isdisjoint({*map(str, params.values()), *item.fixturenames})
+        if elsewhere or (driver == "obstore" and item.originalname in LONG):
             item.add_marker(pytest.mark.exhaustive)
 
 

@@ -143,10 +143,6 @@ def renamed(root: Path) -> None:
     root.rename(root.with_name("elsewhere"))
 
 
-def parent_renamed(root: Path) -> None:
-    root.parent.rename(root.parent.with_name("elsewhere"))
-
-
 def emptied(root: Path) -> None:
     """As after an unmount, and with the same inode where the file system gives it again."""
     shutil.rmtree(root)
@@ -175,7 +171,7 @@ def a_file(root: Path) -> None:
     root.touch()
 
 
-LOSSES = [removed, renamed, parent_renamed, emptied, replaced, another_archive, relinked, a_file]
+LOSSES = [removed, emptied, replaced, another_archive, relinked, a_file]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
@@ -199,17 +195,17 @@ def everything(top: Path) -> set[str]:
     return {str(path) for path in top.rglob("*")}
 
 
-@pytest.mark.parametrize("lose", [renamed, replaced, relinked, a_file])
+@pytest.mark.parametrize("lose", [replaced, relinked])
 def test_once_the_root_is_back_objects_are_stored_again(
     root: Path, store: LocalStore, lose: Callable[[Path], None]
 ) -> None:
     lose(root)
     with pytest.raises(StoreError):
         put(store, SECOND, b"second")
-    if root.is_dir() and not root.is_symlink():
-        root.rmdir()
+    if root.is_symlink():
+        root.unlink()
     else:
-        root.unlink(missing_ok=True)
+        root.rmdir()
     root.with_name("elsewhere").rename(root)
     put(store, SECOND, b"second")
     assert (root / SECOND.path).read_bytes() == b"second"

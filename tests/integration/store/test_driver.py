@@ -27,42 +27,34 @@ from tests.support.running import Command, publish, settings
 HERE: dict[str, Any] = {"access_key_id": "k", "secret_access_key": "s", "endpoint": "http://127.0.0.1:9"}
 
 
-@pytest.mark.parametrize(
-    ("url", "options"),
-    [
+def test_obstore_gets_its_own_options() -> None:
+    for url, options in (
         ("s3://bucket/x", HERE),
         ("s3://bucket/{key}", {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region": "eu-west-1"}),
         ("s3://bucket", {"skip_signature": True, "request_payer": True, "client_options": {"timeout": "5s"}}),
         ("az://box/x", {"account_name": "a", "account_key": "YQ=="}),
         ("abfs://box@a.dfs.core.windows.net/x", {"sas_key": "?sv=1&sig=2", "retry_config": {"max_retries": 9}}),
         ("gs://bucket/x", {"bearer_token": "t"}),
-    ],
-)
-def test_obstore_gets_its_own_options(url: str, options: dict[str, Any]) -> None:
-    store = configured_store(StoreConfig(url=url, options=options, driver="obstore"))
-    assert driver_of(store) == "obstore"
+    ):
+        store = configured_store(StoreConfig(url=url, options=options, driver="obstore"))
+        assert driver_of(store) == "obstore"
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("s3", {"AWS_ACCESS_KEY_ID": "k", "aws_secret_access_key": "s"}),
-        ("s3", {"skip_signature": True}),
-        ("az", {"access_key": "YQ=="}),
-        ("az", {"azure_storage_master_key": "YQ=="}),
-        ("az", {"sas_token": "?sv=1&sig=2"}),
-        ("az", {"bearer_token": "t"}),
-        ("az", {"azure_use_azure_cli": True}),
-    ],
-)
-def test_obstore_looks_for_no_login_beside_one_in_the_options(
-    kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    account = {"account_name": "a"} if kind == "az" else {}
-    assert ObstoreDriver(f"{kind}://box", {**account, **options})._login(options) is None
-    if kind == "az":
-        monkeypatch.setenv("AZURE_STORAGE_ACCESS_KEY", "YQ==")
-        assert ObstoreDriver("az://box", account)._login({}) is None
+def test_obstore_looks_for_no_login_beside_one_in_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = {"account_name": "a"}
+    for url, options in (
+        ("s3://box", {"AWS_ACCESS_KEY_ID": "k", "aws_secret_access_key": "s"}),
+        ("s3://box", {"skip_signature": True}),
+        ("az://box", {**account, "access_key": "YQ=="}),
+        ("az://box", {**account, "azure_storage_master_key": "YQ=="}),
+        ("az://box", {**account, "sas_token": "?sv=1&sig=2"}),
+        ("az://box", {**account, "bearer_token": "t"}),
+        ("az://box", {**account, "azure_use_azure_cli": True}),
+    ):
+        assert ObstoreDriver(url, options)._login(options) is None
+    assert ObstoreDriver("az://box", account)._login(account) is not None
+    monkeypatch.setenv("AZURE_STORAGE_ACCESS_KEY", "YQ==")
+    assert ObstoreDriver("az://box", account)._login(account) is None
 
 
 def test_obstore_finds_the_server_of_an_account_in_its_address() -> None:
@@ -84,7 +76,6 @@ def test_a_profile_that_is_missing_is_told_when_it_is_needed(monkeypatch: pytest
         ("s3://bucket", {**HERE, "endpoint_url_": "x"}, r"store\.options: obstore does not accept them"),
         ("s3://bucket", {"client_options": {"bogus": "1"}}, r"store\.options: obstore does not accept them"),
         ("s3://bucket/a//b", HERE, "directories with names such as"),
-        ("s3://bucket/a/../b", HERE, "directories with names such as"),
         ("s3://{key}/a", HERE, "obstore stores in one bucket"),
         ("memory://x", {}, "obstore is for S3, Azure and Google Cloud Storage, not for memory://"),
         ("/archive", {}, "obstore is not for local directories"),
@@ -113,10 +104,9 @@ def test_objects_get_the_storage_class_and_the_encryption_of_the_options(moto: S
     assert {name: head[name] for name in extra} == extra
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_versions_of_a_bucket_are_listed_read_and_deleted(moto: S3Place, driver: str, *, named: bool) -> None:
+def test_versions_of_a_bucket_are_listed_read_and_deleted(moto: S3Place, driver: str) -> None:
     moto.client.put_bucket_versioning(Bucket=moto.bucket, VersioningConfiguration={"Status": "Enabled"})
-    store, files = moto.open(), ArchiveFiles(moto.url, {**moto.options, **({"driver": driver} if named else {})})
+    store, files = moto.open(), ArchiveFiles(moto.url, {**moto.options, "driver": driver})
     store.write_note("S/note", b"first")
     store.write_note("S/note", b"second")
     (version,) = files.old_versions("S")
