@@ -12,33 +12,19 @@ from jetcapture_py.errors import ConfigError
 MINIMAL = "source: {stream: A, consumer: b}\nstore: {url: /data}\n"
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "!!python/object/apply:os.mkdir [MARK]",
-        "!!python/object/new:os.mkdir {args: [MARK]}",
-        "!!python/object:pathlib.Path {}",
-        "!!python/name:os.system",
-        "!!python/module:os",
-        "!<tag:yaml.org,2002:python/object/apply:os.mkdir> [MARK]",
-        "!!binary aGk=",
-        "!!set {a, b}",
-        "!!timestamp 2026-01-01",
-        "!mine {a: 1}",
-    ],
-)
-@pytest.mark.parametrize("line", ["key: {}", "nats: {}", "store: {{url: /x, options: {{a: {}}}}}", "{}: 1", "{}"])
-def test_no_tag_makes_an_object(tmp_path: Path, line: str, value: str) -> None:
+@pytest.mark.parametrize("line", ["key: {}", "store: {{url: /x, options: {{a: {}}}}}", "{}: 1"])
+def test_no_tag_makes_an_object(tmp_path: Path, line: str) -> None:
     mark = tmp_path / "mark"
-    text = line.format(value.replace("MARK", str(mark)))
-    if "store" not in text:
-        text = f"{MINIMAL}{text}\n"
-    problems: tuple[str, ...] = ()
-    try:
-        model.loads(text, {})
-    except ConfigError as error:
-        problems = error.problems
-    assert problems
+    for value in (
+        f"!!python/object/apply:os.mkdir [{mark}]",
+        f"!<tag:yaml.org,2002:python/object/apply:os.mkdir> [{mark}]",
+        "!!python/name:os.system",
+        "!!binary aGk=",
+        "!mine {a: 1}",
+    ):
+        text = line.format(value)
+        with pytest.raises(ConfigError):
+            model.loads(text if "store" in text else f"{MINIMAL}{text}\n", {})
     assert not mark.exists()
 
 

@@ -225,11 +225,11 @@ def fetch(url: str) -> str:
         return str(answer.read().decode())
 
 
-@pytest.mark.parametrize("name", NASTY)
-def test_a_table_of_results_writes_no_line_and_moves_no_cursor(name: str) -> None:
-    lines = list(table([name, "b"], [[name, None], ["x", name]]))
-    assert len(lines) == 4
-    assert all(line.isprintable() for line in lines)
+def test_a_table_of_results_writes_no_line_and_moves_no_cursor() -> None:
+    for name in NASTY:
+        lines = list(table([name, "b"], [[name, None], ["x", name]]))
+        assert len(lines) == 4
+        assert all(line.isprintable() for line in lines)
 
 
 RESERVED = ("_quarantine", "_watermark", "_streams")
