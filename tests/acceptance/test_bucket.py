@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +20,13 @@ from nats.js.errors import NotFoundError
 from jetcapture_py import read_bucket
 from jetcapture_py.config.buckets import AsOf
 from jetcapture_py.config.units import moment_of
-from spark_jobs import archive as spark_archive
 from tests.integration.manage.api import ask
 from tests.support.kv import Entry, held
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, connection, settings, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.spark
+    pass
 
 BUCKET, STREAM = "settings", "KV_settings"
 KEYS, REVISIONS, SNAPSHOTS = 500, 10_000, 50
@@ -161,35 +158,21 @@ async def use(url: str, seed: int) -> Use:
     return found
 
 
-NEEDED = ["key_name", "revision", "_nats_payload"]
-
-
-def rows(archive: Path, columns: Sequence[str], **how: Any) -> list[dict[str, Any]]:
+def rows(archive: Path, *columns: str, **how: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = read_bucket(str(archive), BUCKET, columns=columns, **how).read_all().to_pylist()
     return found
 
 
 def values(archive: Path, as_of: AsOf | None = None) -> dict[str, tuple[int, bytes]]:
-    return by_key(
-        row.values() for row in read_bucket(str(archive), BUCKET, as_of=as_of, columns=NEEDED).read_all().to_pylist()
-    )
+    found = rows(archive, "key_name", "revision", "_nats_payload", as_of=as_of)
+    by_key = {row["key_name"]: (row["revision"], row["_nats_payload"] or b"") for row in found}
+    assert len(by_key) == len(found)
+    return by_key
 
 
-def in_spark(spark: SparkSession, archive: Path, as_of: AsOf | None = None) -> dict[str, tuple[int, bytes]]:
-    return by_key(spark_archive.read_bucket(spark, str(archive), BUCKET, as_of=as_of, columns=NEEDED).collect())
-
-
-def by_key(rows: Iterable[Iterable[Any]]) -> dict[str, tuple[int, bytes]]:
-    found = [(key, (revision, bytes(value or b""))) for key, revision, value in rows]
-    assert len(dict(found)) == len(found)
-    return dict(found)
-
-
-@pytest.mark.timeout(2400)  # of sixty queries, each with a plan of its own, or of a few of them
-@pytest.mark.parametrize("one_in", [30, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.exhaustive
 def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
-    nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession, one_in: int
+    nats_server: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
     server, archive = nats_server(), tmp_path / "archive"
     asyncio.run(ask(server.url, f"STREAM.CREATE.{STREAM}", BUCKET_CONFIG))
@@ -202,10 +185,8 @@ def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
     assert len(entries) >= REVISIONS
     assert len(use_of.snapshots) == SNAPSHOTS
 
-    history = spark_archive.read_bucket(
-        spark, str(archive), BUCKET, history=True, as_of=entries[-1].seq
-    )  # later ones are markers
-    kinds = {row["revision"]: row["operation"] for row in history.select("revision", "operation").collect()}
+    history = rows(archive, "revision", "operation", history=True, as_of=entries[-1].seq)  # later ones are markers
+    kinds = {row["revision"]: row["operation"] for row in history}
     assert set(kinds.values()) == {"put", "delete", "purge", "expire"}
     assert kinds.keys() == times.keys()
 
@@ -214,22 +195,15 @@ def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
         by_revision = values(archive, each.seq)
         assert by_revision == held((e for e in entries if e.seq <= each.seq), times[each.seq], HISTORY)
         if index % 5 == 0:
-            by_time = values(archive, moment_of(each.before))
-            assert by_time == held(entries, each.before, HISTORY)
-        if index % one_in == 0:
-            assert in_spark(spark, archive, each.seq) == by_revision
-        if index % (5 * one_in) == 0:
-            assert in_spark(spark, archive, moment_of(each.before)) == by_time
+            assert values(archive, moment_of(each.before)) == held(entries, each.before, HISTORY)
         unsure = {e.key for e in entries if e.ends is not None and times[each.seq] - LAG < e.ends < each.after + SECOND}
         sure = {key for key in (by_revision | each.values) if key not in unsure}
         assert {key: by_revision.get(key) for key in sure} == {key: each.values.get(key) for key in sure}
         compared += len(sure)
     assert compared > SNAPSHOTS * KEYS // 4
-    last = in_spark(spark, archive)
+    last = values(archive)
     assert last == held(entries, now(), HISTORY)
     newest = {e.key: e.seq for e in entries}
     assert any(newest[key] != revision for key, (revision, _) in last.items())  # older ones show when newer ones expire
-    decoded = spark_archive.read_bucket(
-        spark, str(archive), BUCKET, columns=["key_name", "n", "_nats_payload"]
-    ).collect()
-    assert all((row["n"] is None) == bytes(row["_nats_payload"]).startswith(b"not JSON") for row in decoded)
+    decoded = rows(archive, "n", "_nats_payload")
+    assert all((row["n"] is None) == (row["_nats_payload"] or b"").startswith(b"not JSON") for row in decoded)

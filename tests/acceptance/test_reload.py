@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.acceptance.test_run import awaited, three
 from tests.acceptance.test_several import MESSAGES, STREAMS, all_held, counts, files, filled, held, sequences
@@ -104,31 +103,6 @@ def test_files_are_taken_over_together_or_not_at_all_and_every_problem_is_logged
         assert outcome(hang_up(running)) == (["fourth"], ["first"], ["third"], 1)
         running.drain()
     assert counts(archive) == dict.fromkeys((*STREAMS, "FOURTH"), MESSAGES)
-
-
-def test_one_file_is_read_again_and_its_capture_restarted_if_it_has_changed(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, three()))
-    sections = {"http": {"listen": "127.0.0.1:0"}}
-    with Command(tmp_path, settings(server.url, tmp_path / "archive", **sections)) as running:
-        running.start()
-        awaited(lambda: held(server.url, "ORDERS") == 1000, "all are delivered")
-        assert outcome(hang_up(running)) == ([], [], [], 1)
-        assert objects(tmp_path / "archive") == []
-        write(tmp_path, "replica", settings(server.url, tmp_path / "archive", key="changed", **sections))
-        assert outcome(hang_up(running)) == ([], ["replica"], [], 0)
-        asyncio.run(publish(server.url, three(10)))
-        awaited(lambda: held(server.url, "ORDERS") == 10, "it goes on")
-        port = next(running.events("http.listening"))["port"]
-
-        def fetched() -> float:
-            families = {each.name: each for each in text_string_to_metric_families(get(port, "/metrics")[1])}
-            return families["jetcapture_messages_fetched"].samples[0].value
-
-        awaited(lambda: fetched() == 10, "the page is that of the new capture")
-        running.drain()
-    assert [row["key"] for row in rows(tmp_path / "archive")][-10:] == ["changed"] * 10
-    assert not any("capture" in each for each in running.events("capture.started"))
 
 
 KEY = """
@@ -250,23 +224,6 @@ def test_sighup_during_the_start_is_held_until_the_process_can_read_its_file_aga
         awaited(lambda: list(running.events("config.reloaded")) or running.process.poll() is not None, "it is read")
         assert not list(running.events("capture.draining")), running.log
         running.drain()
-
-
-def test_a_file_that_is_renamed_with_the_same_stem_keeps_its_page_and_probes(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    server = filled(nats_server, STREAMS[:1])
-    directory = files(tmp_path, server.url, STREAMS[:1])
-    with process(directory) as running:
-        running.start("--http", "127.0.0.1:0")
-        awaited(all_held(server.url, STREAMS[:1]), "all are delivered")
-        port = next(running.events("http.listening"))["port"]
-        (directory / "first.yaml").rename(directory / "first.yml")
-        assert outcome(hang_up(running)) == (["first"], [], ["first"], 0)
-        awaited(lambda: get(port, "/first/readyz") == (200, "ready\n"), "the new one is ready")
-        assert 'capture="first"' in get(port, "/metrics")[1]
-        running.drain()
-    assert counts(tmp_path / "archive") == {"FIRST": MESSAGES}
 
 
 def test_a_signal_during_a_restart_that_cannot_drain_ends_with_exit_code_1(nats_server: Start, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from nats.js.errors import NotFoundError
 
@@ -24,11 +24,12 @@ from tests.support.nats_server import NatsServer
 from tests.support.running import (
     STREAM,
     Command,
+    capture_all,
+    config,
     connection,
     consumer,
     objects,
     publish,
-    publish_and_capture,
     rows,
     settings,
 )
@@ -63,20 +64,15 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stores_and_acknowledges_everything_and_exits_0(
-    nats_server: Start, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupt_stores_and_acknowledges_everything_and_exits_0(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, three()))
     with Command(tmp_path, settings(server.url, tmp_path / "archive", drain_timeout="120s")) as replica:
         replica.start()
         awaited(lambda: delivered(server.url) == 1000, "all are delivered")
         assert not list((tmp_path / "archive").rglob("*.parquet"))
-        began = time.monotonic()
-        replica.process.send_signal(number)
+        replica.process.send_signal(signal.SIGINT)
         assert replica.wait() == 0, replica.log
-        assert time.monotonic() - began < 60
     assert len(rows(tmp_path / "archive")) == 1000
     state = asyncio.run(consumer(server.url))
     assert (state.num_pending, state.num_ack_pending) == (0, 0)
@@ -168,10 +164,8 @@ def test_a_drain_that_cannot_store_ends_at_its_deadline_and_loses_nothing(nats_s
     with Command(tmp_path, settings(server.url, archive, drain_timeout="1s", block={"max_age": "0.2s"})) as replica:
         replica.start()
         awaited(lambda: list(replica.events("store.failed")), "the store fails")
-        began = time.monotonic()
         replica.process.send_signal(signal.SIGTERM)
-        assert replica.wait() == 1
-        assert time.monotonic() - began < 40, "the default is 60 s"
+        assert replica.wait(50) == 1, "the default is 60 s"
         (failure,) = replica.events("capture.failed")
         assert (
             failure["error"]
@@ -191,10 +185,8 @@ def test_a_second_signal_ends_the_process_at_once(nats_server: Start, tmp_path: 
         replica.process.send_signal(signal.SIGTERM)
         awaited(lambda: list(replica.events("capture.draining")), "the drain begins")
         assert replica.process.poll() is None
-        began = time.monotonic()
         replica.process.send_signal(signal.SIGTERM)
-        assert replica.wait() == 1
-        assert time.monotonic() - began < 60
+        assert replica.wait(100) == 1, "before drain_timeout"
     assert asyncio.run(consumer(server.url)).num_ack_pending == 1000
 
 
@@ -202,10 +194,8 @@ def test_a_signal_while_nothing_can_be_reached_ends_the_process(tmp_path: Path) 
     with Command(tmp_path, settings("nats://127.0.0.1:1", tmp_path / "archive", drain_timeout="120s")) as replica:
         replica.start()
         awaited(lambda: list(replica.events("capture.started")), "it tries")
-        began = time.monotonic()
         replica.process.send_signal(signal.SIGTERM)
-        assert replica.wait() == 0
-        assert time.monotonic() - began < 60
+        assert replica.wait(100) == 0, "before drain_timeout"
 
 
 def test_a_quiet_streams_block_is_stored_within_two_seconds_of_its_age(nats_server: Start, tmp_path: Path) -> None:
@@ -240,112 +230,53 @@ def test_objects_are_named_as_documented_and_a_run_without_messages_leaves_none(
     assert sum(name.rows for name in names) == 1000
 
 
-@pytest.mark.parametrize(
-    ("wrong", "line"),
-    [
+def test_a_wrong_setting_is_named_with_its_path_and_a_suggestion_and_exits_2(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for wrong, line in (
         ({"source": {"ack_wiat": "2m"}}, "source.ack_wiat: unknown setting; did you mean ack_wait?"),
         ({"key": "no_such:function"}, "key: cannot import no_such:function: ModuleNotFoundError"),
-    ],
-)
-def test_a_wrong_setting_is_named_with_its_path_and_a_suggestion_and_exits_2(
-    tmp_path: Path, wrong: dict[str, Any], line: str
-) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:4222", tmp_path / "archive", **wrong)))
-    done = command("run", str(path))
-    assert done.returncode == 2
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    ):
+        sections: dict[str, Any] = dict(wrong)
+        path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:4222", tmp_path / "archive", **sections)))
+        done = command("run", str(path))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert line in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert "Traceback" not in done.stderr
 
 
-def failure(replica: Command) -> str:
-    """The one error of a process that could not start."""
-    lines = [json.loads(line) for line in replica.log.splitlines()]
-    (error,) = [line["error"] for line in lines if line["level"] == "error"]
-    assert "Traceback" not in replica.log
-    return str(error)
-
-
-def test_a_missing_stream_is_one_clear_line_and_exits_1(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    with Command(tmp_path, settings(server.url, tmp_path / "archive")) as replica:
-        assert replica.start().wait() == 1
-    assert failure(replica) == "stream ORDERS does not exist; create it, or correct source.stream"
-
-
-def test_a_deleted_stream_of_the_archive_is_advised_to_be_restored(nats_server: Start, tmp_path: Path) -> None:
-    server, archive = nats_server(), tmp_path / "archive"
+def test_what_keeps_a_capture_from_starting_is_one_clear_line_and_exits_1(nats_server: Start, tmp_path: Path) -> None:
+    server, guarded = nats_server(), nats_server("authorization { user: app, password: right }")
+    archive, names = tmp_path / "archive", itertools.count()
 
     async def delete() -> None:
         async with connection(server.url) as client:
             await client.jetstream().delete_stream(STREAM)
 
-    publish_and_capture(server.url, archive, [("orders.eu", b"", None)])
-    asyncio.run(delete())
-    with Command(tmp_path, settings(server.url, archive)) as replica:
-        assert replica.start().wait() == 1
-    assert failure(replica) == (
-        "stream ORDERS does not exist; create it, or correct source.stream; or restore it: "
-        f"jetcapture restore {archive} ORDERS"
-    )
+    def failure(url: str, archive: Path = archive, **sections: Any) -> str:
+        """The one error of a process that could not start."""
+        configuration = settings(url, archive, **sections)
+        with Command(tmp_path, configuration, f"{next(names)}", module="tests.support.impatient") as replica:
+            assert replica.start().wait() == 1
+        (error,) = [line["error"] for line in map(json.loads, replica.log.splitlines()) if line["level"] == "error"]
+        assert "Traceback" not in replica.log
+        assert "wr0ng-secret" not in replica.log
+        return str(error)
 
-
-def test_a_missing_consumer_that_may_not_be_created_is_one_clear_line_and_exits_1(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, []))
-    with Command(tmp_path, settings(server.url, tmp_path / "archive", source={"create": False})) as replica:
-        assert replica.start().wait() == 1
-    assert failure(replica) == "consumer archive does not exist on stream ORDERS"
-
-
-def test_a_wrong_password_is_one_clear_line_and_exits_1_and_is_not_repeated(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server("authorization { user: app, password: right }")
-    login = {"user": "app", "password": "wr0ng-secret"}
-    with Command(tmp_path, settings(server.url, tmp_path / "archive", nats=login)) as replica:
-        assert replica.start().wait() == 1
-    assert failure(replica) == "NATS refused the connection: Authorization Violation"
-    assert "wr0ng-secret" not in replica.log
-
-
-def test_an_unwritable_store_is_one_clear_line_and_exits_1(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
+    absent = "stream ORDERS does not exist; create it, or correct source.stream"
+    assert failure(server.url) == absent
+    assert failure("nats://127.0.0.1:1").startswith("cannot connect to NATS at nats://127.0.0.1:1: ")
+    refused = failure(guarded.url, nats={"user": "app", "password": "wr0ng-secret"})
+    assert refused == "NATS refused the connection: Authorization Violation"
     asyncio.run(publish(server.url, three()))
+    assert failure(server.url, source={"create": False}) == "consumer archive does not exist on stream ORDERS"
     (tmp_path / "file").write_text("not a directory")
-    with Command(tmp_path, settings(server.url, tmp_path / "file" / "archive")) as replica:
-        assert replica.start().wait() == 1
-    assert failure(replica) == f"cannot write {tmp_path}/file/archive/_probe: Not a directory"
+    unwritable = failure(server.url, tmp_path / "file" / "archive")
+    assert unwritable == f"cannot write {tmp_path}/file/archive/_probe: Not a directory"
     assert asyncio.run(consumer(server.url)).num_ack_pending == 0, "nothing was pulled"
-
-
-def test_a_server_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
-    configuration = settings("nats://127.0.0.1:1", tmp_path / "archive")
-    with Command(tmp_path, configuration, module="tests.support.impatient") as replica:
-        assert replica.start().wait() == 1
-    assert failure(replica).startswith("cannot connect to NATS at nats://127.0.0.1:1: ")
-
-
-def test_the_schema_is_json_and_knows_the_settings() -> None:
-    done = command("schema")
-    assert done.returncode == 0
-    assert set(json.loads(done.stdout)["properties"]) == {
-        "nats",
-        "stream",
-        "source",
-        "decode",
-        "key",
-        "block",
-        "store",
-        "on_stored",
-        "limits",
-        "maintain",
-        "http",
-        "log",
-        "drain_timeout",
-    }
+    asyncio.run(capture_all(config(server.url, archive)))
+    asyncio.run(delete())
+    assert failure(server.url) == f"{absent}; or restore it: jetcapture restore {archive} ORDERS"
 
 
 def test_every_log_line_of_a_run_is_json_with_an_event(nats_server: Start, tmp_path: Path) -> None:

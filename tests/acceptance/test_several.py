@@ -7,19 +7,17 @@ import json
 import signal
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
 from nats.js.errors import NotFoundError
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.acceptance.test_run import awaited, command, three
+from tests.acceptance.test_run import awaited, three
 from tests.integration.monitoring.test_http import get
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, Command, connection, objects, publish, rows, settings
-from tests.support.several import fill, memory, of_stream, process, shows_memory, write
+from tests.support.running import CONSUMER, Command, connection, publish, rows, settings
+from tests.support.several import fill, of_stream, process, write
 
 Start = Callable[..., NatsServer]
 STREAMS = ("FIRST", "SECOND", "THIRD")
@@ -94,16 +92,6 @@ def test_every_stream_is_captured_and_one_signal_drains_them_all(nats_server: St
     assert "capture" not in draining
     for name in ("capture.started", "blocks.stored", "capture.stopped"):
         assert sorted(each["capture"] for each in running.events(name)) == ["first", "second", "third"]
-
-
-def test_several_files_are_named_on_the_command_line_until_each_has_caught_up(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    server = filled(nats_server)
-    paths = sorted(files(tmp_path, server.url).iterdir())
-    done = command("run", *map(str, paths), "--until-caught-up")
-    assert done.returncode == 0, done.stderr
-    assert counts(tmp_path / "archive") == dict.fromkeys(STREAMS, MESSAGES)
 
 
 def test_one_port_answers_for_all_and_for_each(nats_server: Start, tmp_path: Path) -> None:
@@ -268,38 +256,3 @@ def test_a_capture_that_hangs_while_it_starts_does_not_keep_the_process_from_end
         awaited(lambda: held(server.url, "SECOND") == 0, "its consumer is there, so it checks its store")
         running.drain()
     assert counts(tmp_path / "archive") == {"FIRST": MESSAGES}
-
-
-@pytest.mark.skipif(not shows_memory(), reason="the system does not show how processes share memory")
-def test_a_process_with_several_captures_stores_the_same_as_several_processes_in_less_memory(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    compare(nats_server().url, tmp_path, tuple(f"STREAM{number}" for number in range(5)))
-
-
-def compare(url: str, tmp_path: Path, streams: tuple[str, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Capture streams in one process and in a process each; return the memory of both, resident and proportional."""
-    asyncio.run(fill(url, streams, MESSAGES))
-    together = tmp_path / "together"
-    for stream in streams:
-        write(together, stream, of_stream(url, stream, tmp_path / "one", source={"consumer": "one"}))
-    with process(together) as one, ExitStack() as stack:
-        one.start()
-        awaited(all_held(url, streams, "one"), "all are delivered")
-        several = [
-            stack.enter_context(
-                Command(tmp_path, of_stream(url, stream, tmp_path / "many", source={"consumer": "many"}), stream)
-            ).start()
-            for stream in streams
-        ]
-        awaited(all_held(url, streams, "many"), "all are delivered", 300)
-        used = memory([one.process.pid]), memory([each.process.pid for each in several])
-        for each in (one, *several):
-            each.process.send_signal(signal.SIGTERM)
-        assert [each.wait() for each in (one, *several)] == [0] * (len(streams) + 1)
-    assert objects(tmp_path / "one") == objects(tmp_path / "many")
-    assert sum(name.rows for name in objects(tmp_path / "one")) == MESSAGES * len(streams)
-    (one_resident, one_share), (resident, share) = used
-    assert one_resident <= 0.6 * resident
-    assert one_share <= 0.6 * share
-    return used

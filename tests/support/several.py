@@ -49,19 +49,3 @@ def process(directory: Path, environment: Mapping[str, str] | None = None) -> Co
     command = Command(directory.parent, {}, f"process-{directory.name}", environment)
     command.path = directory
     return command
-
-
-def memory(pids: Sequence[int]) -> tuple[int, int]:
-    """Resident and proportional memory of processes in bytes; the second counts shared pages once."""
-    found = {"Rss": 0, "Pss": 0}
-    for pid in pids:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            name = line.partition(":")[0]
-            if name in found:
-                found[name] += int(line.split()[1]) << 10
-    return found["Rss"], found["Pss"]
-
-
-def shows_memory() -> bool:
-    """Whether the system shows how processes share memory."""
-    return Path("/proc/self/smaps_rollup").exists()

@@ -47,21 +47,6 @@ def long_names() -> Iterator[bytes]:
     yield from small(2000)
 
 
-def long_nested_names() -> Iterator[bytes]:
-    yield from (text({"n": {f"{number}{'x' * 500_000}": number}}) for number in range(50))
-    yield from small(2000)
-
-
-def wide_among_small() -> Iterator[bytes]:
-    wide = text(fields("c", 999))
-    yield from (wide if number % 100 == 0 else b'{"c1":1}' for number in range(10_000))
-
-
-def wide_items_among_long_lists() -> Iterator[bytes]:
-    wide, long = text({"l": [fields("f", 999)]}), text({"l": [{"f1": 1}] * 50_000})
-    yield from (wide if number % 10 == 0 else long for number in range(20))
-
-
 def wide_items_in_long_lists() -> Iterator[bytes]:
     yield from repeat(text({"l": [fields("f", 999), *({"f1": 1} for _ in range(50_000))]}), 10)
     yield from small(2000)
@@ -89,9 +74,6 @@ def outcome(root: Path) -> tuple[Counter[int], Counter[int]]:
             for case in (
                 (nested_before_small, range(0)),
                 (long_names, range(1, 101)),
-                (long_nested_names, range(0)),
-                (wide_among_small, range(0)),
-                (wide_items_among_long_lists, range(0)),
                 (ids_as_names, range(0)),
             )
         ),
