@@ -90,8 +90,8 @@ DedupeOption = Annotated[
     Literal["auto", "full", "none"],
     typer.Option(
         "--dedupe",
-        help="Which copies of a message to drop. auto: those under its key and bucket, enough unless `key` or "
-        "block.interval changed; full: compare all messages (slow); none.",
+        help="Which copies of a message to drop. auto: those under its key and time slice, enough unless `key` "
+        "or block.interval changed; full: compare all messages (slow); none.",
     ),
 ]
 ParquetOnly = Annotated[

@@ -1,4 +1,4 @@
-"""Merge the small and overlapping objects of an archive's closed buckets into sorted ones of a target size.
+"""Merge the small and overlapping objects of closed time slices into sorted ones of a target size.
 
     python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 1h] [--dry-run]
 
@@ -95,18 +95,18 @@ def _compact(
     quarantine: Annotated[bool, Option("--quarantine", help="Compact the quarantine instead of the messages.")] = False,
     target_size: Annotated[str, Option(metavar="SIZE", help="Size of objects to aim for.")] = "128MiB",
     older_than: Annotated[
-        str, Option(metavar="DURATION", help="Only buckets that ended at least this long ago.")
+        str, Option(metavar="DURATION", help="Only time slices that ended at least this long ago.")
     ] = "1h",
     grace: Annotated[
         str, Option(metavar="DURATION", help="How long to keep replaced objects for running readers.")
     ] = "1h",
     incomplete: Annotated[
-        bool, Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
+        bool, Option("--incomplete", help="Also compact time slices that the watermark has not passed yet.")
     ] = False,
     dry_run: opt.DryRun = False,
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Merge the small and overlapping objects of an archive's closed buckets."""
+    """Merge the small and overlapping objects of closed time slices."""
     settings = CompactionSettings(
         target=opt.value_of("--target-size", parse_size, target_size),
         after=opt.value_of("--older-than", parse_duration, older_than),
