@@ -57,7 +57,8 @@ class Subject:
     @property
     def settings(self) -> Config:
         """The capture's configuration."""
-        source = {"stream": self.name, "consumer": "archive"}
+        # a server that was killed delivers what was acknowledged last again after ack_wait
+        source = {"stream": self.name, "consumer": "archive", "ack_wait": "10s"}
         return config(self.server.url, self.root / self.name, source=source, key="{subject[1]}")
 
     @property

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,12 @@ from jetcapture_py import read_archive
 from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.maintain.command import maintain
 from tests.support.archives import Archive
+from tests.support.commands import jetcapture
 from tests.support.running import objects
 from tests.support.several import of_stream, write
 
 NOWHERE = "nats://127.0.0.1:1"
 """No server is needed."""
-
-
-def jetcapture(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "jetcapture_py", *map(str, words)], capture_output=True, text=True, timeout=300
-    )
 
 
 def capture(directory: Path, stream: str, archive: Path, compact: object = "at once", **sections: Any) -> Path:

@@ -25,8 +25,8 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind, Verdict
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
-from tests.integration.maintain.test_commands import jetcapture
 from tests.support.archives import Archive, encoded, put
+from tests.support.commands import jetcapture
 from tests.support.maintaining import compare_tables
 from tests.support.nats_server import NatsServer
 from tests.support.restores import main as restore

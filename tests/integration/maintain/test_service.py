@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.maintain.test_commands import capture, fill, jetcapture, seqs
+from tests.integration.maintain.test_commands import capture, fill, seqs
 from tests.support.archives import Archive
+from tests.support.commands import jetcapture
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.running import Command, consumer, objects, publish, settings

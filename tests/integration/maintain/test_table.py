@@ -49,9 +49,9 @@ from jetcapture_py.table.catalog import file_properties
 from jetcapture_py.table.commit import TableResult
 from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.verify.findings import Severity
-from tests.integration.maintain.test_commands import jetcapture
 from tests.support import iceberg_rest
 from tests.support.archives import HOUR, put, write_parquet
+from tests.support.commands import jetcapture
 from tests.support.documents import blocks
 from tests.support.erasing import bury
 from tests.support.iceberg_engines import DuckdbIceberg

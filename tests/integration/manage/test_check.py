@@ -59,16 +59,13 @@ def test_a_set_up_that_works_has_no_problem_and_exit_code_0(
     assert not (tmp_path / "archive").exists()
 
 
-def test_no_jetstream_is_found(nats_server: Start, tmp_path: Path) -> None:
+def test_no_server_and_no_jetstream_are_found(nats_server: Start, tmp_path: Path) -> None:
+    (found,) = problems(config("nats://127.0.0.1:9", tmp_path))
+    assert found.about == "connection"
     server = nats_server("accounts { A { users: [{ user: a, password: a }] } }\nno_auth_user: a")
     (found,) = problems(config(server.url, tmp_path))
     assert found.about == "JetStream"
     assert "enable" in found.text
-
-
-def test_no_server_is_found(tmp_path: Path) -> None:
-    (found,) = problems(config("nats://127.0.0.1:9", tmp_path))
-    assert found.about == "connection"
 
 
 @pytest.mark.parametrize(
@@ -101,26 +98,20 @@ def test_an_ack_wait_that_is_too_short_is_found(nats_server: Start, tmp_path: Pa
     assert found.about == "ack_wait"
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
+def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(tmp_path: Path) -> None:
+    for sections in (
         {"block": {"format": "jetcapture_py.text:Writer"}},
         {"decode": {"format": "jetcapture_py.text:Decoder"}},
         {"key": "jetcapture_py.text:key"},
         {"on_stored": {"call": "jetcapture_py.text:call"}},
-    ],
-    ids=str,
-)
-def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(
-    tmp_path: Path, sections: dict[str, Any]
-) -> None:
-    configuration = config("nats://127.0.0.1:9", tmp_path, **sections)
-    with pytest.raises(ConfigError) as of_a_start:
-        Capture(configuration)
-    with pytest.raises(ConfigError) as found:
-        run(configuration)
-    assert found.value.problems == of_a_start.value.problems
-    assert "cannot import jetcapture_py.text:" in str(found.value)
+    ):
+        configuration = config("nats://127.0.0.1:9", tmp_path, **sections)
+        with pytest.raises(ConfigError) as of_a_start:
+            Capture(configuration)
+        with pytest.raises(ConfigError) as of_a_check:
+            run(configuration)
+        assert of_a_check.value.problems == of_a_start.value.problems
+        assert "cannot import jetcapture_py.text:" in str(of_a_check.value)
 
 
 def test_a_users_store_is_probed(tmp_path: Path) -> None:
@@ -152,23 +143,21 @@ def test_limits_of_the_account_are_found(nats_server: Start, tmp_path: Path) -> 
     assert "1 consumers and has 1" in second.text
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"deliver_subject": "push.here"}, "is a push consumer"),
-        ({"ack_policy": "none", "max_ack_pending": -1, "ack_wait": 0}, "has ack_policy none"),
-        ({"headers_only": True}, "has headers_only set"),
-    ],
-)
-def test_a_consumer_of_another_kind_is_found(
-    nats_server: Start, tmp_path: Path, settings: dict[str, Any], reason: str
-) -> None:
+OTHER_KINDS: list[tuple[dict[str, Any], str]] = [
+    ({"deliver_subject": "push.here"}, "is a push consumer"),
+    ({"ack_policy": "none", "max_ack_pending": -1, "ack_wait": 0}, "has ack_policy none"),
+    ({"headers_only": True}, "has headers_only set"),
+]
+
+
+def test_a_consumer_of_another_kind_is_found(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     stream_of(server)
-    consumer_of(server, **settings)
-    found = [each for each in problems(config(server.url, tmp_path)) if each.about == "consumer"]
-    assert len(found) == 1
-    assert reason in found[0].text
+    for changes, reason in OTHER_KINDS:
+        consumer_of(server, **changes)
+        (found,) = [problem for problem in problems(config(server.url, tmp_path)) if problem.about == "consumer"]
+        assert reason in found.text
+        asyncio.run(ask(server.url, f"CONSUMER.DELETE.{STREAM}.{CONSUMER}"))
 
 
 def test_a_filter_that_matches_nothing_is_found(nats_server: Start, tmp_path: Path) -> None:
@@ -298,21 +287,19 @@ def test_servers_whose_consumers_skip_messages_are_known_by_their_versions() -> 
     assert [version for version in versions if skips_messages(version)] == ["2.10.26", "2.14.7", "2.15.0"]
 
 
-@pytest.mark.parametrize(
-    ("rate", "keys", "message_bytes", "sections", "expected"),
-    [
-        (10, 1, 100, {}, (9_000, "block.max_age")),
-        (10, 4, 100, {}, (2_250, "block.max_age")),
-        (10, 1, 100, {"block": {"interval": "1m"}}, (600, "block.interval")),
-        (1_000, 1, 100, {}, (10_000, "source.max_ack_pending")),
-        (1_000, 4, 100, {}, (4_000, "source.max_ack_pending")),
-        (1_000, 1, 1 << 20, {}, (128, "block.max_bytes")),
-        (1_000, 1, 1 << 20, {"limits": {"memory": "256MiB"}}, (64, "limits.memory")),
-        (1_000, 1, 100, {"block": {"max_messages": 50}}, (50, "block.max_messages")),
-    ],
-)
-def test_messages_in_an_object_follow_from_the_first_limit(
-    rate: float, keys: int, message_bytes: float, sections: dict[str, Any], expected: tuple[float, str]
-) -> None:
-    configuration = config("nats://127.0.0.1:4222", "/archive", **sections)
-    assert messages_per_object(configuration, rate, keys, message_bytes, 30_000) == expected
+LIMITS: list[tuple[float, int, float, dict[str, Any], tuple[float, str]]] = [
+    (10, 1, 100, {}, (9_000, "block.max_age")),
+    (10, 4, 100, {}, (2_250, "block.max_age")),
+    (10, 1, 100, {"block": {"interval": "1m"}}, (600, "block.interval")),
+    (1_000, 1, 100, {}, (10_000, "source.max_ack_pending")),
+    (1_000, 4, 100, {}, (4_000, "source.max_ack_pending")),
+    (1_000, 1, 1 << 20, {}, (128, "block.max_bytes")),
+    (1_000, 1, 1 << 20, {"limits": {"memory": "256MiB"}}, (64, "limits.memory")),
+    (1_000, 1, 100, {"block": {"max_messages": 50}}, (50, "block.max_messages")),
+]
+
+
+def test_messages_in_an_object_follow_from_the_first_limit() -> None:
+    for rate, keys, message_bytes, sections, expected in LIMITS:
+        configuration = config("nats://127.0.0.1:4222", "/archive", **sections)
+        assert messages_per_object(configuration, rate, keys, message_bytes, 30_000) == expected

@@ -12,6 +12,7 @@ import pytest
 
 from tests.acceptance.test_run import command
 from tests.integration.manage.api import create
+from tests.support.commands import jetcapture
 from tests.support.documents import ARCHIVE, SERVER, blocks
 from tests.support.nats_server import NatsServer
 from tests.support.running import connection
@@ -83,25 +84,25 @@ def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one
         "KV_settings",
         "OBJ_files",
     }
-    checked = command("check", str(path))
+    checked = jetcapture("check", str(path))
     assert (names(checked.stdout), checked.returncode) == (sorted([*ALL, "account.JOBS"]), 0), checked
     assert "account.JOBS         left out: its retention is workqueue" in checked.stdout
     for words in (("verify",), ("apply",), ("objects",), ("maintain",), ("quarantine", "list")):
-        done = command(*words, str(path))
+        done = jetcapture(*words, str(path))
         assert (names(done.stdout), done.returncode) == (ALL, 0), (words, done.stdout, done.stderr)
-    some = command("check", str(path), "--json", "--stream", "ORDERS-1", "--stream", "OTHER")
+    some = jetcapture("check", str(path), "--json", "--stream", "ORDERS-1", "--stream", "OTHER")
     assert (sorted(records(some.stdout)), some.returncode) == (of_account(("ORDERS-1", "OTHER")), 0), some.stderr
-    listed = command("status", str(path))
+    listed = jetcapture("status", str(path))
     assert (names(listed.stdout), listed.returncode) == (["capture", *ALL], 0), listed
-    quarantined = records(command("quarantine", "list", str(path), "--json").stdout)
+    quarantined = records(jetcapture("quarantine", "list", str(path), "--json").stdout)
     assert {name: each["messages"] for name, each in quarantined.items() if each["messages"]} == {"account.OTHER": 1}
-    erased = command("erase", str(path), "--subject", subject("ORDERS-2"), "--reason", "request 1", "--json")
+    erased = jetcapture("erase", str(path), "--subject", subject("ORDERS-2"), "--reason", "request 1", "--json")
     assert erased.returncode == 0, erased.stderr
     assert {name: each["messages"] for name, each in records(erased.stdout).items() if each["messages"]} == {
         "account.ORDERS-2": MESSAGES
     }
     (tmp_path / "archive" / "ORDERS-1").rename(tmp_path / "elsewhere")
-    done = command("verify", str(path), "--json")
+    done = jetcapture("verify", str(path), "--json")
     codes = {name: each["exit_code"] for name, each in records(done.stdout).items()}
     assert (done.returncode, codes["account.ORDERS-1"], codes["account.OTHER"]) == (1, 1, 0)
 
@@ -110,21 +111,23 @@ def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one
             await client.jetstream().delete_stream("ORDERS-2")
 
     asyncio.run(delete())
-    assert names(command("objects", str(path)).stdout) == of_account(("ORDERS-2", "OTHER", "KV_settings", "OBJ_files"))
-    assert "account.ORDERS-2" not in names(command("check", str(path)).stdout), "it is gone from the server"
+    assert names(jetcapture("objects", str(path)).stdout) == of_account(
+        ("ORDERS-2", "OTHER", "KV_settings", "OBJ_files")
+    )
+    assert "account.ORDERS-2" not in names(jetcapture("check", str(path)).stdout), "it is gone from the server"
 
 
 def test_what_the_file_system_has_in_the_archive_is_no_stream_and_nothing_to_do_is_said(tmp_path: Path) -> None:
     path = account("nats://127.0.0.1:1", tmp_path)
     (tmp_path / "archive" / "lost+found").mkdir(parents=True)
     for words in (("maintain",), ("erase", "--key", "a", "--reason", "request 1")):
-        done = command(words[0], str(path), *words[1:])
+        done = jetcapture(words[0], str(path), *words[1:])
         assert (done.stdout, done.returncode) == ("", 0), words
         assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
 
 
 def test_verify_fails_if_it_has_no_capture_to_prove(nats_server: Start, tmp_path: Path) -> None:
-    done = command("verify", str(account(nats_server().url, tmp_path)))
+    done = jetcapture("verify", str(account(nats_server().url, tmp_path)))
     assert (done.stdout, done.returncode) == ("", 1), done.stderr
     assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
 
@@ -135,18 +138,20 @@ def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_
 ) -> None:
     _, path = captured
     one = ("--stream", "OTHER")
-    assert command("verify", str(path), *one).stdout.startswith("complete: every one of 41 messages up to sequence 41")
-    assert "no JSON" in command("quarantine", "show", str(path), "41", *one).stdout
-    assert "40  " in command("tap", str(path), "-n", "3", *one).stdout
-    done = command("tap", str(path))
+    assert jetcapture("verify", str(path), *one).stdout.startswith(
+        "complete: every one of 41 messages up to sequence 41"
+    )
+    assert "no JSON" in jetcapture("quarantine", "show", str(path), "41", *one).stdout
+    assert "40  " in jetcapture("tap", str(path), "-n", "3", *one).stdout
+    done = jetcapture("tap", str(path))
     assert done.returncode == 2
     assert done.stderr == (
         "jetcapture: source.streams: expected a configuration of one stream, or --stream to choose one of many\n"
     )
-    done = command("objects", str(path), "--stream", "NONE")
+    done = jetcapture("objects", str(path), "--stream", "NONE")
     assert done.returncode == 0, "its name fits"
-    done = command("objects", str(path), "--stream", "KV_settings", "--stream", "_watermark")
+    done = jetcapture("objects", str(path), "--stream", "KV_settings", "--stream", "_watermark")
     assert done.returncode == 2
-    done = command("erase", str(path), "--seq", "3", "--reason", "request 2")
+    done = jetcapture("erase", str(path), "--seq", "3", "--reason", "request 2")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "jetcapture: expected one capture, got 5; --stream chooses one\n"

@@ -34,7 +34,7 @@ def configuration(nats_server: Callable[..., NatsServer], tmp_path: Path) -> Con
     return found
 
 
-def test_every_object_is_listed_by_key_and_the_quarantine_last(configuration: Config) -> None:
+def test_every_object_is_listed_by_key_and_the_quarantine_last_and_keys_are_selected(configuration: Config) -> None:
     found = listed(configuration, Selection())
     assert {name for name, _ in found} == set(objects(Path(configuration.store.url)))
     assert [(name.key, name.quarantine) for name, _ in found] == [
@@ -43,13 +43,8 @@ def test_every_object_is_listed_by_key_and_the_quarantine_last(configuration: Co
         (None, False),
         (None, True),
     ]
-
-
-def test_keys_are_selected_the_empty_one_for_messages_without_a_key(configuration: Config) -> None:
-    assert [name.key for name, _ in listed(configuration, Selection.of(keys=["us"]))] == ["us"]
-    assert [(name.key, name.quarantine) for name, _ in listed(configuration, Selection.of(keys=[""]))] == [
-        (None, False)
-    ]
+    selected = [name for name, _ in listed(configuration, Selection.of(keys=["us", ""]))]
+    assert [(name.key, name.quarantine) for name in selected] == [("us", False), (None, False)]
 
 
 def test_keys_select_the_objects_of_their_bundles_whatever_the_number_of_bundles(tmp_path: Path) -> None:

@@ -180,20 +180,15 @@ REFUSED: list[tuple[dict[str, Any], list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "options", "message"), REFUSED)
 def test_what_would_not_be_complete_is_refused_before_anything_is_created(
-    nats_server: Start,
-    kept: Archive,
-    capfd: pytest.CaptureFixture[str],
-    config: dict[str, Any],
-    options: list[str],
-    message: str,
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = nats_server()
-    keep(kept, {**CONFIG, **config})
-    line = error(capfd, kept, server.url, *options)
-    assert re.match(message if options else f"stream ORDERS would drop messages: {message}", line), line
-    assert asyncio.run(streams(server.url)) == []
+    for config, options, message in REFUSED:
+        keep(kept, {**CONFIG, **config})
+        line = error(capfd, kept, server.url, *options)
+        assert re.match(message if options else f"stream ORDERS would drop messages: {message}", line), line
+        assert asyncio.run(streams(server.url)) == []
 
 
 def test_limits_can_be_left_out_or_drop_messages(nats_server: Start, kept: Archive) -> None:
@@ -294,22 +289,36 @@ def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
     assert asyncio.run(streams(server.url)) == []
 
 
-def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: Start, large: Archive) -> None:
-    server = nats_server()
-    prepared = prepare(request(large.url))
-    work = send.ahead
+@contextlib.contextmanager
+def in_the_middle(action: Callable[[], object]) -> Iterator[None]:
+    """Do something after each restore has sent ten ranges."""
+    ahead = send.ahead
 
     def futures(make: Any, ranges: Any) -> Any:
-        for number, future in enumerate(work(make, ranges)):
+        for number, future in enumerate(ahead(make, ranges)):
             if number == 10:
-                server.kill()
-                server.start()
+                with ThreadPoolExecutor() as thread:  # an event loop runs in this one
+                    thread.submit(action).result()
             yield future
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "ahead", futures)
-        with pytest.raises(JetcaptureError, match=r"the connection was lost|restore was interrupted"):
-            restore(prepared, NatsConfig(servers=(server.url,)))
+        yield
+
+
+def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: Start, large: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(request(large.url))
+
+    def restart() -> None:
+        server.kill()
+        server.start()
+
+    with (
+        in_the_middle(restart),
+        pytest.raises(JetcaptureError, match=r"the connection was lost|restore was interrupted"),
+    ):
+        restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(streams(server.url)) == []
 
 
@@ -462,22 +471,14 @@ def overtaking(server: NatsServer, subject: str) -> Iterator[None]:
 def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(nats_server: Start, large: Archive) -> None:
     server = nats_server()
     prepared = prepare(request(large.url))
-    work = send.ahead
 
-    def futures(make: Any, ranges: Any) -> Any:
-        for number, future in enumerate(work(make, ranges)):
-            if number == 10:
-                break
-            yield future
-        with ThreadPoolExecutor() as thread:  # an event loop runs in this one
-            thread.submit(asyncio.run, delete(server.url, "ORDERS")).result()
-            thread.submit(asyncio.run, create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})).result()
+    def replace() -> None:
+        asyncio.run(delete(server.url, "ORDERS"))
+        asyncio.run(create(server.url, {"name": "ORDERS", "subjects": ["other.>"]}))
         raise JetcaptureError("this range cannot be read")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "ahead", futures)
-        with pytest.raises(JetcaptureError, match="this range cannot be read") as raised:
-            restore(prepared, NatsConfig(servers=(server.url,)))
+    with in_the_middle(replace), pytest.raises(JetcaptureError, match="this range cannot be read") as raised:
+        restore(prepared, NatsConfig(servers=(server.url,)))
     assert str(raised.value).endswith(
         "the incomplete stream ORDERS could not be removed (somebody else has created it, or another server of the "
         "cluster leads it now); if this restore created it, delete it: nats stream rm ORDERS"
@@ -490,31 +491,22 @@ def test_what_is_left_in_a_cluster_whose_leader_dies_is_said(tmp_path: Path, lar
     keep(large, {**CONFIG, "num_replicas": 3})
     prepared = prepare(request(large.url))
     servers = [NatsServer(tmp_path / f"n{number}", extra) for number, extra in enumerate(cluster_configs())]
-    work, killed = send.ahead, []
+    killed = []
 
-    async def leader() -> str:
-        info = await answer(servers[0].url, "STREAM.INFO.ORDERS")
-        return str(info["cluster"]["leader"])
-
-    def futures(make: Any, ranges: Any) -> Any:
-        for number, future in enumerate(work(make, ranges)):
-            if number == 10:
-                with ThreadPoolExecutor() as thread:  # an event loop runs in this one
-                    killed.append(servers[int(thread.submit(asyncio.run, leader()).result()[1:])])
-                killed[0].kill()
-            yield future
+    def kill_leader() -> None:
+        info = asyncio.run(answer(servers[0].url, "STREAM.INFO.ORDERS"))
+        killed.append(servers[int(info["cluster"]["leader"][1:])])
+        killed[0].kill()
 
     with contextlib.ExitStack() as stack:
         with ThreadPoolExecutor() as threads:
             list(threads.map(stack.enter_context, servers))
         asyncio.run(answer(servers[0].url, "STREAM.CREATE.OTHER", {"name": "OTHER", "num_replicas": 3}))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "ahead", futures)
-            with pytest.raises(JetcaptureError) as raised:
-                restore(prepared, NatsConfig(servers=tuple(server.url for server in servers)))
+        with in_the_middle(kill_leader), pytest.raises(JetcaptureError) as raised:
+            restore(prepared, NatsConfig(servers=tuple(server.url for server in servers)))
         killed[0].start()
-        left = asyncio.run(answer(servers[0].url, "STREAM.NAMES"))["streams"]
-    assert "ORDERS" not in left or str(raised.value).endswith("delete it: nats stream rm ORDERS"), raised.value
+        remaining = asyncio.run(answer(servers[0].url, "STREAM.NAMES"))["streams"]
+    assert "ORDERS" not in remaining or str(raised.value).endswith("delete it: nats stream rm ORDERS"), raised.value
 
 
 def test_a_restore_that_may_not_ask_whose_the_stream_is_leaves_it(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -37,9 +37,6 @@ from tests.support.running import (
     publish_and_capture,
     settings,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Start = Callable[..., NatsServer]
 
@@ -98,12 +95,9 @@ def in_one_place(root: Path, count: int) -> None:
     assert numbers(left) == [number for number in range(count) if number % 10 in STAYS]
 
 
-@pytest.mark.parametrize("block", [{}, {"bundles": 2}], ids=["keys", "bundles"])
-def test_what_can_be_decoded_is_archived_with_its_own_identity(
-    nats_server: Start, tmp_path: Path, block: dict[str, Any]
-) -> None:
+def test_what_can_be_decoded_is_archived_with_its_own_identity(nats_server: Start, tmp_path: Path) -> None:
     root, count = tmp_path / "a", 1000
-    config = captured(nats_server, root, count, block=block)
+    config = captured(nats_server, root, count, block={"bundles": 2})
     before = {row[layout.SEQ]: row for row in read(root, quarantine=True)}
     dry = run(config, dry_run=True)
     assert {row[layout.SEQ]: row for row in read(root, quarantine=True)} == before
@@ -186,12 +180,14 @@ def test_a_removal_that_fails_is_not_called_removed(
         assert any(line.startswith("  cannot remove _quarantine/") for line in lines)
 
 
-def test_two_at_a_time_lose_nothing(nats_server: Start, tmp_path: Path) -> None:
+def test_two_at_a_time_and_messages_that_are_delivered_again_lose_nothing(nats_server: Start, tmp_path: Path) -> None:
     root, count = tmp_path / "a", 400
     config = captured(nats_server, root, count, block={"max_messages": 23})
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda _: run(config), range(2)))
     run(config)
+    again = config.model_copy(update={"source": config.source.model_copy(update={"consumer": "again"})})
+    asyncio.run(capture_all(again))
     in_one_place(root, count)
     assert asyncio.run(verify(config)).complete
 
@@ -210,15 +206,6 @@ def test_messages_that_a_compaction_brings_back_leave_again(nats_server: Start, 
     done = run(config)
     assert (done.messages, done.decoded, done.archived, done.failed) == (50, 0, 30, 20)
     in_one_place(root, count)
-
-
-def test_a_message_that_is_delivered_again_after_that_is_one(nats_server: Start, tmp_path: Path) -> None:
-    root = tmp_path / "a"
-    config = captured(nats_server, root, 100)
-    run(config)
-    again = config.model_copy(update={"source": config.source.model_copy(update={"consumer": "again"})})
-    asyncio.run(capture_all(again))
-    in_one_place(root, 100)
 
 
 def test_what_was_erased_is_not_brought_back(nats_server: Start, tmp_path: Path) -> None:

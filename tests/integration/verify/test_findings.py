@@ -155,6 +155,28 @@ async def with_pending(
             yield settings, store, watermark.ConsumerWatermark.decode(data, STREAM, "")
 
 
+def test_a_watermark_that_promises_too_much_fails(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with with_pending(nats_server, tmp_path / "a") as (settings, store, original):
+            report = await verify(settings)
+            assert (report.ack_floor, report.stored, report.exit_code(strict=True)) == (300, 300, 0)
+            for seq, problem in (
+                (340, "40 messages after the ack floor 300 are not stored"),
+                (10_000, "the stream ends at 400"),
+            ):
+                store.write_note(watermark.path(STREAM, CONSUMER), replace(original, seq=seq).encode())
+                report = await verify(settings)
+                assert problem in watermark_problems(report)
+                assert (report.missing, report.complete) == (0, False)
+            store.write_note(watermark.path(STREAM, CONSUMER), b"{half")
+            report = await verify(settings)
+            assert report.watermark is None
+            assert "damaged" in watermark_problems(report)
+            assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (True, 0, 1)
+
+    asyncio.run(scenario())
+
+
 def test_a_watermarks_time_in_the_future_fails(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (_, settings):

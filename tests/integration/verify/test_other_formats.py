@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.errors import ConfigError
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import losses_of, named_files, unchecked
-from tests.support.running import STREAM, capture_all, config, connection, objects, publish, publish_and_capture
+from tests.support.running import STREAM, capture_all, connection, objects, publish, publish_and_capture
 
 Start = Callable[..., NatsServer]
 
@@ -110,11 +108,3 @@ def test_a_file_in_a_format_that_the_configuration_does_not_name_is_foreign(nats
     assert named_files(found, Kind.FOREIGN) == (name.path,)
     assert found.missing == 60
     assert name.path.startswith(STREAM)
-
-
-def test_a_writer_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
-    settings = config("nats://127.0.0.1:4222", tmp_path, block={"format": "no_such_module:x"})
-    with pytest.raises(ConfigError, match=r"block\.format: cannot import no_such_module:x"):
-        proof(settings)
-    with pytest.raises(ConfigError, match=r"block\.format: cannot import no_such_module:x"):
-        asyncio.run(capture_all(settings))

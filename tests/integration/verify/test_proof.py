@@ -8,21 +8,19 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from datetime import UTC, datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import replace
 from nats.js.api import StreamConfig
 
-from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream import range_reader
-from jetcapture_py.store import LocalStore
 from jetcapture_py.verify import scan
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
@@ -41,8 +39,6 @@ from tests.support.running import (
     objects,
     publish,
     rows,
-    running,
-    until,
 )
 
 Start = Callable[..., NatsServer]
@@ -102,7 +98,6 @@ async def captured(
 # ------------------------------------------------------------------ complete, and not
 
 
-@pytest.mark.usefixtures("each_layout")
 def test_a_whole_archive_is_proven_complete(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(1000)) as (_, settings):
@@ -126,7 +121,6 @@ def test_a_whole_archive_is_proven_complete(nats_server: Start, tmp_path: Path) 
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("each_layout")
 def test_an_object_that_was_removed_is_a_hole_with_its_times(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(600, "a")) as (_, settings):
@@ -162,24 +156,6 @@ def test_messages_that_another_capture_of_the_consumer_stored_elsewhere_are_hole
     asyncio.run(scenario())
 
 
-def test_messages_that_the_filters_leave_out_are_not_missing(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        filtered = {"source": {"filter_subjects": ["orders.b", "orders.c"]}}
-        async with captured(nats_server, tmp_path / "a", orders(2000, "bxcxxxxxxxxxxxxxxxxx"), **filtered) as (
-            _,
-            settings,
-        ):
-            assert (await verify(settings)).complete
-            stored = sequences(tmp_path / "a")
-            lost = remove(tmp_path / "a", objects(tmp_path / "a")[1])
-            report = await verify(settings)
-        assert stored == {seq for seq in range(1, 2001) if seq % 20 in (1, 3)}
-        assert (report.missing, report.stored) == (len(lost), 200 - len(lost))
-        assert {seq for seq in stored for hole in report.ranges(Kind.HOLES) if hole.first <= seq <= hole.last} >= lost
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.usefixtures("each_layout")
 def test_quarantined_messages_are_stored_messages(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -193,24 +169,6 @@ def test_quarantined_messages_are_stored_messages(nats_server: Start, tmp_path: 
             assert (report.stored, report.quarantined) == (200, 20)
             lost = remove(tmp_path / "a", *(name for name in objects(tmp_path / "a") if name.quarantine))
             assert holes(await verify(settings)) == lost == set(range(1, 200, 10))
-
-    asyncio.run(scenario())
-
-
-def test_what_is_not_acknowledged_yet_is_not_missing(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with captured(nats_server, tmp_path / "a", orders(200)) as (server, settings):
-            async with running(config(server.url, tmp_path / "a", key="")):
-                await publish(server.url, orders(100))
-
-                async def delivered() -> bool:
-                    return bool((await consumer(server.url)).num_ack_pending == 100)
-
-                await until(delivered, "they are delivered")
-                report = await verify(settings)
-            assert report.complete
-            assert (report.ack_floor, report.stored) == (200, 200)
-            assert (await verify(settings)).stored == 300
 
     asyncio.run(scenario())
 
@@ -235,25 +193,6 @@ def test_objects_that_compaction_moves_meanwhile_are_found_again(
         assert report.complete
         assert report.objects == 3
         assert (report.stored, report.count(Kind.DUPLICATES)) == (400, 0)
-
-    asyncio.run(scenario())
-
-
-def test_a_hole_is_closed_by_capturing_it_again_with_another_consumer(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with captured(nats_server, tmp_path / "a", orders(600)) as (server, settings):
-            names = objects(tmp_path / "a")
-            damaged = tmp_path / "a" / names[5].path
-            damaged.write_bytes(damaged.read_bytes()[:-1])
-            report = await verify(settings)
-            assert report.missing == names[5].rows
-            for problem in report.paths(Kind.DAMAGED):
-                (tmp_path / "a" / problem.path).unlink()
-            first = {"deliver_policy": "by_start_sequence", "start_sequence": report.ranges(Kind.HOLES)[0].first}
-            await capture_all(config(server.url, tmp_path / "a", **KEYED, source={"consumer": "repair", **first}))
-            report = await verify(settings)
-        assert report.complete
-        assert report.stored == 600
 
     asyncio.run(scenario())
 
@@ -350,54 +289,24 @@ def test_a_work_queue_is_checked_for_continuity(nats_server: Start, tmp_path: Pa
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("gone", ["consumer", "stream", "server"])
-def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_server: Start, tmp_path: Path, gone: str) -> None:
+def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
             lost = remove(tmp_path / "a", objects(tmp_path / "a")[2])
-            async with connection(server.url) as client:
-                if gone == "consumer":
-                    await client.jetstream().delete_consumer(STREAM, CONSUMER)
-                elif gone == "stream":
-                    await client.jetstream().delete_stream(STREAM)
-            if gone == "server":
-                server.kill()
-            report = await verify(settings)
-        assert (report.complete, report.proven, report.exit_code()) == (False, False, 1)
-        assert (report.ranges(Kind.HOLES), report.missing) == ((), 0)
-        assert gaps(report) == lost
-        assert report.as_text().startswith("NOT proven: 250 messages")
-        assert any(note.startswith("the stream: ") for note in unchecked(report))
-
-    asyncio.run(scenario())
-
-
-def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
-            store = LocalStore(str(tmp_path / "a"))
-            data = store.read_note(watermark.path(STREAM, CONSUMER))
-            assert data is not None
-            found = watermark.ConsumerWatermark.decode(data, STREAM, "")
-            async with running(config(server.url, tmp_path / "a", key="")):
-                await publish(server.url, orders(100))
-
-                async def delivered() -> bool:
-                    return bool((await consumer(server.url)).num_ack_pending == 100)
-
-                await until(delivered, "they are delivered")
-                store.write_note(watermark.path(STREAM, CONSUMER), replace(found, seq=340).encode())
+            for gone in ("consumer", "stream", "server"):
+                async with connection(server.url) as client:
+                    if gone == "consumer":
+                        await client.jetstream().delete_consumer(STREAM, CONSUMER)
+                    elif gone == "stream":
+                        await client.jetstream().delete_stream(STREAM)
+                if gone == "server":
+                    server.kill()
                 report = await verify(settings)
-            assert "40 messages after the ack floor 300 are not stored" in watermark_problems(report)
-            assert (report.missing, report.complete) == (0, False)
-            store.write_note(watermark.path(STREAM, CONSUMER), replace(found, seq=10_000).encode())
-            report = await verify(settings)
-            assert "the stream ends at 400" in watermark_problems(report)
-            store.write_note(watermark.path(STREAM, CONSUMER), b"{half")
-            report = await verify(settings)
-            assert report.watermark is None
-            assert "damaged" in watermark_problems(report)
-            assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (True, 0, 1)
+                assert (report.complete, report.proven, report.exit_code()) == (False, False, 1), gone
+                assert (report.ranges(Kind.HOLES), report.missing) == ((), 0)
+                assert gaps(report) == lost
+                assert report.as_text().startswith("NOT proven: 250 messages")
+                assert any(note.startswith("the stream: ") for note in unchecked(report))
 
     asyncio.run(scenario())
 
@@ -409,8 +318,10 @@ def test_a_consumer_that_starts_at_a_time_owes_nothing_before_it(nats_server: St
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, orders(100, "a"))
-        await asyncio.sleep(0.01)
-        start = datetime.now(UTC)
+        async with connection(server.url) as client:
+            last = (await client.jetstream().get_msg(STREAM, 100)).time
+        assert last is not None
+        start = last + timedelta(microseconds=1)
         await publish(server.url, orders(100, "a"))
         late = {"deliver_policy": "by_start_time", "start_time": start}
         settings = config(server.url, tmp_path / "a", **{**KEYED, "source": late})
@@ -424,7 +335,7 @@ def test_a_consumer_that_starts_at_a_time_owes_nothing_before_it(nats_server: St
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("policy", ["new", "last", "last_per_subject"])
+@pytest.mark.parametrize("policy", ["new", "last_per_subject"])
 def test_of_a_consumer_that_starts_with_new_messages_the_first_one_stored_is_the_first_one_owed(
     nats_server: Start, tmp_path: Path, policy: str
 ) -> None:

@@ -84,12 +84,10 @@ def position(found: Any) -> tuple[Any, ...]:
     "sections",
     [
         {},
-        {"block": {"max_messages": 50, "bundles": 2}},
-        {"block": {"max_messages": 50, "time": "at", "interval": "1h"}},
-        {"block": {"max_messages": 50, "format": "ndjson"}},
+        {"block": {"max_messages": 50, "bundles": 2, "time": "at", "interval": "1h"}},
         {"block": {"max_messages": 50, "format": "csv", "compression": "none"}},
     ],
-    ids=["parquet", "bundles", "event time", "ndjson", "csv"],
+    ids=["keys", "bundles and event time", "csv"],
 )
 def test_what_was_removed_is_captured_again_under_the_same_names(
     nats_server: Start, tmp_path: Path, sections: dict[str, Any]
