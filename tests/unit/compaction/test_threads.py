@@ -88,7 +88,7 @@ def test_a_name_of_which_nothing_is_to_be_merged_takes_little_memory(
     files = ArchiveFiles(archive.url, {})
 
     def below(_files: ArchiveFiles, *_directories: str) -> Iterator[File]:
-        for number in range(20_000):
+        for number in range(4_000):
             bucket, key = divmod(number, 100)
             name = replace(one, key=f"key{key}", bucket=one.bucket + 900 * bucket)
             yield File(path=name.path, place=name.path, size=1000, name=name)
@@ -97,12 +97,12 @@ def test_a_name_of_which_nothing_is_to_be_merged_takes_little_memory(
     tracemalloc.start()
     try:
         compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0))
-        assert compaction.summary().objects_before == 20_000
+        assert compaction.summary().objects_before == 4_000
         assert list(compaction.work()) == []
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 20_000 * 300
+    assert peak < 4_000 * 300
 
 
 @pytest.mark.parametrize("ahead", ["store", "catalog"])

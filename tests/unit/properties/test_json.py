@@ -14,7 +14,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pytest
 from hypothesis import given
 
 from jetcapture_py.archive import layout
@@ -359,13 +358,13 @@ KINDS = [
 KINDS += ["decimal(20,0)", "decimal(38,3)", "epoch s", "epoch ms", "epoch us", "epoch ns"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_notable_value_by_every_type(kind: str) -> None:
-    plain = ["null", "true", "false", "{}", "[]", *map(str, EDGES), *ODD_NUMBERS]
-    payloads = [b'{"a": %b}' % text.encode() for text in (*plain, *map(json.dumps, (*ODD_TEXTS, *plain)))]
-    found = outcomes(ObjectDecoder({"a": declared(kind)}).decode(batch_of(payloads)), len(payloads))
-    for payload, row in zip(payloads, found, strict=True):
-        assert same(row, reference({"a": kind}, payload)), payload
+def test_every_notable_value_by_every_type() -> None:
+    for kind in KINDS:
+        plain = ["null", "true", "false", "{}", "[]", *map(str, EDGES), *ODD_NUMBERS]
+        payloads = [b'{"a": %b}' % text.encode() for text in (*plain, *map(json.dumps, (*ODD_TEXTS, *plain)))]
+        found = outcomes(ObjectDecoder({"a": declared(kind)}).decode(batch_of(payloads)), len(payloads))
+        for payload, row in zip(payloads, found, strict=True):
+            assert same(row, reference({"a": kind}, payload)), payload
 
 
 def repeats(payload: bytes, columns: dict[str, Any]) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, permutations, product
+from functools import partial
+from itertools import combinations
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId, ObjectName
-from jetcapture_py.archive.overlaps import Identities, resolve
+from jetcapture_py.archive.overlaps import MAX_OBJECTS, MAX_RANGES, Identities, Resolved, resolve
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from tests.support.examples import examples
@@ -48,16 +50,17 @@ def identities(block: EncodedBlock) -> tuple[list[int], list[int]]:
 Stored = dict[ObjectName, list[Message]]
 
 
+def identities_in(objects: Stored, names: Sequence[ObjectName]) -> list[Identities]:
+    columns = [np.array(objects[name], np.int64).reshape(-1, 2).T for name in names]
+    return [(seqs, times) for seqs, times in columns]
+
+
 def read(objects: Stored) -> list[tuple[Place, Message]]:
     """What a reader gets that goes by the rule: disjoint objects as they are, the others as they are resolved."""
 
-    def known(names: Sequence[ObjectName]) -> list[Identities]:
-        columns = [np.array(objects[name], np.int64).reshape(-1, 2).T for name in names]
-        return [(seqs, times) for seqs, times in columns]
-
     alone, shared = layout.split_overlapping(objects)
     assert sorted(map(repr, (*alone, *shared))) == sorted(map(repr, objects))
-    found = resolve(shared, known)
+    found = resolve(shared, partial(identities_in, objects))
     rows = [((name.key, name.bucket), message) for name in (*alone, *found.whole) for message in objects[name]]
     for name, ranges in found.parts.items():
         rows += [((name.key, name.bucket), m) for m in objects[name] if any(a <= m[0] <= b for a, b in ranges)]
@@ -99,12 +102,27 @@ def test_every_way_in_which_three_objects_can_overlap() -> None:
     assert cases == 4495
 
 
-def test_every_order_in_which_objects_are_listed_gives_the_same() -> None:
-    contents = ([(1, 1), (5, 5)], [(2, 2), (3, 3)], [(3, 3), (6, 6)], [(7, 7)], [(3, 30)])
-    objects = [(name_of(("a", 0), content), content) for content in contents]
-    found = {tuple(read(dict(order))) for order in permutations(objects)}
-    assert len(found) == 1
-    assert len(next(iter(found))) == 7
+def test_objects_of_copies_alone_are_not_read() -> None:
+    large, small = (name_of(("a", 0), [(seq, 1) for seq in seqs]) for seqs in (range(1, 10), (3, 4)))
+    objects = {large: [(seq, 1) for seq in range(1, 10)], small: [(3, 1), (4, 1)]}
+    resolved = resolve(objects, partial(identities_in, objects))
+    assert (resolved.whole, resolved.parts, resolved.unresolved) == ([large], {}, [])
+
+
+def resolved_ranges(*contents: Sequence[int]) -> Resolved:
+    objects: Stored = {name_of(("a", 0), [(seq, 1) for seq in seqs]): [(seq, 1) for seq in seqs] for seqs in contents}
+    return resolve(objects, partial(identities_in, objects))
+
+
+def test_too_many_ranges_or_objects_are_left_to_the_engine() -> None:
+    alone = resolved_ranges(range(1, 101, 2), range(1, 102))
+    assert (len(alone.whole), alone.parts, alone.unresolved) == (1, {}, [])
+    for ranges, unresolved in ((MAX_RANGES, 0), (MAX_RANGES + 1, 2)):
+        seqs = range(1, 3 * ranges + 1)  # the second object has every third sequence alone
+        resolved = resolved_ranges([seq for seq in seqs if seq % 3], [seq for seq in seqs if seq % 3 != 1])
+        assert len(resolved.unresolved) == unresolved
+    many = [name_of(("a", 0), [(seq, 1)]) for seq in range(MAX_OBJECTS + 1)]
+    assert resolve(many, lambda _: pytest.fail("it was read")).unresolved == many
 
 
 places = st.sampled_from([("a", 0), ("a", 900), (None, 0), ("None", 0), ("__HIVE_DEFAULT_PARTITION__", 0)])
@@ -149,8 +167,3 @@ def test_an_object_has_its_blocks_messages_once_in_order_under_the_name_that_fol
     assert block.name == name_of(place, distinct)
     assert (block.messages, block.duplicates) == (len(distinct), len(messages) - len(distinct))
     assert layout.parse_path(block.name.path) == block.name
-
-
-def test_another_set_of_messages_never_has_the_same_name() -> None:
-    names = [name_of(("a", 0), content) for content in subsets(list(product(range(1, 5), (1, 2))))]
-    assert len({name.path for name in names}) == len(names) == 255

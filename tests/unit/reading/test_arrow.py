@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
-from itertools import permutations
 from pathlib import Path
 from typing import Any, cast
 
@@ -264,13 +263,3 @@ def test_objects_that_come_or_are_replaced_while_they_are_planned_are_read_as_a_
         *(("a", seq) for seq in (1, 2, 3)),
         *(("b", seq) for seq in (2, 3, 4)),
     ]
-
-
-def test_several_keys_are_read_from_all_of_their_bundles(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, bundles=4)
-    keys = ["a", "b", None, "c"]
-    for seq, key in enumerate(keys):
-        archive.write([seq], key)
-    for some in permutations(keys, 2):
-        found = read_archive(tmp_path, "ORDERS", keys=some, columns=["key"]).read_all()
-        assert {*found["key"].to_pylist()} == {*some}

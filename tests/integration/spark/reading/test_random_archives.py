@@ -10,41 +10,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from jetcapture_py.archive import layout
+from jetcapture_py.reading.selection import Selection
 from spark_jobs.archive import read_archive
-from tests.support.random_archives import STREAM, archives, comparable
-from tests.unit.reading.test_engines import identities, selected, selections
+from tests.support.engines import EVERYTHING, check_reads
+from tests.support.random_archives import STREAM, RandomArchive, archives
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from jetcapture_py.reading.plan import Dedupe
+
 pytestmark = pytest.mark.spark
+
+
+class InSpark:
+    """`read_archive` for Spark, with one of its readers."""
+
+    def __init__(self, spark: SparkSession, engine: str) -> None:
+        self._spark, self._engine = spark, engine
+
+    def read(
+        self,
+        archive: RandomArchive,
+        *,
+        selection: Selection = EVERYTHING,
+        quarantine: bool = False,
+        columns: Sequence[str] | None = None,
+        dedupe: Dedupe = "auto",
+    ) -> pa.Table:
+        arguments: dict[str, Any] = {"engine": self._engine, "dedupe": dedupe, **selection.arguments()}
+        frame = read_archive(self._spark, archive.url, STREAM, quarantine=quarantine, columns=columns, **arguments)
+        return frame.toArrow()
 
 
 def check(spark: SparkSession, drawn: Any) -> None:
     with tempfile.TemporaryDirectory() as directory:
         archive = drawn.draw(archives(Path(directory)))
-        for bad in sorted({message.bad for message in archive.messages}):
-            expected = comparable(archive.rows(bad=bad))
-            schemas = []
-            for engine in ("spark", "arrow"):
-                frame = read_archive(spark, archive.url, STREAM, quarantine=bad, engine=engine)
-                schemas.append(frame.schema)
-                table = frame.toArrow()
-                assert comparable(table.to_pylist()) == expected, (engine, archive.log)
-            assert schemas[0] == schemas[1]
-            names = [name for name in table.schema.names if name != layout.DELIVERED]  # which copies differ in
-            columns = drawn.draw(some.lists(some.sampled_from(names), min_size=1, unique=True))
-            narrow = read_archive(spark, archive.url, STREAM, quarantine=bad, columns=columns).toArrow()
-            assert sorted(map(str, narrow.to_pylist())) == sorted(map(str, table.select(columns).to_pylist()))
-        if all(message.bad for message in archive.messages):
-            return
-        selection = drawn.draw(selections(archive))
-        rows = [row for message, row in archive.pairs() if selected(message, selection)]
-        frame = read_archive(spark, archive.url, STREAM, **selection.arguments())
-        assert identities(frame.toArrow().to_pylist()) == identities(rows), (selection, archive.log)
-        compared = read_archive(spark, archive.url, STREAM, dedupe="full")
-        assert identities(compared.toArrow().to_pylist()) == identities(archive.rows()), archive.log
+        check_reads(drawn, archive, [InSpark(spark, "spark"), InSpark(spark, "arrow")])
 
 
 @settings(max_examples=6)
