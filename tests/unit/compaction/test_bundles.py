@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
 
 from jetcapture_py.archive import bundles as bundles_of
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
-from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.compaction import merge
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
@@ -27,91 +22,7 @@ from jetcapture_py.compaction.unit import Failed, Skipped
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import lay_out, write_parquet
-from tests.support.examples import examples
-from tests.unit.compaction.test_unit import (
-    Blocks,
-    Row,
-    compacted,
-    contents,
-    merged,
-    messages,
-    once,
-    rows_of,
-    targets,
-    write,
-)
-
-quick = examples(cost=4)
-Laid = tuple[str, set[Row], int]
-"""Key, rows and number of bundles of an object; 0 for one under its key."""
-
-
-def laid_out(*numbers: int) -> some.SearchStrategy[list[Laid]]:
-    """Objects in one of these layouts each; the key of a message follows from it."""
-    found = some.tuples(some.sets(messages, min_size=1, max_size=30), some.sampled_from(numbers))
-    return some.lists(found, min_size=1, max_size=4).map(
-        lambda objects: [
-            (key, rows_of(own), number)
-            for messages, number in objects
-            for at, key in enumerate("abc")
-            if (own := {message for message in messages if sum(message) % 3 == at})
-        ]
-    )
-
-
-def put_all(root: Path, laid: Sequence[Laid], row_group: int = 1000) -> Blocks:
-    for key, found, number in laid:
-        write(Archive(root, number), key, found, row_group)
-    return [(key, found) for key, found, _ in laid]
-
-
-def stored(root: Path) -> dict[ObjectName, int]:
-    """Every object, with its number of bundles."""
-    found = {}
-    for path in root.rglob("*.parquet"):
-        name = layout.parse_path(path.relative_to(root).as_posix())
-        assert name is not None
-        own = footer.entries(pq.read_metadata(path).metadata).get(layout.BUNDLES, "")
-        assert layout.is_one_of(name.bundle, own)
-        found[name] = int(own or 0)
-    return found
-
-
-def keyed(root: Path, name: ObjectName) -> list[tuple[str | None, Row]]:
-    rows = contents(root / name.path)
-    columns = pq.ParquetFile(root / name.path).read([layout.KEY]).columns
-    keys = columns[0].to_pylist() if columns else [name.key] * len(rows)
-    assert name.bundle or set(keys) == {name.key}
-    return list(zip(keys, rows, strict=True))
-
-
-def counted(root: Path) -> Counter[tuple[str | None, Row]]:
-    """How often a reader by the rule of `layout` counts each row."""
-    known = stored(root)
-    alone, shared = layout.split_overlapping(known, {name: number for name, number in known.items() if number})
-    found = Counter(row for name in alone for row in keyed(root, name))
-    found.update({row for name in shared for row in keyed(root, name)})
-    return found
-
-
-@quick
-@given(laid=laid_out(4), target=targets, row_group=some.sampled_from([2, 1000]))
-def test_objects_of_one_bundle_are_merged_and_sorted_by_key(
-    tmp_path_factory: pytest.TempPathFactory, laid: list[Laid], target: int, row_group: int
-) -> None:
-    root = tmp_path_factory.mktemp("archive")
-    blocks = put_all(root, laid, row_group)
-    outcomes = compacted(Files(ArchiveFiles(f"file://{root}", {})), target)
-    assert merged(outcomes) == outcomes
-    assert counted(root) == once(blocks)
-    assert layout.split_overlapping(stored(root))[1] == []
-    for name in stored(root):
-        rows = keyed(root, name)
-        assert rows == sorted(rows, key=lambda row: (row[0] or "", row[1][0], row[1][1], row[1][2] or 0))
-        assert {bundle_of(key, 4) for key, _ in rows} == {name.bundle}
-    before = stored(root)
-    assert compacted(Files(ArchiveFiles(f"file://{root}", {})), target) == []
-    assert stored(root) == before
+from tests.unit.compaction.test_unit import compacted, merged, stored, write
 
 
 def test_merged_bundles_have_row_groups_that_let_readers_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +32,10 @@ def test_merged_bundles_have_row_groups_that_let_readers_skip(tmp_path: Path, mo
     for first in range(1, 3001, 100):
         lay_out(tmp_path, {each: key for each, key in laid.items() if first <= each[0] < first + 100}, 4, bucket=HOUR)
     outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, closed=HOUR + 3600)
-    assert len(outcomes) == len(stored(tmp_path)) == 4
+    assert len(outcomes) == len(stored(Archive(tmp_path))) == 4
     assert {each.bundle for each in merged(outcomes)} == set("0123")
     found: dict[int, str] = {}
-    for name in stored(tmp_path):
+    for name in stored(Archive(tmp_path)):
         file = pq.ParquetFile(tmp_path / name.path)
         rows = file.read([layout.SEQ, layout.KEY, layout.PAYLOAD]).to_pylist()
         found |= {row[layout.SEQ]: row[layout.KEY] for row in rows}
@@ -170,8 +81,8 @@ def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Files, "rows", look)
     outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 12 << 20)
     assert len(merged(outcomes)) == len(outcomes) == 1
-    assert sum(name.rows for name in stored(tmp_path)) == 640
-    assert len(stored(tmp_path)) == 3
+    assert sum(name.rows for name in stored(Archive(tmp_path))) == 640
+    assert len(stored(Archive(tmp_path))) == 3
     assert max(held) < 1 << 20, "of 32 MB"
     assert named == [], "a compaction that is killed leaves no rows in a temporary file"
 
@@ -212,10 +123,10 @@ def test_an_unreadable_object_may_be_of_a_longer_bucket_that_is_still_open(tmp_p
 
 def test_objects_of_different_numbers_of_bundles_are_not_merged_with_one_another(tmp_path: Path) -> None:
     key = next(key for key in "abcdefgh" if bundle_of(key, 4) == bundle_of(key, 8))
-    put_all(
-        tmp_path, [(key, rows_of({(seq, 0) for seq in seqs}), of) for seqs, of in (([1], 4), ([2], 4), ([1, 4], 8))]
-    )
+    for seqs, bundles in (([1], 4), ([2], 4), ([1, 4], 8)):
+        write(Archive(tmp_path, bundles), key, {(seq, 0, None) for seq in seqs})
     outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20)
     assert outcomes == [Skipped(SEVERAL), *merged(outcomes)]
     assert len(outcomes) == 2
-    assert sorted(stored(tmp_path).values()) == [4, 8]
+    metadata = [pq.read_metadata(tmp_path / name.path) for name in stored(Archive(tmp_path))]
+    assert sorted(footer.entries(each.metadata)[layout.BUNDLES] for each in metadata) == ["4", "8"]

@@ -92,12 +92,23 @@ def stored(archive: Archive) -> list[ObjectName]:
     return [name for name in map(layout.parse_path, paths) if name is not None]
 
 
+def keyed(archive: Archive, name: ObjectName) -> list[tuple[str | None, Row]]:
+    """The rows of an object with their keys, which those of a bundle have in a column."""
+    rows = contents(archive.root / name.path)
+    columns = pq.ParquetFile(archive.root / name.path).read([layout.KEY]).columns
+    keys = columns[0].to_pylist() if columns else [name.key] * len(rows)
+    assert name.bundle or set(keys) == {name.key}
+    return list(zip(keys, rows, strict=True))
+
+
 def counted(archive: Archive) -> Counter[tuple[str | None, Row]]:
     """How often a reader by the rule of `layout` counts each row."""
-    alone, shared = layout.split_overlapping(stored(archive))
-    found = Counter((name.key, row) for name in alone for row in contents(archive.root / name.path))
-    found.update({(name.key, row) for name in shared for row in contents(archive.root / name.path)})
-    return found
+    names = stored(archive)
+    bundles = dict.fromkeys(names, archive.bundles) if archive.bundles else None
+    alone, shared = layout.split_overlapping(names, bundles)
+    rows = Counter(row for name in alone for row in keyed(archive, name))
+    rows.update({row for name in shared for row in keyed(archive, name)})
+    return rows
 
 
 def once(blocks: Blocks) -> Counter[tuple[str | None, Row]]:
@@ -164,6 +175,7 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
 @quick
 @given(
     blocks=blocks_of_objects,
+    bundles=some.sampled_from([0, 0, 4]),
     target=targets,
     lives=some.lists(some.integers(1, 6), max_size=4),
     row_group=some.sampled_from([2, 1000]),
@@ -172,14 +184,15 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
 def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the_time(
     tmp_path_factory: pytest.TempPathFactory,
     blocks: Blocks,
+    bundles: int,
     target: int,
     lives: list[int],
     row_group: int,
     window: int,
 ) -> None:
-    archive = Archive(tmp_path_factory.mktemp("archive"))
-    for key, found in blocks:
-        write(archive, key, found, row_group)
+    archive = Archive(tmp_path_factory.mktemp("archive"), bundles)
+    for key, rows in blocks:
+        write(archive, key, rows, row_group)
 
     def look() -> None:
         assert counted(archive) == once(blocks)
@@ -195,6 +208,10 @@ def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the
         assert [outcome for outcome in compacted(files, target) if isinstance(outcome, Failed)] == []
         look()
         assert layout.split_overlapping(stored(archive))[1] == []
+        for name in stored(archive):
+            rows_of_keys = keyed(archive, name)
+            assert rows_of_keys == sorted(rows_of_keys, key=lambda row: (row[0] or "", *row[1][:2], row[1][2] or 0))
+            assert {bundle_of(key, bundles) if bundles else "" for key, _ in rows_of_keys} == {name.bundle}
         before = stored(archive)
         assert [each for each in merged(compacted(files, target)) if each.written or each.removable] == []
         assert stored(archive) == before
@@ -601,14 +618,7 @@ def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Ar
         archive.write([number * 2, number * 2 + 1], columns={"value": value})
     note, *outcomes = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     assert note == Skipped(DRIFTED)
-    assert [len(each.written) for each in merged(outcomes)] == [1, 1]
-    found = {}
-    for name in stored(archive):
-        table = pq.ParquetFile(archive.root / name.path).read()
-        found[str(table.schema.field("value").type)] = dict(
-            zip(table[layout.SEQ].to_pylist(), table["value"].to_pylist(), strict=True)
-        )
-    assert found == {
-        "string": {seq: str(seq // 2) for seq in (0, 1, 4, 5, 8, 9)},
-        "int64": {seq: seq // 2 for seq in (2, 3, 6, 7, 10, 11)},
-    }
+    assert [len(outcome.written) for outcome in merged(outcomes)] == [1, 1]
+    tables = [pq.ParquetFile(archive.root / name.path).read() for name in stored(archive)]
+    values = {str(table.schema.field("value").type): table["value"].to_pylist() for table in tables}
+    assert values == {"string": ["0", "0", "2", "2", "4", "4"], "int64": [1, 1, 3, 3, 5, 5]}

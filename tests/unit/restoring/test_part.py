@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.restoring import plan
+from jetcapture_py.restoring import part, plan
 from jetcapture_py.restoring.checks import RestoreSurvey, holes
 from jetcapture_py.restoring.part import Reading, last_until, make_part, survey_part
 from jetcapture_py.restoring.plan import RestorePlan, plan_restore
@@ -170,6 +170,16 @@ def test_a_survey_counts_gaps_copies_and_the_quarantine_and_finds_a_time(archive
     ]
     assert last_until(reading, wanted) == 9
     assert last_until(replace(reading, until=(START + 9) * 1000 + nanos(9) - 1), wanted) == 8
+
+
+def test_the_largest_message_counts_with_its_headers(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "_ROWS", 2)
+    headers = [None, None, [("A", ["1" * 100])]]
+    archive.write([1, 2, 3], payloads=[b"x" * 10, b"y" * 50, b"z"], headers=headers)
+    (wanted,) = planned(archive).parts
+    survey = survey_part(Reading(files=archive_of(archive), by_size=True), wanted)
+    assert survey is not None
+    assert survey.largest == len(b"NATS/1.0\r\nA: \r\n\r\n") + 100 + 1
 
 
 def test_schedules_are_left_out_and_are_no_gaps(archive: Archive) -> None:

@@ -25,17 +25,24 @@ FIELDS: dict[str, Any] = {"format": "json", "columns": {"at": "timestamp", "id":
 
 
 def prepare(
-    *messages: Sent, time: str, decode: dict[str, Any] | None = None, decoder: Any = None, **block: Any
+    *messages: Sent,
+    time: str | EventTime,
+    key: str = "",
+    decode: dict[str, Any] | None = None,
+    decoder: Any = None,
+    **block: Any,
 ) -> Prepared:
     decoding = DecodeConfig.model_validate(decode or {"format": "raw"})
+    if isinstance(time, str):
+        time = make_event_time(BlockConfig(time=time, **block), decoding if decode or not decoder else None)
     preparer = Preparer(
         stream="S",
         consumer="C",
         decoder=decoder or make_decoder(decoding),
-        key=make_key("", decoding),
+        key=make_key(key, decoding),
         interval=900,
         keep_payload=True,
-        time=make_event_time(BlockConfig(time=time, **block), None if decoder else decoding),
+        time=time,
     )
     prepared = preparer(received(*messages))
     prepared.rows.validate(full=True)
@@ -156,15 +163,15 @@ def test_a_payload_that_cannot_be_read_again_has_no_time() -> None:
     def texts(batch: MessageBatch) -> dict[str, pa.StringArray]:
         payloads = batch.column(layout.PAYLOAD).to_pylist()
         if b"bad" in payloads:
-            raise ValueError("bad")
+            raise OverflowError("beyond\nall bounds")
         return {"at": pa.array([payload.decode() for payload in payloads], pa.string())}
 
-    times = EventTime("at", texts=texts)
-    parts: dict[str, Any] = {"stream": "S", "consumer": "C", "decoder": RawDecoder(), "key": make_key("")}
-    preparer = Preparer(**parts, interval=900, keep_payload=True, time=times)
-    found = preparer(received(Sent(b"2026-05-01T12:00:00Z"), Sent(b"bad"), Sent(b"2026-05-01T12:15:00Z")))
-    assert places(found) == {1: NOON, 3: NOON + 900}
-    assert faults(found) == {2: "time"}
+    messages = [Sent(b"2026-05-01T12:00:00Z"), Sent(b"bad"), Sent(b"2026-05-01T12:15:00Z")]
+    prepared = prepare(*messages, time=EventTime("at", texts=texts))
+    assert places(prepared) == {1: NOON, 3: NOON + 900}
+    assert faults(prepared) == {2: "time"}
+    assert "all bounds" in errors(prepared)[0]
+    assert errors(prepared)[0].isprintable()
 
 
 class Counts:
@@ -194,22 +201,6 @@ def test_a_time_that_python_cannot_hold_is_quarantined() -> None:
         found = prepare(Sent(b"%d" % (2**63 - 1)), Sent(b"-%d" % (2**63 - 1)), time="at", decoder=decoder)
         assert faults(found) == {1: "time", 2: "time"}
         assert all("expected a time with a zone" in error and error.isprintable() for error in errors(found))
-
-
-def test_a_message_whose_time_cannot_be_read_is_quarantined_alone() -> None:
-    class Times(EventTime):
-        def _values(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.Array:
-            if b"bad" in batch.column(layout.PAYLOAD).to_pylist():
-                raise OverflowError("beyond\nall bounds")
-            return pa.array([payload.decode() for payload in batch.column(layout.PAYLOAD).to_pylist()])
-
-    parts: dict[str, Any] = {"stream": "S", "consumer": "C", "decoder": RawDecoder(), "key": make_key("")}
-    preparer = Preparer(**parts, interval=900, keep_payload=True, time=Times("at"))
-    found = preparer(received(Sent(b"2026-05-01T12:00:00Z"), Sent(b"bad"), Sent(b"2026-05-01T12:15:00Z")))
-    assert places(found) == {1: NOON, 3: NOON + 900}
-    assert faults(found) == {2: "time"}
-    assert "all bounds" in errors(found)[0]
-    assert errors(found)[0].isprintable()
 
 
 def test_a_timestamp_of_messagepack_is_a_time_where_columns_are_inferred() -> None:
@@ -249,18 +240,8 @@ def test_a_field_that_cannot_be_a_time_is_refused_at_the_start() -> None:
 
 def test_a_deletion_in_a_bucket_takes_the_fallback_whatever_its_payload_is() -> None:
     deleted = [Sent(payload, headers=b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n") for payload in (b"", b"gone")]
-    decoding = DecodeConfig.model_validate({"format": "json"})
-    decoder = BucketDecoder(make_decoder(decoding))
-    time = make_event_time(BlockConfig(time="at", time_fallback="timestamp"), decoding)
-    preparer = Preparer(
-        stream="S",
-        consumer="C",
-        decoder=decoder,
-        key=make_key("{at}", decoding),
-        interval=900,
-        keep_payload=True,
-        time=time,
-    )
-    prepared = preparer(received(*deleted))
+    decode = {"format": "json"}
+    decoder = BucketDecoder(make_decoder(DecodeConfig.model_validate(decode)))
+    prepared = prepare(*deleted, time="at", time_fallback="timestamp", key="{at}", decode=decode, decoder=decoder)
     assert (seqs(prepared.rows), prepared.quarantine.num_rows) == ([1, 2], 0)
     assert [run.key for run in prepared.runs] == [None]

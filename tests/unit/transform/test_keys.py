@@ -213,10 +213,3 @@ def test_rows_that_lie_together_already_are_not_copied() -> None:
         ("a", 900, 1, 1),
         ("b", 0, 2, 1),
     ]
-
-
-def test_no_key_and_the_empty_key_are_one_group() -> None:
-    """Readers of Hive partitions have no empty value: Spark writes and reads both as `__HIVE_DEFAULT_PARTITION__`."""
-    table = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
-    _, runs = group(table, pa.array(["", None, ""]), np.zeros(3, np.int64))
-    assert [(run.key, run.length) for run in runs] == [(None, 3)]

@@ -335,21 +335,19 @@ def test_messages_without_the_field_that_is_the_key_have_no_key() -> None:
 
 # ------------------------------------------------------------------ envelope and quarantine
 
-BAD_HEADERS = b"NATS/1.0\r\nno colon\r\n\r\n"
+GOOD, BAD_HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n", b"NATS/1.0\r\nno colon\r\n\r\n"
 
 
 def test_headers_that_cannot_be_read_are_kept_raw_in_the_quarantine() -> None:
-    prepared = prepare(Sent(b"a"), Sent(b"b", headers=BAD_HEADERS), Sent(b"fail"), Sent(b"d"), decoder=Scripted())
+    prepared = prepare(
+        Sent(b"a"), Sent(b"b", headers=BAD_HEADERS), Sent(b"fail", headers=GOOD), Sent(b"d"), decoder=Scripted()
+    )
     assert faults(prepared) == {2: "headers", 3: "schema"}
     assert prepared.quarantine.column(layout.RAW_HEADERS).to_pylist() == [BAD_HEADERS, None]
+    assert prepared.quarantine.column(layout.HEADERS).to_pylist() == [None, [("A", ["1"])]]
     assert prepared.quarantine.column(layout.PAYLOAD).to_pylist() == [b"b", b"fail"]
     assert seqs(prepared.rows) == [1, 4]
     assert prepared.rows.column("value").to_pylist() == [1, 4]
-
-
-def test_headers_of_a_quarantined_message_are_kept() -> None:
-    prepared = prepare(Sent(b"fail", headers=b"NATS/1.0\r\nA: 1\r\n\r\n"), decoder=Scripted())
-    assert prepared.quarantine.column(layout.HEADERS).to_pylist() == [[("A", ["1"])]]
 
 
 def test_a_message_that_cannot_be_read_is_not_decoded() -> None:

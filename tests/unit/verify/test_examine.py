@@ -132,19 +132,6 @@ def test_it_does_not_matter_in_which_parts_an_object_is_read(
         look(tmp_path, with_data(block, bytes(data)), deep=True)
 
 
-def test_a_message_of_several_rows_is_one_message(tmp_path: Path) -> None:
-    names = [put(tmp_path, encoded(part)).relative_to(tmp_path).as_posix() for part in (MESSAGES, DENSE)]
-    merged = merge(tmp_path, [name for path in names if (name := layout.parse_path(path))])
-    found = surveyed(tmp_path, 100, deep=True)
-    assert merged.exists()
-    assert (found.totals.objects, found.totals.messages, len(found.sequences), found.unusable.damaged.paths) == (
-        1,
-        15,
-        15,
-        [],
-    )
-
-
 # ------------------------------------------------------------------ lives
 
 

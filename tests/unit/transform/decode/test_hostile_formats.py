@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import msgpack
 import pytest
 
@@ -23,8 +21,9 @@ from jetcapture_py.transform.decode.bounds import MAX_VALUES, TOO_MANY
 from jetcapture_py.transform.keys import TemplateKey
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.support.batches import batch_of, outcomes
-from tests.support.formats import AVRO, Format, Row, descriptor_set, formats, message_class, mixed, plain, rows, zigzag
+from tests.support.formats import AVRO, Format, Row, descriptor_set, formats, message_class, mixed, plain, rows
 from tests.support.memory import forget_peak, peak_resident
+from tests.unit.transform.decode.test_avro import datum, file_of
 
 MESSAGES = 2_000
 AT_ONCE = 1_500
@@ -119,13 +118,6 @@ def test_a_message_gives_the_same_alone_as_among_any_others(known: dict[str, For
 # ------------------------------------------------------------------ several rows of a message
 
 
-def container(schema: Any, count: int, data: bytes) -> bytes:
-    """An Avro container with one block."""
-    text, sync = json.dumps(schema).encode(), bytes(range(16))
-    header = [b"Obj\1", zigzag(1), zigzag(11), b"avro.schema", zigzag(len(text)), text, zigzag(0), sync]
-    return b"".join([*header, zigzag(count), zigzag(len(data)), data, sync])
-
-
 def delimited(payloads: list[bytes]) -> bytes:
     """Protobuf messages after their lengths."""
     found = bytearray()
@@ -141,7 +133,7 @@ def delimited(payloads: list[bytes]) -> bytes:
 SEVERAL: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {
     "csv": ("lines", lambda payloads: b"\n".join(payload.removesuffix(b"\n") for payload in payloads)),
     "msgpack": ("array", lambda payloads: b"\xdd" + len(payloads).to_bytes(4, "big") + b"".join(payloads)),
-    "avro": ("container", lambda payloads: container(AVRO, len(payloads), b"".join(payloads))),
+    "avro": ("container", lambda payloads: file_of(AVRO, (len(payloads), b"".join(payloads)))),
     "protobuf": ("delimited", delimited),
 }
 
@@ -214,7 +206,7 @@ BOMBS: dict[str, tuple[dict[str, Any], bytes]] = {
     ),
     "rows of defaults": (
         {"format": "avro", "schema": {"type": "record", "name": "R", "fields": DEFAULTS}, "rows": "container"},
-        container({"type": "record", "name": "R", "fields": []}, 240_000, b""),
+        file_of({"type": "record", "name": "R", "fields": []}, (240_000, b"")),
     ),
     "rows without fields": (
         {"format": "protobuf", "schema": WIDE_PROTO, "message": "I", "rows": "delimited"},
@@ -287,9 +279,7 @@ def dense(name: str, row: dict[str, Any], directory: Path) -> tuple[dict[str, An
     """Settings, and `row` in the format: records, numbers and bytes beside a wide column that is missing."""
     if name == "avro":
         (directory / "schema.avsc").write_text(json.dumps(DENSE_AVRO))
-        sink = io.BytesIO()
-        fastavro.schemaless_writer(sink, fastavro.parse_schema(DENSE_AVRO), row)
-        return {"format": name, "schema": str(directory / "schema.avsc")}, sink.getvalue()
+        return {"format": name, "schema": str(directory / "schema.avsc")}, datum(DENSE_AVRO, row)
     if name == "protobuf":
         path = descriptor_set(directory, DENSE_PROTO)
         payload = message_class(path, "R")(**row).SerializeToString()
@@ -313,17 +303,6 @@ def test_ordinary_dense_messages_are_decoded(name: str, tmp_path: Path) -> None:
     (found,) = decoded.fields.to_pylist()
     assert found["a"] == RECORDS
     assert found["n"] == row["n"]
-
-
-def test_a_large_container_of_rows_with_arrays_is_decoded(tmp_path: Path) -> None:
-    (tmp_path / "schema.avsc").write_text(json.dumps(DENSE_AVRO))
-    row = {"a": RECORDS[:2], "n": list(range(50)), "b": b""}
-    sink = io.BytesIO()
-    fastavro.writer(sink, fastavro.parse_schema(DENSE_AVRO), [row] * 20_000, "null")
-    settings = {"format": "avro", "schema": str(tmp_path / "schema.avsc"), "rows": "container"}
-    decoded = decode_checked(make_decoder(DecodeConfig.model_validate(settings)), batch_of([sink.getvalue()]))
-    assert decoded.failures == ()
-    assert decoded.fields.column("a").flatten().to_pylist() == RECORDS[:2] * 20_000
 
 
 def test_a_payload_may_have_eight_million_values_or_two_for_each_byte() -> None:
