@@ -24,7 +24,8 @@ from tests.support.batches import Declared, batch_of, outcomes
 INTEGERS = {f"{sign}int{bits}": (sign, bits) for sign in ("", "u") for bits in (8, 16, 32, 64)}
 UTC = dt.UTC
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
-MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+ZONE = r"[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d"
+MOMENT = re.compile(rf"(\d{{4}}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?({ZONE})", re.ASCII)
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
@@ -365,6 +366,19 @@ def test_every_notable_value_by_every_type() -> None:
         found = outcomes(ObjectDecoder({"a": declared(kind)}).decode(batch_of(payloads)), len(payloads))
         for payload, row in zip(payloads, found, strict=True):
             assert same(row, reference({"a": kind}, payload)), payload
+
+
+def test_every_day_and_time_of_a_grid_is_read_if_it_exists() -> None:
+    years = ("2023", "2024", "1900", "2000", "9999", "0001", "0400")
+    days = [f"{year}-{month:02}-{day:02}" for year in years for month in range(14) for day in range(33)]
+    minutes, seconds, hours = (0, 59, 60), (0, 59, 60), (0, 9, 19, 20, 23, 24, 30)
+    zones = [f"{sign}{hour:02}:{minute:02}" for sign in "+-" for hour in hours for minute in minutes]
+    clocks = [f"{hour:02}:{minute:02}:{second:02}" for hour in hours for minute in minutes for second in seconds]
+    moments = [f"2026-05-06T{clock}{zone}" for clock in clocks for zone in (*zones, "Z", ".5Z", ".1234567Z")]
+    for kind, texts in (("date", days), ("timestamp", moments)):
+        payloads = [b'{"a": "%b"}' % text.encode() for text in texts]
+        rows = outcomes(ObjectDecoder({"a": declared(kind)}).decode(batch_of(payloads)), len(payloads))
+        assert rows == [reference({"a": kind}, payload) for payload in payloads]
 
 
 def repeats(payload: bytes, columns: dict[str, Any]) -> bool:
