@@ -91,6 +91,16 @@ def test_a_redelivered_message_does_not_take_the_place_of_a_later_one() -> None:
     observer.saw(3, micros(NOON) + 3)
     assert observed(observer, state(19, unacked=1)) == (19, NEVER)
     assert observed(observer, state(20, unacked=1)) == (20, NOON + 19 * MICROSECOND)
+    assert observer.overtaken is None
+
+
+def test_a_later_message_with_a_lower_sequence_tells_that_the_server_lost_one() -> None:
+    observer = Observer("S", "C")
+    for seq, time in ((20, 20), (19, 21), (21, 22), (20, 23)):
+        observer.saw(seq, time)
+    assert observer.overtaken == (20, 20)
+    observer.forget()
+    assert observer.overtaken is None
 
 
 def test_a_timestamp_from_a_clock_that_was_ahead_promises_nothing_beyond_the_servers_present_time() -> None:

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,20 @@ def test_room_is_kept_for_rows_in_memory_and_for_objects_larger_than_their_rows(
     spool.close()
 
 
+def output_of(program: str, directory: Path) -> str:
+    """What a Python program prints that has the spool `spool` in this directory."""
+    begin = f"""
+import faulthandler, gc, resource
+from pathlib import Path
+from tests.unit.capture.test_spool import ROWS, Spool, SpoolFile
+faulthandler.dump_traceback_later(60, exit=True)
+spool = Spool(Path({str(directory)!r}), 1 << 30)
+"""
+    done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10 * SIZE)
     sink = SpoolFile(spool)
@@ -133,13 +148,8 @@ def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
 
 
 def test_the_garbage_collector_may_free_an_object_while_the_spool_counts(tmp_path: Path) -> None:
-    program = f"""
-import faulthandler, gc
-from pathlib import Path
-from tests.unit.capture.test_spool import Spool, SpoolFile
-faulthandler.dump_traceback_later(30, exit=True)
+    program = """
 gc.disable()
-spool = Spool(Path({str(tmp_path)!r}), 1 << 20)
 sink = SpoolFile(spool)
 sink.write(b"abc")
 cycle = [sink.getvalue()]
@@ -156,8 +166,7 @@ class Collecting(int):
 spool.take('objects', Collecting(5))
 print(spool.bytes)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("5\n", 0), done.stderr
+    assert output_of(program, tmp_path) == "5\n"
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +184,7 @@ def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    program = f"""
-import gc, resource
-from pathlib import Path
-from tests.unit.capture.test_spool import ROWS, Spool, SpoolFile
-spool = Spool(Path({str(tmp_path)!r}), 1 << 30)
+    program = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 def write():
     with SpoolFile(spool) as file:
@@ -192,8 +197,7 @@ for attempt in (lambda: spool.write(ROWS), write):
 gc.collect()
 print(spool.bytes, [*spool.path.iterdir()])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n") == [str(errno.EFBIG), str(errno.EFBIG), "0 []", ""]
+    assert output_of(program, tmp_path).split("\n") == [str(errno.EFBIG), str(errno.EFBIG), "0 []", ""]
 
 
 def test_a_disk_that_hangs_is_given_up_at_once_until_it_answers(
@@ -234,18 +238,23 @@ def test_the_disk_must_have_room_for_the_object_as_well(tmp_path: Path, monkeypa
 # ------------------------------------------------------------------ chunks that move to files and back
 
 
-def check(blocks: Blocks, owners: dict[Block, list[int]]) -> None:
-    assert blocks.resident <= blocks.memory
-    for block, numbers in owners.items():
-        assert sorted(numbers_of(block)) == sorted(numbers)
+def spooling(directory: Path, size: int, scenario: Callable[[Blocks, Spooling], Awaitable[None]]) -> None:
+    """Run a scenario with blocks and their spool, which are empty at the end."""
 
+    async def whole() -> None:
+        blocks, spool = make(), Spool(directory, size)
+        work = Spooling(blocks, spool, MEMORY)
+        await scenario(blocks, work)
+        finish(blocks, [block for block in blocks if block.sealed_by] + blocks.seal_all("drain"))
+        assert_empty(blocks)
+        assert (blocks.large, blocks.spooled) == ({}, {})
+        async with asyncio.timeout(30):  # until the last thread has let go of the last rows
+            while spool.bytes:
+                await asyncio.sleep(0.01)
+                gc.collect()
+        work.close()
 
-async def emptied(spool: Spool) -> None:
-    """Wait until the last thread has let go of the last rows."""
-    async with asyncio.timeout(30):
-        while spool.bytes:
-            await asyncio.sleep(0.01)
-            gc.collect()
+    asyncio.run(whole())
 
 
 async def spool_all(work: Spooling) -> int:
@@ -253,37 +262,37 @@ async def spool_all(work: Spooling) -> int:
     return len([step async for step in work.steps()]) if work.begin(starved=True) else 0
 
 
+def by_key(blocks: Blocks) -> dict[str | None, Block]:
+    return {block.id.key: block for block in blocks}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_blocks_keep_their_rows_whatever_is_spooled_sealed_and_released(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
 
-    async def scenario() -> None:
-        blocks, spool = make(), Spool(tmp_path, 2_000_000)
-        work = Spooling(blocks, spool, MEMORY)
+    async def scenario(blocks: Blocks, work: Spooling) -> None:
         sealed: list[Block] = []
         steps = 0
         for _ in range(60):
             keys = [(chance.choice(["fast"] * 8 + ["a", "b"]), 0) for _ in range(chance.randint(1, 400))]
-            full = add(blocks, keys, size=chance.choice([10, 500, 2000]))
-            assert full == []
-            action = chance.random()
+            assert add(blocks, keys, size=chance.choice([10, 500, 2000])) == []
+            rows, action = {block: numbers_of(block) for block in blocks}, chance.random()
             if action < 0.5:
                 steps += await spool_all(work)
             elif action < 0.7:
                 sealed += blocks.seal_largest(Amount(messages=1))
             elif sealed:
-                finish(blocks, [sealed.pop(chance.randrange(len(sealed)))])
-            owners = {block: numbers_of(block) for block in blocks}
-            check(blocks, owners)
-            assert spool.bytes <= 2_000_000
+                released = sealed.pop(chance.randrange(len(sealed)))
+                finish(blocks, [released])
+                del rows[released]
+            assert {block: sorted(numbers_of(block)) for block in blocks} == {
+                block: sorted(numbers) for block, numbers in rows.items()
+            }
+            assert blocks.resident <= blocks.memory
+            assert work.spool.bytes <= 2_000_000
         assert steps > 5
-        finish(blocks, sealed + blocks.seal_all("drain"))
-        assert_empty(blocks)
-        assert (blocks.large, blocks.spooled) == ({}, {})
-        await emptied(spool)
-        work.close()
 
-    asyncio.run(scenario())
+    spooling(tmp_path, 2_000_000, scenario)
 
 
 def test_what_a_slow_key_leaves_of_a_file_is_made_smaller_when_room_is_short(
@@ -291,63 +300,43 @@ def test_what_a_slow_key_leaves_of_a_file_is_made_smaller_when_room_is_short(
 ) -> None:
     monkeypatch.setattr(spool_module, "SMALL", 0)
 
-    async def scenario() -> None:
-        blocks, spool = make(), Spool(tmp_path, 2_200_000)
-        work = Spooling(blocks, spool, MEMORY)
+    async def scenario(blocks: Blocks, work: Spooling) -> None:
         for _ in range(4):
             add(blocks, [("slow", 0)] * 10 + [("fast", 0)] * 90, size=2500)
             assert await spool_all(work) == 1
-        before = spool.bytes
-        fast = next(block for block in blocks if block.id.key == "fast")
-        (slow,) = (block for block in blocks if block is not fast)
-        numbers = numbers_of(slow)
-        finish(blocks, blocks.seal([fast], "test"))
+        before, numbers = work.spool.bytes, numbers_of(by_key(blocks)["slow"])
+        finish(blocks, blocks.seal([by_key(blocks)["fast"]], "test"))
         assert len(blocks.spooled) == 4
         add(blocks, [("fast", 0)] * 90, size=2500)
         assert await spool_all(work) >= 2
-        assert spool.bytes < before
-        assert numbers_of(slow) == numbers
-        check(blocks, {})
-        finish(blocks, blocks.seal_all("drain"))
-        assert_empty(blocks)
-        work.close()
+        assert work.spool.bytes < before
+        assert numbers_of(by_key(blocks)["slow"]) == numbers
 
-    asyncio.run(scenario())
+    spooling(tmp_path, 2_200_000, scenario)
 
 
 def test_rows_that_are_released_while_they_are_written_stay_released(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        blocks, spool = make(), Spool(tmp_path, 10_000_000)
-        work = Spooling(blocks, spool, MEMORY)
+    async def scenario(blocks: Blocks, work: Spooling) -> None:
         add(blocks, [("a", 0)] * 300 + [("b", 0)] * 700, size=1000)
         assert work.begin(starved=True)
         task = asyncio.ensure_future(anext(work.steps()))
         await asyncio.sleep(0)
-        a = next(block for block in blocks if block.id.key == "a")
-        b = next(block for block in blocks if block is not a)
-        numbers = numbers_of(b)
-        finish(blocks, blocks.seal([a], "test"))
+        numbers = numbers_of(by_key(blocks)["b"])
+        finish(blocks, blocks.seal([by_key(blocks)["a"]], "test"))
         await task
-        assert numbers_of(b) == numbers
-        assert spool.bytes > 0
-        check(blocks, {})
-        finish(blocks, blocks.seal_all("drain"))
-        assert_empty(blocks)
-        await emptied(spool)
-        work.close()
+        assert numbers_of(by_key(blocks)["b"]) == numbers
+        assert work.spool.bytes > 0
 
-    asyncio.run(scenario())
+    spooling(tmp_path, 10_000_000, scenario)
 
 
 def test_nothing_is_spooled_for_a_while_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    async def scenario() -> None:
-        blocks, spool = make(), Spool(tmp_path, 10_000_000)
-        work = Spooling(blocks, spool, MEMORY)
+    async def scenario(blocks: Blocks, work: Spooling) -> None:
         add(blocks, [("a", 0)] * 1000, size=1000)
-        monkeypatch.setattr(spool, "write", refuse)
+        monkeypatch.setattr(work.spool, "write", refuse)
         assert await spool_all(work) == 0
         assert (work.failures, work.active) == (1, False)
         monkeypatch.undo()
@@ -355,15 +344,12 @@ def test_nothing_is_spooled_for_a_while_after_a_failure(tmp_path: Path, monkeypa
         monkeypatch.setattr(spool_module.time, "monotonic", lambda: 1e12)
         assert await spool_all(work) == 1
         monkeypatch.undo()
-        work.close()
 
-    asyncio.run(scenario())
+    spooling(tmp_path, 10_000_000, scenario)
 
 
 def test_spooling_begins_at_its_share_of_the_memory_and_not_before(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        blocks, spool = make(), Spool(tmp_path, 10_000_000)
-        work = Spooling(blocks, spool, MEMORY)
+    async def scenario(blocks: Blocks, work: Spooling) -> None:
         add(blocks, [("a", 0)] * 800, size=1000)
         assert not work.begin(starved=False)
         add(blocks, [("a", 0)] * 800, size=1000)
@@ -371,6 +357,5 @@ def test_spooling_begins_at_its_share_of_the_memory_and_not_before(tmp_path: Pat
         async for _ in work.steps():
             pass
         assert blocks.resident <= MEMORY // 8
-        work.close()
 
-    asyncio.run(scenario())
+    spooling(tmp_path, 10_000_000, scenario)
