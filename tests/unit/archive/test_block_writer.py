@@ -185,3 +185,10 @@ LINES = Lines()
 
 def make_lines() -> BlockWriter:
     return Lines()
+
+
+def test_rows_of_a_message_count_once() -> None:
+    rows = batch([(1, 10), (1, 10), (2, 20)], **{layout.ROW: pa.array([0, 1, 0], pa.int32())})
+    found = write(TextWriter("csv", "none"), rows)
+    assert (found.messages, found.name.rows) == (2, 3)
+    assert found.name.digest == ENCODER.encode(BLOCK, "age", [rows]).name.digest

@@ -165,10 +165,10 @@ def test_an_objects_messages_are_of_an_incarnation_all_in_part_or_not_at_all() -
     restored = replace(now, restored=5, oldest=7 * HOUR)
     assert restored.holds("", 8 * HOUR, 9 * HOUR) is None
     assert restored.holds("", 5 * HOUR, 6 * HOUR) is False
-    seqs, times = np.array([1, 5, 6, 1]), np.array([8, 9, 9, 10]) * HOUR
-    assert restored.includes(seqs, times).tolist() == [True, True, False, True]
-    assert now.includes(seqs, times).tolist() == [False, False, False, True]
-    assert ended.includes(seqs, times + 10 * HOUR).tolist() == [True, True, True, False]
+    seqs, times = np.array([1, 1, 5, 6, 1]), np.array([6, 8, 9, 9, 10]) * HOUR
+    assert restored.includes(seqs, times).tolist() == [False, True, True, False, True]
+    assert now.includes(seqs, times).tolist() == [False, False, False, False, True]
+    assert ended.includes(seqs, times + 10 * HOUR).tolist() == [True, True, True, True, False]
     mirror = replace(now, mirror=True)
     assert mirror.includes(seqs, times).all()
     assert [mirror.holds(text, 0, 1) for text in ("", f"x,{created}", "x")] == [True, True, False]

@@ -62,9 +62,9 @@ def mark(
 
 
 def update(
-    there: ConsumerWatermark | None, now: ConsumerWatermark, *states: ConsumerState, idle: timedelta = timedelta()
+    stored: ConsumerWatermark | None, now: ConsumerWatermark, *states: ConsumerState, idle: timedelta = timedelta()
 ) -> WatermarkUpdate:
-    return update_watermark(there and there.encode(), now, states or (state(9),), idle)
+    return update_watermark(stored and stored.encode(), now, states or (state(9),), idle)
 
 
 def micros(moment: datetime) -> int:
@@ -161,8 +161,8 @@ def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
 
 
 def test_a_recreated_streams_filters_start_again() -> None:
-    there = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
-    result = update(there, mark(2, created="2026-03-01T00:00:00Z"), state(2, delivered=0))
+    stored = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
+    result = update(stored, mark(2, created="2026-03-01T00:00:00Z"), state(2, delivered=0))
     assert result.content.filters == (Filters(after=0, subjects=()),)
 
 
@@ -203,8 +203,8 @@ def test_filters_are_known_from_where_the_consumer_was_at_the_start() -> None:
 
 
 def test_of_replicas_that_start_together_the_first_one_knows_from_where_the_filters_hold() -> None:
-    there = update(None, mark(5), state(5, delivered=400)).content
-    assert update(there, mark(5), state(5, delivered=0)).content.filters == OWN
+    stored = update(None, mark(5), state(5, delivered=400)).content
+    assert update(stored, mark(5), state(5, delivered=0)).content.filters == OWN
     assert update(mark(5), mark(5), state(5, delivered=400)).content.filters == OWN
 
 
@@ -223,8 +223,8 @@ def test_what_a_change_may_have_skipped_is_doubtful_until_a_message_was_delivere
 
 def test_the_time_starts_over_when_more_is_selected() -> None:
     """Nothing was left to deliver, so the time has passed messages that are selected only now."""
-    there = mark(5, filters=(Filters(after=0, subjects=ONE),))
-    assert update(there, mark(5, NEVER), state(5, delivered=5, filters=BOTH)).content.time == NEVER
+    stored = mark(5, filters=(Filters(after=0, subjects=ONE),))
+    assert update(stored, mark(5, NEVER), state(5, delivered=5, filters=BOTH)).content.time == NEVER
     assert update(mark(5), mark(5, NEVER), state(5, delivered=5, filters=ONE)).content.time == NOON
 
 

@@ -1,27 +1,17 @@
-"""The columnar way builds the same bytes as the plain one, and acknowledgements are received as the stock parser has
-them."""
+"""The columnar way builds the same bytes as the plain one."""
 
 from __future__ import annotations
-
-from collections import defaultdict
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nats.protocol.parser import Parser
 
 from jetcapture_py.archive.arrow_bytes import byte_strings
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.publish.frames import check_subject, frames, header_blocks, unusual_subjects, without
-from jetcapture_py.jetstream.wire.client import Connection
-from jetcapture_py.jetstream.wire.inbox import Inbox
 from tests.support.publishing import frame, header_block
-from tests.unit.jetstream.wire.test_client import messages_in
 
 names = st.sampled_from(["A", "B", "X-Y", "Nats-Msg-Id", "!~"])
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=6)
@@ -123,78 +113,3 @@ def test_only_subjects_that_may_be_refused_are_looked_at_one_by_one() -> None:
         assert unusual_subjects(pa.array(["ok", subject, subject])) == [subject]
         with pytest.raises(SourceError):
             check_subject(subject)
-
-
-# ------------------------------------------------------------------ acknowledgements
-
-ACKS, STATUSES = 5, 6
-
-
-class Fast(Connection):
-    """A connection without a socket, with a subscription that takes messages without a reply, and an ordinary one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: defaultdict[int, list[tuple[bytes, ...]]] = defaultdict(list)
-        self.acks = Inbox(lambda: None, statuses=False)
-        self.register(ACKS, self.acks)
-        ordinary = Inbox(lambda: None)
-        ordinary.on_status = lambda subject, block: self.seen[STATUSES].append((subject, block, b""))
-        self.register(STATUSES, ordinary)
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if sid in self.inboxes:
-            await super()._process_msg(sid, subject, reply, data, headers)
-        else:
-            self.seen[sid].append((subject, headers or b"", data))
-
-
-class Stock:
-    """What the stock parser makes of the same."""
-
-    def __init__(self) -> None:
-        self.seen: defaultdict[int, list[tuple[bytes, ...]]] = defaultdict(list)
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        self.seen[sid].append((subject, headers or b"", b"" if sid == STATUSES else data))
-
-
-def feed(parser: Any, chunks: Sequence[bytes]) -> None:
-    for chunk in chunks:
-        with pytest.raises(StopIteration):
-            parser.parse(chunk).send(None)
-
-
-HEADED = b"NATS/1.0 503\r\n\r\n"
-answers = st.one_of(
-    st.binary(max_size=30).map(lambda data: b"MSG _INBOX.1 5 %d\r\n%b\r\n" % (len(data), data)),
-    st.just(b"HMSG _INBOX.2 5 %d %d\r\n%b\r\n" % (len(HEADED), len(HEADED), HEADED)),
-    st.just(b"HMSG _INBOX.3 5 %d %d\r\n%bdata\r\n" % (len(HEADED), len(HEADED) + 4, HEADED)),
-    st.just(b"HMSG _INBOX.4 6 %d %d\r\n%b\r\n" % (len(HEADED), len(HEADED), HEADED)),
-    st.just(b"MSG other 7 3\r\nabc\r\n"),
-    st.just(b"MSG other 55 3\r\nabc\r\n"),
-    st.just(b"+OK\r\n"),
-)
-
-
-@given(st.lists(answers, max_size=9).map(b"".join), st.lists(st.integers(0, 400), max_size=6))
-def test_messages_without_a_reply_arrive_whole_and_in_order(data: bytes, cuts: list[int]) -> None:
-    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    chunks = [data[start:stop] for start, stop in pairwise(places)]
-    fast, stock = Fast(), Stock()
-    feed(fast._ps, chunks)
-    feed(Parser(stock), chunks)
-    rows = fast.acks.take(1 << 40)
-    found = messages_in(rows)
-    assert all(reply == b"" for _, reply, _, _ in found)
-    if found:
-        fast.seen[ACKS] = [(subject, headers, payload) for subject, _, headers, payload in found]
-    assert fast.seen == stock.seen
-    assert fast.acks.total == len(rows)
-
-
-def test_a_subscription_that_is_forgotten_gets_nothing_more() -> None:
-    fast = Fast()
-    fast.forget(ACKS)
-    feed(fast._ps, [b"MSG _INBOX.1 5 1\r\nx\r\n"])
-    assert (fast.acks.total, fast.seen[ACKS]) == (0, [(b"_INBOX.1", b"", b"x")])

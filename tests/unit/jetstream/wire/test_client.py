@@ -22,6 +22,8 @@ from jetcapture_py.jetstream.wire.parser import FrameParser
 from tests.support.examples import examples
 
 REGISTERED = (1, 2, 17)
+ANSWERED = 4
+"""A subscription that takes messages without a reply, such as acknowledgements of publications, as messages."""
 Message = tuple[bytes, bytes, bytes, bytes]  # subject, reply, headers, payload
 
 
@@ -48,6 +50,7 @@ class Fast(Connection):
         self.seen: defaultdict[int, list[Message]] = defaultdict(list)
         for sid in REGISTERED:
             self.register(sid, self._inbox(sid))
+        self.register(ANSWERED, Inbox(lambda: None, statuses=False))
 
     def _inbox(self, sid: int) -> Inbox:
         inbox = Inbox(lambda: None)
@@ -64,7 +67,7 @@ class Fast(Connection):
         self.seen[sid] += messages_in(taken)
 
     def outcome(self) -> tuple[dict[int, list[Message]], list[Any]]:
-        for sid in REGISTERED:
+        for sid in (*REGISTERED, ANSWERED):
             self._collect(sid)
         return {sid: messages for sid, messages in self.seen.items() if messages}, self.calls
 
@@ -171,6 +174,8 @@ FRAMES = [
     frame(1, b"inbox.1", b"", b"", STATUS),
     frame(1, b"orders.5", b"a\r\nPING\r\nMSG x 1 r 3\r\nabc\r\n", ACK),
     frame(3, b"other", b"not ours", b"reply.to"),
+    frame(ANSWERED, b"_INBOX.1", b'{"seq": 1}'),
+    frame(ANSWERED, b"_INBOX.2", b"data", b"", b"NATS/1.0 503\r\n\r\n"),
     frame(3, b"other", b"not ours\r\n", b"", HEADERS),
     frame(99, b"other", b"", b""),
     b"PONG\r\n",
@@ -183,7 +188,7 @@ STREAM = b"".join(FRAMES)
 
 def test_a_connection_without_subscriptions_of_ours_hears_many_messages_as_from_the_stock_parser() -> None:
     fast, stock = Fast(), Stock()
-    for sid in REGISTERED:
+    for sid in (*REGISTERED, ANSWERED):
         fast.forget(sid)
     data = b"".join(frame(99, b"s", b"%d" % index) for index in range(500))
     fast.feed(data)
@@ -194,7 +199,7 @@ def test_a_connection_without_subscriptions_of_ours_hears_many_messages_as_from_
 def test_all_frames_arrive_as_from_the_stock_parser() -> None:
     (messages, calls), stock = outcomes(STREAM)
     assert (messages, calls) == stock
-    assert [len(messages[sid]) for sid in (1, 2, 3, 17, 99)] == [4, 3, 2, 1, 1]
+    assert [len(messages[sid]) for sid in (1, 2, 3, ANSWERED, 17, 99)] == [4, 3, 2, 2, 1, 1]
     assert messages[1][2] == (b"inbox.1", b"", STATUS, b"")
     assert messages[2][0] == (b"orders.3", ACK, HEADERS, b"payload")
     assert len(calls) == 4
@@ -232,7 +237,7 @@ payloads = st.one_of(
 )
 messages = st.builds(
     frame,
-    st.sampled_from([*REGISTERED, *REGISTERED, 3, 171]),
+    st.sampled_from([*REGISTERED, *REGISTERED, ANSWERED, 3, 171]),
     st.sampled_from([b"a", b"orders.eu.1", "größe.ü".encode(), b"\xff\xfe", b"x" * 300]),
     payloads,
     st.sampled_from([b"", ACK, ACK, b"r"]),
