@@ -235,7 +235,7 @@ def read_bucket(
     options: Mapping[str, Any] | None = None,
     engine: Engine = "spark",
 ) -> DataFrame:
-    """Return the KV bucket `bucket` at a moment: the entry of each key that clients could get then.
+    """Return the key-value bucket `bucket` at a moment: the entry of each key that clients could get then.
 
     Arguments and columns are those of `jetcapture_py.read_bucket`, which has the rules; `engine` is that of
     `read_archive`. Workers choose the entries, a key at a time, so they need jetcapture. If the bucket was recreated, a

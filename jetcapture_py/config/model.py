@@ -90,7 +90,7 @@ class SourceConfig(Section):
         description="Stream to capture; required unless `bucket`, `object_store`, `streams` or `buckets` is set."
     )
     bucket: types.BucketName | None = setting(
-        "KV bucket to capture, in place of `stream`: adds the columns `key_name`, `operation` and `revision`."
+        "Key-value bucket to capture, in place of `stream`: adds the columns `key_name`, `operation` and `revision`."
     )
     object_store: types.BucketName | None = setting("Object store to capture, in place of `stream`.")
     streams: tuple[types.StreamPattern, ...] = setting(
@@ -99,7 +99,7 @@ class SourceConfig(Section):
         default=(),
     )
     buckets: tuple[types.StreamPattern, ...] = setting(
-        "KV buckets and object stores to capture, in the same way.", default=()
+        "Key-value buckets and object stores to capture, in the same way.", default=()
     )
     max_streams: types.Count = setting("Maximum number of captures of `streams` and `buckets`.", default=100)
     consumer: types.Name = Field(description="Durable pull consumer, shared by all replicas.")

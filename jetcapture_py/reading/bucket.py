@@ -146,7 +146,7 @@ def read_bucket(
     parquet_only: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> pa.RecordBatchReader:
-    """Return the KV bucket `bucket` at a moment as Arrow batches: the entry of each key that clients could get then.
+    """Return the key-value bucket `bucket` at a moment as Arrow batches: one entry for each key that clients could get.
 
     `as_of` is a time as for `read_archive`, inclusive, or a revision, for the moment when it was stored; by default
     now, as far as the archive goes. Keys deleted, purged or expired by then are left out, even if the archive has no

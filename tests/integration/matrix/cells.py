@@ -175,8 +175,8 @@ MESSAGES = (
         during=scenes.fall_due,
         since=(2, 12),
     ),
-    Cell(name="Stream of a KV bucket, with deletes and purges", stream=None, fill=scenes.fill_key_value),
-    Cell(name="Stream of an object store bucket", stream=None, fill=scenes.fill_object_store),
+    Cell(name="Stream of a key-value bucket, with deletes and purges", stream=None, fill=scenes.fill_key_value),
+    Cell(name="Stream of an object store", stream=None, fill=scenes.fill_object_store),
 )
 
 MISSING = "stream {stream} does not exist; create it, or correct source.stream"
@@ -391,7 +391,7 @@ def tables() -> str:
         for cell in group.cells:
             results = [cell.result(version) for version in sites.VERSIONS]
             rows.append(f"| {' | '.join([cell.name, *results])} |")
-        parts.append(f"## {group.title}\n\n" + "\n".join(rows) + "\n")
+        parts.append(f"### {group.title}\n\n" + "\n".join(rows) + "\n")
     rows = ["| | the line that a capture ends with |", "|---|---|"]
     for cell in (cell for group in GROUPS for cell in group.cells if cell.refused):
         rows.append(f"| {cell.name} | `{cell.refused.format(stream='ORDERS', consumer='archive', prefix='orders')}` |")
