@@ -6,7 +6,8 @@ import json
 import math
 import re
 import subprocess
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,83 +46,83 @@ CAPTURE: dict[str, Any] = {
 }
 """The least that a release needs."""
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
-
-
-SEVERAL = MANIFESTS / "values" / "several.yaml"
-
-
-@cache
-def case_text(case: Path) -> str:
-    """The objects of a set of values, as text: each test gets its own."""
-    return json.dumps(render(case))
-
-
-def of_case(case: Path) -> list[Object]:
-    objects: list[Object] = json.loads(case_text(case))
-    return objects
-
 
 def deployment(*values: Any) -> Object:
     return by_kind(render(*values))["Deployment"]
 
 
-def files(objects: list[Object]) -> dict[str, str]:
-    """The configuration files of a release."""
-    (found,) = (each for each in objects if each["kind"] == "ConfigMap" and "jetcapture.json" not in each["data"])
-    data: dict[str, str] = found["data"]
-    return data
+@dataclass(frozen=True)
+class Release:
+    """The objects of a release."""
+
+    objects: list[Object]
+
+    def of_kind(self, *kinds: str) -> list[Object]:
+        return [each for each in self.objects if each["kind"] in kinds]
+
+    def named(self, kind: str, name: str) -> Object:
+        (found,) = (each for each in self.of_kind(kind) if each["metadata"]["name"] == name)
+        return found
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The configuration files."""
+        (found,) = (each["data"] for each in self.of_kind("ConfigMap") if "jetcapture.json" not in each["data"])
+        return dict(found)
+
+    @cached_property
+    def capture(self) -> Object:
+        """The Deployment of the captures."""
+        (found,) = (each for each in self.of_kind("Deployment") if not each["metadata"]["name"].endswith("-maintain"))
+        return found
+
+    @cached_property
+    def container(self) -> Object:
+        """The container of the captures."""
+        (found,) = pod(self.capture)["containers"]
+        return dict(found)
+
+    @cached_property
+    def configs(self) -> list[Config]:
+        """The configurations, as the pods load them."""
+        environment = {each["name"]: each.get("value", "secret") for each in self.container.get("env", ())}
+        return [model.loads(text, environment) for text in self.files.values()]
 
 
-def capture_of(objects: list[Object]) -> Object:
-    """The Deployment of the captures."""
-    (found,) = (
-        each for each in objects if each["kind"] == "Deployment" and not each["metadata"]["name"].endswith("-maintain")
-    )
-    return found
+@cache
+def release_of(case: str) -> Release:
+    return Release(render(MANIFESTS / "values" / case))
 
 
-def loaded(objects: list[Object]) -> list[Config]:
-    """The release's configurations, as its pods load them."""
-    (container,) = pod(capture_of(objects))["containers"]
-    environment = {each["name"]: each.get("value", "secret") for each in container.get("env", ())}
-    return [model.loads(text, environment) for text in files(objects).values()]
-
-
-@each_case
-def test_kubernetes_accepts_every_object(case: Path) -> None:
-    objects = of_case(case)
-    check_schemas(objects)
-    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
+def test_every_set_of_values_gives_a_release_that_works(case: Path) -> None:
+    release = release_of(case.name)
+    check_schemas(release.objects)
+    names = [(each["kind"], each["metadata"]["name"]) for each in release.objects]
     assert len(set(names)) == len(names)
     assert all(len(name) <= 52 for _, name in names)  # a CronJob's
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), "--values", str(case), *KUBE_VERSION)
+    has_the_configuration_of_its_values(release, yaml.safe_load(case.read_text()))
+    mounts_every_file_of_its_configuration(release)
+    for workload in release.of_kind("Deployment", "CronJob"):
+        may_do_no_more_than_it_needs(pod(workload))
+    is_probed_and_scraped_where_it_serves(release)
+    selects_its_own_pods(release)
 
 
-def test_helm_finds_no_fault() -> None:
-    assert len(CASES) == 12
-    for case in CASES:
-        assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), "--values", str(case), *KUBE_VERSION)
-
-
-@each_case
-def test_a_release_has_the_configuration_of_its_values(case: Path) -> None:
-    values = yaml.safe_load(case.read_text())
-    objects = of_case(case)
-    assert all(config.warnings() == () for config in loaded(objects))
+def has_the_configuration_of_its_values(release: Release, values: dict[str, Any]) -> None:
+    assert all(config.warnings() == () for config in release.configs)
     captures = values.get("captures", {"jetcapture": {}})
-    assert files(objects).keys() == {f"{name}.yaml" for name in captures}
+    assert release.files.keys() == {f"{name}.yaml" for name in captures}
     for name, own in captures.items():
-        found = yaml.safe_load(files(objects)[f"{name}.yaml"])
+        found = yaml.safe_load(release.files[f"{name}.yaml"])
         for section, wanted in {**values["config"], **own}.items():
             common = values["config"].get(section) if name != "jetcapture" else None
             assert found[section] == ({**common, **wanted} if isinstance(common, dict) else wanted)
 
 
-@each_case
-def test_every_file_of_the_configuration_is_mounted(case: Path) -> None:
-    objects = of_case(case)
-    configs = loaded(objects)
-    for workload in (each for each in objects if each["kind"] in ("Deployment", "CronJob")):
+def mounts_every_file_of_its_configuration(release: Release) -> None:
+    for workload in release.of_kind("Deployment", "CronJob"):
         spec = pod(workload)
         (container,) = spec["containers"]
         mounts = {PurePosixPath(mount["mountPath"]): mount["name"] for mount in container["volumeMounts"]}
@@ -129,9 +130,9 @@ def test_every_file_of_the_configuration_is_mounted(case: Path) -> None:
         assert mounts[PurePosixPath("/tmp")] == "tmp"
         words = " ".join(container["args"]).replace("=", " ").split()
         mentioned = {word for word in words if word.startswith("/etc/jetcapture/")}
-        assert {word.removeprefix("/etc/jetcapture/") for word in mentioned} <= files(objects).keys()
+        assert {word.removeprefix("/etc/jetcapture/") for word in mentioned} <= release.files.keys()
         assert mentioned
-        for config in configs:
+        for config in release.configs:
             paths = [config.nats.creds, config.nats.token_file, config.nats.password_file]
             paths += [config.nats.tls.ca, config.nats.tls.cert] if config.nats.tls else []
             if str(config.store.url).startswith("file:"):
@@ -139,47 +140,39 @@ def test_every_file_of_the_configuration_is_mounted(case: Path) -> None:
                 assert mounts[PurePosixPath("/var/lib/jetcapture")] == "archive"
             for file in filter(None, paths):
                 assert any(PurePosixPath(file).is_relative_to(mount) for mount in mounts), file
-            if config.limits.spool and workload is capture_of(objects):
+            if config.limits.spool and workload is release.capture:
                 assert mounts[PurePosixPath(str(config.limits.spool.path))] == "spool"
-    (container,) = pod(capture_of(objects))["containers"]
-    ran = [word for word in container["args"] if word.endswith(".yaml")]
-    assert ran == [f"/etc/jetcapture/{name}" for name in files(objects)]
+    ran = [word for word in release.container["args"] if word.endswith(".yaml")]
+    assert ran == [f"/etc/jetcapture/{name}" for name in release.files]
 
 
-@each_case
-def test_no_pod_may_do_more_than_it_needs(case: Path) -> None:
-    objects = of_case(case)
-    for workload in (each for each in objects if each["kind"] in ("Deployment", "CronJob")):
-        spec = pod(workload)
-        assert spec["securityContext"]["runAsNonRoot"]
-        user = f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}"
-        assert f"\nUSER {user}\n" in (REPOSITORY / "Dockerfile").read_text()
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert spec["automountServiceAccountToken"] is False
-        for container in (*spec["containers"], *spec.get("initContainers", ())):
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
+def may_do_no_more_than_it_needs(spec: Object) -> None:
+    assert spec["securityContext"]["runAsNonRoot"]
+    user = f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}"
+    assert f"\nUSER {user}\n" in (REPOSITORY / "Dockerfile").read_text()
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
 
 
-@each_case
-def test_probes_and_metrics_are_where_the_process_serves_them(case: Path) -> None:
-    objects = of_case(case)
-    (container,) = pod(capture_of(objects))["containers"]
-    (port,) = container["ports"]
-    for config in loaded(objects):
+def is_probed_and_scraped_where_it_serves(release: Release) -> None:
+    (port,) = release.container["ports"]
+    for config in release.configs:
         assert config.http is not None
         assert config.http.listen.rpartition(":")[2] == str(port["containerPort"])
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
-        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
-    services = [each for each in objects if each["kind"] == "Service"]
+        assert release.container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+    services = release.of_kind("Service")
     for service in services:
-        (found,) = service["spec"]["ports"]
-        assert found == {"name": "http", "port": port["containerPort"], "targetPort": port["name"]}
-    annotations = capture_of(objects)["spec"]["template"]["metadata"]["annotations"]
-    if monitors := [each for each in objects if each["kind"] == "ServiceMonitor"]:
+        (served,) = service["spec"]["ports"]
+        assert served == {"name": "http", "port": port["containerPort"], "targetPort": port["name"]}
+    annotations = release.capture["spec"]["template"]["metadata"]["annotations"]
+    if monitors := release.of_kind("ServiceMonitor"):
         (endpoint,) = monitors[0]["spec"]["endpoints"]
         assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
         assert "prometheus.io/scrape" not in annotations
@@ -189,13 +182,9 @@ def test_probes_and_metrics_are_where_the_process_serves_them(case: Path) -> Non
         assert annotations["prometheus.io/port"] == str(port["containerPort"])
 
 
-@each_case
-def test_selectors_select_the_pods(case: Path) -> None:
-    objects = of_case(case)
-    capture = capture_of(objects)
-    labels = capture["spec"]["template"]["metadata"]["labels"]
-    selectors = [capture["spec"]["selector"]["matchLabels"]]
-    for each in objects:
+def selects_its_own_pods(release: Release) -> None:
+    selectors = [release.capture["spec"]["selector"]["matchLabels"]]
+    for each in release.objects:
         if each["kind"] == "Service" and not each["metadata"]["name"].endswith("-maintain"):
             selectors.append(each["spec"]["selector"])
         elif each["kind"] == "PodDisruptionBudget":
@@ -205,22 +194,23 @@ def test_selectors_select_the_pods(case: Path) -> None:
         elif each["kind"] == "CronJob":  # a job's pod is no replica
             of_job = each["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
             assert not selectors[0].items() <= of_job.items()
-    spread = pod(capture).get("topologySpreadConstraints", ())
+    spread = pod(release.capture).get("topologySpreadConstraints", ())
     selectors += [constraint["labelSelector"]["matchLabels"] for constraint in spread]
+    labels = release.capture["spec"]["template"]["metadata"]["labels"]
     assert all(selector.items() <= labels.items() for selector in selectors)
 
 
-@pytest.mark.parametrize("drain", ["60s", "1h30m", "500ms", "1.5h", "2m30s", "90", 90, "1d", 45.5])
-def test_a_pod_is_killed_only_after_its_drain(drain: str | float) -> None:
-    spec = pod(deployment(CAPTURE, {"config": {"drain_timeout": drain}}))
-    assert spec["terminationGracePeriodSeconds"] == math.ceil(parse_duration(drain)) + 30
+def test_a_pod_is_killed_only_after_its_drain() -> None:
+    for drain in ("1h30m", "500ms", "90", 45.5):
+        spec = pod(deployment(CAPTURE, {"config": {"drain_timeout": drain}}))
+        assert spec["terminationGracePeriodSeconds"] == math.ceil(parse_duration(drain)) + 30, drain
 
 
-@pytest.mark.parametrize("memory", ["1GiB", "512MiB", "500MB", "1.5GiB", 268_435_456, "268435456"])
-def test_a_pod_has_the_memory_that_its_limit_needs(memory: str | int) -> None:
-    (container,) = pod(deployment(CAPTURE, {"config": {"limits": {"memory": memory}}}))["containers"]
-    wanted = (400 << 20) + 2 * math.ceil(parse_size(memory) / (1 << 20)) * (1 << 20)
-    assert parse_size(f"{container['resources']['limits']['memory']}B") == wanted
+def test_a_pod_has_the_memory_that_its_limit_needs() -> None:
+    for memory in ("1.5GiB", "500MB", 268_435_456):
+        (container,) = pod(deployment(CAPTURE, {"config": {"limits": {"memory": memory}}}))["containers"]
+        needed = (400 << 20) + 2 * math.ceil(parse_size(memory) / (1 << 20)) * (1 << 20)
+        assert parse_size(f"{container['resources']['limits']['memory']}B") == needed, memory
 
 
 def test_an_upgrade_does_not_wait_for_a_claim_that_only_one_node_can_mount() -> None:
@@ -233,18 +223,13 @@ def test_an_upgrade_does_not_wait_for_a_claim_that_only_one_node_can_mount() -> 
     assert deployment(CAPTURE, {"replicas": 1})["spec"]["strategy"]["type"] == "RollingUpdate"
 
 
-def test_a_full_spool_does_not_evict_its_pod() -> None:
+def test_a_full_spool_does_not_evict_its_pod_and_large_numbers_stay_numbers() -> None:
     limits = {"memory": "256MiB", "spool": {"path": "/spool", "size": "1GB"}}
-    (spool,) = [
-        each for each in pod(deployment(CAPTURE, {"config": {"limits": limits}}))["volumes"] if each["name"] == "spool"
-    ]
-    assert parse_size(f"{spool['emptyDir']['sizeLimit']}B") >= parse_size("1GB") + MAX_FILES * 4096
-
-
-def test_large_numbers_stay_numbers() -> None:
     numbers = {"block": {"max_messages": 123_456_789}, "source": {"start_sequence": 9_007_199_254_740_991}}
-    text = files(render(CAPTURE, {"config": numbers}))["jetcapture.yaml"]
-    found = yaml.safe_load(text)
+    release = Release(render(CAPTURE, {"config": {"limits": limits, **numbers}}))
+    (spool,) = (each for each in pod(release.capture)["volumes"] if each["name"] == "spool")
+    assert parse_size(f"{spool['emptyDir']['sizeLimit']}B") >= parse_size("1GB") + MAX_FILES * 4096
+    found = yaml.safe_load(release.files["jetcapture.yaml"])
     assert found["block"]["max_messages"] == 123_456_789
     assert found["source"]["start_sequence"] == 9_007_199_254_740_991
 
@@ -259,10 +244,10 @@ def test_a_change_of_the_configuration_replaces_the_replicas() -> None:
 
 
 def test_keda_scales_on_lag_beyond_that_of_a_waiting_block() -> None:
-    scaled = by_kind(render(MANIFESTS / "values" / "autoscaling.yaml"))
-    spec = scaled["ScaledObject"]["spec"]
-    assert "replicas" not in scaled["Deployment"]["spec"]
-    assert spec["scaleTargetRef"]["name"] == scaled["Deployment"]["metadata"]["name"]
+    release = release_of("autoscaling.yaml")
+    spec = release.of_kind("ScaledObject")[0]["spec"]
+    assert "replicas" not in release.capture["spec"]
+    assert spec["scaleTargetRef"]["name"] == release.capture["metadata"]["name"]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 20)
     lag, cpu = spec["triggers"]
     assert (lag["type"], lag["metricType"], lag["metadata"]["threshold"]) == ("prometheus", "Value", "600")
@@ -278,74 +263,83 @@ def test_keda_scales_on_lag_beyond_that_of_a_waiting_block() -> None:
     assert policies == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"replica": 3}, "replica"),
-        ({"config": {"nats": None}}, "nats"),
-        ({"config": {"nats": {"password": "hunter2"}}}, "password"),
-        ({"config": {"nats": {"user_seed": "SUAB"}}}, "user_seed"),
-        ({"config": {"source": {"stream": None}}}, "stream"),
-        ({"config": {"http": {"listen": "127.0.0.1:8080"}}}, "listen"),
-        ({"config": {"drain_timeout": "soon"}}, "at '/config/drain_timeout': 'soon' does not match pattern '^([0-9]"),
-        ({"config": {"limits": {"memory": "1G"}}}, "at '/config/limits/memory': '1G' does not match pattern '^[0-9]"),
-        (
-            {"config": {"source": {"ack_waitt": "30s"}}},
-            "at '/config/source': additional properties 'ack_waitt' not all",
-        ),
-        (
-            {"config": {"source": {"mode": "other"}}},
-            "at '/config/source/mode': value must be one of 'shared', 'ordered'",
-        ),
-        ({"config": {"source": {"consumer": ""}}}, "config.source.consumer: required, but not set"),
-        ({"config": {"source": {"consumer": None}}}, "at '/config/source/consumer': got null, want string"),
-        (
-            {"config": {"source": {"stream": ""}}},
-            "config.source: expected stream, streams, bucket, buckets or object_store, found none",
-        ),
-        (
-            {"config": {"store": {"url": "file:///data"}}},
-            "config.store.url: /data is in no volume; set claim or persis",
-        ),
-        ({"captures": {"a": {"log": {"level": "debug"}}}}, "captures.a.log: one process has one, so it belongs in"),
-        ({"captures": {"a": {}, "b": {}}}, "captures.b.source: the same consumer of the same stream as in captures.a"),
-        ({"captures": {"metrics": {}}}, "captures.metrics: the replicas serve this name themselves"),
-        ({"claim": "a", "persistence": {"enabled": True}}, "persistence.enabled: claim names an existing claim"),
-        ({"persistence": {"enabled": True}}, "persistence.accessModes: 2 replicas need ReadWriteMany"),
-        ({"spool": {"perPod": True}}, "spool: no capture has config.limits.spool"),
-        (
-            {"prometheusRule": {"enabled": True, "disabled": ["Gone"]}},
-            "no alert is named Gone; expected one of Jetcapture",
-        ),
-        ({"secrets": [{"name": "nats", "mountPath": "etc"}]}, "mountPath"),
-        ({"autoscaling": {"enabled": True, "lagSeconds": 900}}, "must be above config.block.max_age (900 s)"),
-        ({"autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 3}}, "must not be below minReplicas"),
-        ({"jobs": {"report": {"enabled": True}}}, "jobs.report.claim: a report needs an existing claim"),
-        (
-            {"captures": {"a": {}, "b": {"source": {"consumer": "b"}}}, "jobs": {"compact": {"enabled": True}}},
-            "jobs.compact.capture: required with several captures; expected one of a, b",
-        ),
-        ({"jobs": {"Compact": {"enabled": True, "schedule": "30 1 * * *", "args": ["compact"]}}}, "Compact"),
-    ],
-    ids=str,
+WRONG: dict[str, Any] = {
+    "replica": 3,
+    "config": {
+        "nats": {"password": "hunter2", "user_seed": "SUAB"},
+        "source": {"ack_waitt": "30s", "mode": "other", "consumer": None},
+        "http": {"listen": "127.0.0.1:8080"},
+        "drain_timeout": "soon",
+        "limits": {"memory": "1G"},
+    },
+    "secrets": [{"name": "nats", "mountPath": "etc"}],
+    "jobs": {"Compact": {"enabled": True, "schedule": "30 1 * * *", "args": ["compact"]}},
+}
+REASONS = (
+    "additional properties 'replica' not allowed",
+    "at '/config/nats/password': ",
+    "at '/config/nats/user_seed': ",
+    "at '/config/source': additional properties 'ack_waitt' not allowed",
+    "at '/config/source/mode': value must be one of 'shared', 'ordered'",
+    "at '/config/source/consumer': got null, want string",
+    "at '/config/http/listen': ",
+    "at '/config/drain_timeout': 'soon' does not match pattern '^([0-9]",
+    "at '/config/limits/memory': '1G' does not match pattern '^[0-9]",
+    "at '/secrets/0/mountPath': ",
+    "Compact",
 )
-def test_values_that_cannot_work_are_refused_with_the_reason(values: dict[str, Any], reason: str) -> None:
+"""Why the schema refuses them."""
+
+
+def test_values_that_the_schema_does_not_allow_are_refused_with_every_reason() -> None:
+    with pytest.raises(RefusedError) as refused:
+        render(CAPTURE, WRONG)
+    assert [reason for reason in REASONS if reason not in str(refused.value)] == [], refused.value
+
+
+TWO: dict[str, Any] = {"a": {}, "b": {"source": {"consumer": "b"}}}
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"config": {"nats": None}}, "nats"),
+    ({"config": {"source": {"stream": None}}}, "stream"),
+    ({"config": {"source": {"consumer": ""}}}, "config.source.consumer: required, but not set"),
+    (
+        {"config": {"source": {"stream": ""}}},
+        "config.source: expected stream, streams, bucket",
+    ),
+    ({"config": {"store": {"url": "file:///data"}}}, "config.store.url: /data is in no volume; set claim or persis"),
+    ({"captures": {"a": {"log": {"level": "debug"}}}}, "captures.a.log: one process has one, so it belongs in"),
+    ({"captures": {"a": {}, "b": {}}}, "captures.b.source: the same consumer of the same stream as in captures.a"),
+    ({"captures": {"metrics": {}}}, "captures.metrics: the replicas serve this name themselves"),
+    ({"claim": "a", "persistence": {"enabled": True}}, "persistence.enabled: claim names an existing claim"),
+    ({"persistence": {"enabled": True}}, "persistence.accessModes: 2 replicas need ReadWriteMany"),
+    ({"spool": {"perPod": True}}, "spool: no capture has config.limits.spool"),
+    ({"prometheusRule": {"enabled": True, "disabled": ["Gone"]}}, "no alert is named Gone; expected one of Jetcapture"),
+    ({"autoscaling": {"enabled": True, "lagSeconds": 900}}, "must be above config.block.max_age (900 s)"),
+    ({"autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 3}}, "must not be below minReplicas"),
+    ({"jobs": {"report": {"enabled": True}}}, "jobs.report.claim: a report needs an existing claim"),
+    ({"captures": TWO, "jobs": {"compact": {"enabled": True}}}, "jobs.compact.capture: required with several captures"),
+    ({"maintain": {"enabled": True}}, "config.maintain says what to do"),
+)
+
+
+def test_values_that_cannot_work_are_refused_with_the_reason() -> None:
     assert render(CAPTURE)
-    with pytest.raises(RefusedError, match=re.escape(reason)):
-        render(CAPTURE, values)
+    for values, reason in REFUSED:
+        with pytest.raises(RefusedError, match=re.escape(reason)):
+            render(CAPTURE, values)
 
 
 def test_a_password_in_the_environment_is_accepted() -> None:
-    text = by_kind(render(CAPTURE, {"config": {"nats": {"user": "a", "password": "${PASSWORD}"}}}))["ConfigMap"]["data"]
-    assert model.loads(text["jetcapture.yaml"], {"PASSWORD": "hunter2"}).nats.password is not None
+    release = Release(render(CAPTURE, {"config": {"nats": {"user": "a", "password": "${PASSWORD}"}}}))
+    assert model.loads(release.files["jetcapture.yaml"], {"PASSWORD": "hunter2"}).nats.password is not None
 
 
 def test_jobs_have_arguments_that_they_understand(tmp_path: Path) -> None:
-    objects = render(MANIFESTS / "values" / "jobs.yaml")
-    jobs = [each for each in objects if each["kind"] == "CronJob"]
+    release = release_of("jobs.yaml")
+    jobs = release.of_kind("CronJob")
     assert [each["metadata"]["name"].rpartition("-")[2] for each in jobs] == ["compact", "report", "totals"]
     path = tmp_path / "jetcapture.yaml"
-    path.write_text(by_kind(objects)["ConfigMap"]["data"]["jetcapture.yaml"])
+    path.write_text(release.files["jetcapture.yaml"])
     for job in jobs:
         (container,) = pod(job)["containers"]
         assert container["image"].startswith("jetcapture-spark:" if container["args"][0] == "spark" else "jetcapture:")
@@ -357,11 +351,11 @@ def test_jobs_have_arguments_that_they_understand(tmp_path: Path) -> None:
 
 
 def test_maintenance_is_one_pod_with_the_configuration_of_the_captures() -> None:
-    values = {"config": {"maintain": {"compact": {}}, "limits": {"memory": "512MiB"}}, "maintain": {"enabled": True}}
-    objects = render(CAPTURE, values)
-    check_schemas(objects)
-    (workload,) = (each for each in objects if "maintain" in each["metadata"]["name"] and each["kind"] == "Deployment")
-    (service,) = (each for each in objects if "maintain" in each["metadata"]["name"] and each["kind"] == "Service")
+    config = {"maintain": {"compact": {}}, "limits": {"memory": "512MiB"}}
+    release = Release(render(CAPTURE, {"config": config, "maintain": {"enabled": True}}))
+    check_schemas(release.objects)
+    workload = release.named("Deployment", "orders-jetcapture-maintain")
+    service = release.named("Service", "orders-jetcapture-maintain")
     labels = workload["spec"]["template"]["metadata"]["labels"]
     assert workload["spec"]["replicas"] == 1
     assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
@@ -370,48 +364,41 @@ def test_maintenance_is_one_pod_with_the_configuration_of_the_captures() -> None
     assert container["args"] == ["maintain", "/etc/jetcapture/jetcapture.yaml", "--every=5m"]
     check_jetcapture(container["args"])
     assert parse_size(f"{container['resources']['limits']['memory']}B") == (200 + 512) << 20
-    capture = next(each for each in objects if each["kind"] == "Deployment" and each is not workload)
-    assert not capture["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    with pytest.raises(RefusedError, match=r"config\.maintain says what to do"):
-        render(CAPTURE, {"maintain": {"enabled": True}})
+    assert not release.capture["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
 def test_several_captures_share_a_process_and_its_limits() -> None:
-    objects = of_case(SEVERAL)
-    spec = pod(capture_of(objects))
-    (container,) = spec["containers"]
+    release = release_of("several.yaml")
+    spec, container = pod(release.capture), release.container
     check_jetcapture(container["args"])
     assert container["args"][-1] == "--keep-going"
     assert parse_size(f"{container['resources']['limits']['memory']}B") == (400 + 2 * (512 + 128 + 128)) << 20
     assert spec["terminationGracePeriodSeconds"] == 120 + 30
-    names = {each["metadata"]["name"]: each for each in objects}
-    (maintained,) = pod(names["orders-jetcapture-maintain"])["containers"]
+    (maintained,) = pod(release.named("Deployment", "orders-jetcapture-maintain"))["containers"]
     check_jetcapture(maintained["args"])
     assert maintained["args"][1:-1] == container["args"][1:-1]
-    (job,) = pod(names["orders-jetcapture-compact"])["containers"]
+    (job,) = pod(release.named("CronJob", "orders-jetcapture-compact"))["containers"]
     assert "--config=/etc/jetcapture/orders.yaml" in job["args"]
-    shared = pod(capture_of(of_case(MANIFESTS / "values" / "shared.yaml")))
-    assert "--keep-going" not in shared["containers"][0]["args"]
-    assert [mount.get("subPath") for mount in shared["containers"][0]["volumeMounts"] if mount["name"] == "spool"] == [
-        "0",
-        "1",
-    ]
+    shared = release_of("shared.yaml").container
+    assert "--keep-going" not in shared["args"]
+    spools = [mount for mount in shared["volumeMounts"] if mount["name"] == "spool"]
+    assert [mount["subPath"] for mount in spools] == ["0", "1"]
 
 
 def test_volumes_of_a_release_are_as_large_as_asked_and_an_archive_outlives_it() -> None:
-    objects = of_case(MANIFESTS / "values" / "volumes.yaml")
-    (claim,) = (each for each in objects if each["kind"] == "PersistentVolumeClaim")
+    release = release_of("volumes.yaml")
+    (claim,) = release.of_kind("PersistentVolumeClaim")
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    volumes = {each["name"]: each for each in pod(capture_of(objects))["volumes"]}
+    volumes = {each["name"]: each for each in pod(release.capture)["volumes"]}
     assert volumes["archive"]["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
     asked = volumes["spool"]["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"]
     assert parse_size(f"{asked}B") >= parse_size("8GiB") + MAX_FILES * 4096
-    assert capture_of(objects)["spec"]["strategy"]["type"] == "Recreate"
+    assert release.capture["spec"]["strategy"]["type"] == "Recreate"
 
 
 def test_alerts_of_a_release_are_about_its_own_pods_and_can_be_chosen(tmp_path: Path) -> None:
     def rules(case: str) -> dict[str, dict[str, Any]]:
-        (found,) = (each for each in of_case(MANIFESTS / "values" / case) if each["kind"] == "PrometheusRule")
+        (found,) = release_of(case).of_kind("PrometheusRule")
         (tmp_path / case).write_text(yaml.safe_dump(found["spec"]))
         done = subprocess.run(
             [tool(PROMTOOL), "check", "rules", str(tmp_path / case)], capture_output=True, text=True, check=False
@@ -481,9 +468,9 @@ def test_the_values_of_the_page_give_releases() -> None:
         yaml.safe_load(shown.text) for shown in blocks("docs/kubernetes.md", "yaml")
     )
     for values in (release, several, code):
-        objects = render(values)
-        check_schemas(objects)
-        assert len(loaded(objects)) == len(values.get("captures", "1"))
+        rendered = Release(render(values))
+        check_schemas(rendered.objects)
+        assert len(rendered.configs) == len(values.get("captures", "1"))
     objects = render(release, maintenance)
     check_schemas(objects)
     assert sum(each["kind"] == "Deployment" for each in objects) == 2, "the captures, and maintenance"
