@@ -24,7 +24,6 @@ from pyspark.sql import functions as sf
 from jetcapture_py.maintain.compact import CompactionSettings
 from spark_jobs.archive import Dedupe, Engine, read_archive
 from spark_jobs.compact import compact
-from spark_jobs.query import write
 from spark_jobs.replay import replay
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.streams import Stored, read_stream
@@ -68,7 +67,6 @@ def check(spark: SparkSession, archive: str, url: str, stream: str) -> None:
         done = compact(spark, f"file://{copy}", "ORDERS", CompactionSettings(grace=0))
         _same((done.objects_after, done.duplicates, done.errors), (4, 1, ()))
         _check_archive(spark, f"file://{copy}", engines=("spark",), modes=("auto",))
-    _check_query(spark)
     _check_live(spark, archive, url, stream)
 
 
@@ -98,25 +96,6 @@ def _check_archive(
             _same(_rows(frame.select(*wanted)), expected)
     part = read_archive(spark, url, "ORDERS", start=RFC3339[1], end="2026-05-01T13:00:00Z", keys=["eu", None])
     _same(_rows(part.select(*wanted[:6])), [row[:6] for row in expected[1:3]])  # in this part, no column has drifted
-
-
-def _check_query(spark: SparkSession) -> None:
-    frame = spark.sql(
-        f"SELECT named_struct('at', timestamp_micros({AT}), 'x', double('NaN')) AS s, "
-        "map(1, CAST(2.5 AS decimal(5, 2))) AS m, DATE '2026-05-01' AS day, "
-        "X'00FF' AS b, 'ü' AS t, CAST(NULL AS int) AS nothing"
-    )
-    nested = f'{{"at":"{RFC3339[0]}","x":"NaN"}}'
-    with tempfile.TemporaryDirectory() as place:
-        output = Path(place) / "output"
-        write(frame, "json", str(output))
-        row = f'{{"s":{nested},"m":{{"1":2.50}},"day":"2026-05-01","b":"AP8=","t":"ü","nothing":null}}\n'
-        _same(output.read_text(), row)
-        write(frame, "csv", str(output))
-        quoted = nested.replace('"', '""')
-        _same(output.read_text(), f's,m,day,b,t,nothing\n"{quoted}","{{""1"":2.50}}",2026-05-01,AP8=,ü,\n')
-        write(frame.select("day", "nothing"), "table", str(output))
-        _same(output.read_text(), "day         nothing\n----------  -------\n2026-05-01  NULL\n")
 
 
 def _check_live(spark: SparkSession, archive: str, url: str, stream: str) -> None:

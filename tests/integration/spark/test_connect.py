@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
-from jetcapture_py.archive import layout
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support import java, s3
+from tests.support import s3
 from tests.support.connect import connect_server, environment
 
 if TYPE_CHECKING:
@@ -23,21 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key"
-
-NOTEBOOK = """
-import sys
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
-from spark_jobs.archive import archive_view, read_archive
-
-spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
-for engine in ("spark", "arrow"):
-    for dedupe in ("auto", "full"):
-        frame = read_archive(spark, sys.argv[2], "ORDERS", engine=engine, dedupe=dedupe)
-        print(engine, dedupe, frame.count(), frame.agg(sf.sum("amount")).first()[0], sorted(frame.dtypes)[0])
-archive_view(spark, sys.argv[2], "ORDERS", keys=["us"], columns=["amount"])
-print(spark.sql("SELECT * FROM ORDERS ORDER BY amount").collect())
-"""
 
 
 HELD = """
@@ -81,23 +63,6 @@ show("refreshed")
 """
 
 
-BUCKET = """
-import json
-import sys
-from pyspark.sql import SparkSession
-from spark_jobs.archive import read_bucket
-
-spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
-for name, value in json.loads(sys.argv[3]).items():
-    spark.conf.set(name, value)
-for as_of in (2, "2026-05-01T12:00:00.000003Z", "2026-05-01T12:01:00Z", None):
-    for kept in (1, 2):
-        frame = read_bucket(spark, sys.argv[2], "s", as_of=as_of, max_msgs_per_subject=kept)
-        print(as_of, kept, sorted((row.key_name, row.revision) for row in frame.collect()))
-print(read_bucket(spark, sys.argv[2], "s", history=True).count())
-"""
-
-
 @pytest.fixture
 def orders(archive: Archive) -> Archive:
     """Copies that are settled by sequences, copies that Spark compares, and a column that drifted."""
@@ -127,41 +92,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.exhaustive
-def test_an_archive_is_read_over_connect_by_either_engine(server: str, orders: Archive) -> None:
-    done = run("", "-c", NOTEBOOK, server, orders.url)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        *(
-            f"{engine} {dedupe} 6 21.0 ('_nats_delivered', 'int')"
-            for engine in ("spark", "arrow")
-            for dedupe in ("auto", "full")
-        ),
-        "[Row(amount=5), Row(amount=6)]",
-    ]
-
-
-@pytest.mark.exhaustive
-def test_a_bucket_is_read_over_connect(server: str, archive: Archive) -> None:
-    subjects = [f"$KV.s.{key}" for key in ("a", "b", "a", "b")]
-    headers = [None, None, [("Nats-TTL", ["30"])], [("KV-Operation", ["DEL"])]]
-    archive.write([1, 2, 3, 4], None, stream="KV_s", headers=headers, columns={layout.SUBJECT: pa.array(subjects)})
-    done = run("", "-c", BUCKET, server, archive.url, json.dumps(java.COMPILED))
-    assert done.returncode == 0, done.stderr
-    both, replaced = [("a", 1), ("b", 2)], [("a", 3), ("b", 2)]
-    assert done.stdout.splitlines() == [
-        f"2 1 {both}",
-        f"2 2 {both}",
-        f"2026-05-01T12:00:00.000003Z 1 {replaced}",
-        f"2026-05-01T12:00:00.000003Z 2 {replaced}",
-        "2026-05-01T12:01:00Z 1 []",
-        f"2026-05-01T12:01:00Z 2 {[('a', 1)]}",
-        "None 1 []",
-        f"None 2 {[('a', 1)]}",
-        "4",
-    ]
-
-
-@pytest.mark.exhaustive
 def test_a_held_frame_reads_the_objects_of_its_plan_or_says_read_it_again(
     server: str, orders: Archive, tmp_path: Path
 ) -> None:
@@ -185,10 +115,9 @@ def test_a_held_frame_reads_the_objects_of_its_plan_or_says_read_it_again(
     ]
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.exhaustive)])
 @pytest.mark.exhaustive
-def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(server: str, count: int) -> None:
-    done = run("", "-m", "tests.held_reads", "--count", str(count), "--connect", server)
+def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(server: str) -> None:
+    done = run("", "-m", "tests.held_reads", "--count", "8", "--connect", server)
     assert done.returncode == 0, done.stdout
 
 
@@ -226,10 +155,3 @@ def test_a_server_without_the_file_system_is_told_the_package(server: str, order
         assert "org.apache.hadoop:hadoop-aws:" in done.stderr
         done = run(server, "-m", "spark_jobs.query", *where, SUMS, "--engine", "arrow", "--format", "csv")
         assert (done.returncode, done.stdout) == (0, "key,total\neu,10.0\nus,11.0\n"), done.stderr
-
-
-@pytest.mark.exhaustive
-def test_a_local_connect_session_is_started_and_ended(orders: Archive) -> None:
-    done = run("local[2]", "-m", "spark_jobs.query", orders.url, "ORDERS", SUMS, "--format", "csv", SPARK_TESTING="1")
-    assert (done.returncode, done.stdout) == (0, "key,total\neu,10.0\nus,11.0\n"), done.stderr
-    assert "UserWarning" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -34,14 +33,6 @@ def test_batches_follow_each_other_without_a_gap_and_without_one_for_nothing(liv
         assert query.end == {"stream": "ORDERS", "created": query.start["created"], "seq": 16}
 
 
-def test_an_empty_stream_is_waited_for(live: Live) -> None:
-    with live.query() as query:
-        assert query.batch() == []  # Spark plans a first batch in any case
-        assert query.batch() is None
-        live.fill(2)
-        assert query.batch() == [1, 2]
-
-
 def test_a_query_begins_as_the_deliver_policy_says_and_then_goes_on(live: Live) -> None:
     live.send([(f"orders.{name}", b"") for name in "aabcca"])
     firsts = {
@@ -58,14 +49,6 @@ def test_a_query_begins_as_the_deliver_policy_says_and_then_goes_on(live: Live) 
         live.send([("orders.a", b"")])
         for then in ([7], None):
             assert {start: query.batch() for start, query in queries.items()} == dict.fromkeys(firsts, then)
-
-
-def test_a_query_begins_at_a_time(live: Live) -> None:
-    live.fill(3)
-    moment = datetime.now(UTC)
-    live.fill(3)
-    with live.query(startingTimestamp=moment.isoformat()) as query:
-        assert query.batch() == [4, 5, 6]
 
 
 def test_the_most_sequences_of_a_batch_are_respected(live: Live) -> None:

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading import bucket as without_spark
 from spark_jobs import archive as with_spark
 from tests.integration.spark.conftest import HOUR, Archive
@@ -60,7 +59,7 @@ def fill(archive: Archive, choose: random.Random, *, continues: bool, **limits: 
     note(archive, second(200).isoformat(), continues=continues, **limits)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(3, 6))])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_spark_reads_of_any_bucket_what_is_read_without_it(spark: SparkSession, archive: Archive, seed: int) -> None:
     choose = random.Random(seed)
     limits = {"max_msgs_per_subject": seed % 3 + 1, "max_age": choose.choice([0, 100 * 10**9])}
@@ -75,8 +74,3 @@ def test_spark_reads_of_any_bucket_what_is_read_without_it(spark: SparkSession, 
         assert sorted(map(str, own.to_pylist())) == sorted(map(str, table.to_pylist())), way
         rows += own.num_rows
     assert rows > 100
-
-
-def test_a_name_that_is_no_buckets_is_refused(spark: SparkSession, archive: Archive) -> None:
-    with pytest.raises(JetcaptureError, match=r'bucket="../s": expected ASCII letters'):
-        with_spark.read_bucket(spark, archive.url, "../s")

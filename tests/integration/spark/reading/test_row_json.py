@@ -66,26 +66,6 @@ EXPECTED: dict[str, Any] = {
     "nothing": None,
 }
 NESTED = ("s", "floats", "doubles", "by_number", "v", "vs")
-ZONES = ("UTC", "America/New_York", "Asia/Kathmandu")
-QUICK = (("UTC", "true"), ("Asia/Kathmandu", "false"))
-
-
-@pytest.fixture(
-    params=[
-        pytest.param((zone, ansi), id=f"{zone}-{ansi}", marks=[] if (zone, ansi) in QUICK else pytest.mark.exhaustive)
-        for zone in ZONES
-        for ansi in ("true", "false")
-    ]
-)
-def settings(request: pytest.FixtureRequest, spark: SparkSession) -> Any:
-    """A session with another time zone and ANSI mode."""
-    zone, ansi = request.param
-    before = {name: spark.conf.get(name) for name in ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")}
-    spark.conf.set("spark.sql.session.timeZone", zone)
-    spark.conf.set("spark.sql.ansi.enabled", ansi)
-    yield
-    for name, value in before.items():
-        spark.conf.set(name, value)
 
 
 @pytest.fixture
@@ -99,32 +79,42 @@ def payloads(live: Live) -> list[bytes]:
     return [each.payload for each in asyncio.run(read_stream(live.server.url, "ORDERS"))]
 
 
-@pytest.mark.usefixtures("settings")
-def test_query_prints_rows_as_json(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([orders.url, "ORDERS", ROW, "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == EXPECTED
-
-
-@pytest.mark.parametrize("key", [AT, "X'00FF'", "named_struct('a', 1)"])
-def test_maps_whose_keys_are_not_the_names_of_json_are_refused(
-    orders: Archive, capsys: pytest.CaptureFixture[str], key: str
+def test_query_prints_rows_as_json_whatever_the_session_is_set_to(
+    spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([orders.url, "ORDERS", f"SELECT array(map({key}, 1)) AS m", "--format", "json"]) == 1
-    says = r"query: m has maps with keys of type .*, which JSON lacks: cast them to text with transform_keys\n"
-    assert re.fullmatch(says, capsys.readouterr().err)
+    for settings in (
+        {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"},
+        {"spark.sql.session.timeZone": "Asia/Kathmandu", "spark.sql.ansi.enabled": "false"},
+    ):
+        before = {name: spark.conf.get(name) for name in settings}
+        try:
+            for name, value in settings.items():
+                spark.conf.set(name, value)
+            assert main([orders.url, "ORDERS", ROW, "--format", "json"]) == 0
+        finally:
+            for name, text in before.items():
+                spark.conf.set(name, text)
+        assert json.loads(capsys.readouterr().out) == EXPECTED
 
 
-@pytest.mark.parametrize("form", ["csv", "table"])
-def test_query_prints_nested_columns_as_json(orders: Archive, capsys: pytest.CaptureFixture[str], form: str) -> None:
-    assert main([orders.url, "ORDERS", f"SELECT {', '.join(NESTED)} FROM ({ROW})", "--format", form]) == 0
-    out = capsys.readouterr().out
-    if form == "csv":
-        (row,) = csv.DictReader(io.StringIO(out))
-        assert {name: json.loads(value) for name, value in row.items()} == {name: EXPECTED[name] for name in NESTED}
-    else:
-        shown = out.splitlines()[2]
-        assert '{"at":"2026-05-01T12:00:00.123456Z","x":"NaN","none":null}' in shown
-        assert '{"a":null,"b":[1,2.5,"x"]}' in shown
+def test_maps_whose_keys_are_not_the_names_of_json_are_refused(
+    orders: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key in (AT, "X'00FF'", "named_struct('a', 1)"):
+        assert main([orders.url, "ORDERS", f"SELECT array(map({key}, 1)) AS m", "--format", "json"]) == 1
+        says = r"query: m has maps with keys of type .*, which JSON lacks: cast them to text with transform_keys\n"
+        assert re.fullmatch(says, capsys.readouterr().err)
+
+
+def test_query_prints_nested_columns_as_json(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    query = [orders.url, "ORDERS", f"SELECT {', '.join(NESTED)} FROM ({ROW})", "--format"]
+    assert main([*query, "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert {name: json.loads(value) for name, value in row.items()} == {name: EXPECTED[name] for name in NESTED}
+    assert main([*query, "table"]) == 0
+    shown = capsys.readouterr().out.splitlines()[2]
+    assert '{"at":"2026-05-01T12:00:00.123456Z","x":"NaN","none":null}' in shown
+    assert '{"a":null,"b":[1,2.5,"x"]}' in shown
 
 
 @pytest.mark.exhaustive

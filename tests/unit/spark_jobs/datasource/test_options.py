@@ -48,6 +48,7 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({"subjects": "a..b"}, 'subjects[0]: expected a subject such as orders.*.new or orders.>, got "a..b"'),
     ({"startingOffsets": "first"}, "startingOffsets: expected earliest, latest, new, last, last_per_subject or a "),
     ({"startingOffsets": "0"}, "startingOffsets: "),
+    ({"startingOffsets": str(1 << 63)}, "startingOffsets: "),
     ({"endingOffsets": "earliest"}, 'endingOffsets: expected latest or a sequence from 1, got "earliest"'),
     ({"startingOffsets": "1", "startingTimestamp": "2026-01-01T00:00:00Z"}, "startingTimestamp: "),
     ({"endingOffsets": "1", "endingTimestamp": "2026-01-01T00:00:00Z"}, "endingTimestamp: "),
