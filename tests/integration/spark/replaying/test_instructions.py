@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import nats
 import pytest
-from nats.js.errors import NoKeysError
-from nats.js.kv import KeyValue
 
 from spark_jobs.archive import read_archive
 from spark_jobs.replay import main
@@ -118,61 +115,3 @@ def _is_restored_exactly(archive: Archive, server: NatsServer, given: list[dict[
     assert [message.lines for message in messages] == lines
     assert last.headers == raw
     ask(server.url, "STREAM.DELETE.COPY")
-
-
-async def history_of(bucket: KeyValue, key: str) -> list[KeyValue.Entry]:
-    """All entries of a key; nats-py finds none if they arrive before it has asked how many there are."""
-    while True:
-        with suppress(NoKeysError):
-            return await bucket.history(key)
-
-
-@pytest.mark.exhaustive
-def test_a_bucket_is_replayed_into_another(archive: Archive, nats_server: Callable[..., NatsServer]) -> None:
-    server = nats_server()
-    purge = [("KV-Operation", ["PURGE"]), ("Nats-Rollup", ["sub"])]
-    expired = [("Nats-Marker-Reason", ["MaxAge"]), ("Nats-TTL", ["60s"])]
-    entries: list[tuple[str, bytes, list[tuple[str, list[str]]]]] = [
-        ("kept", b"1", []),
-        ("kept", b"2", [("Nats-TTL", ["3600"])]),
-        ("deleted", b"1", []),
-        ("deleted", b"", [("KV-Operation", ["DEL"])]),
-        ("purged", b"1", []),
-        ("purged", b"", purge),
-        ("expired", b"1", []),
-        ("expired", b"", expired),
-        ("removed", b"", [("Nats-Marker-Reason", ["Remove"])]),
-    ]
-    archive.write(
-        range(1, len(entries) + 1),
-        stream="KV_settings",
-        payloads=[value for _, value, _ in entries],
-        headers=[headers for _, _, headers in entries],
-        columns={"_nats_subject": [f"$KV.settings.{key}" for key, _, _ in entries]},
-    )
-    arguments = [archive.url, "KV_settings", "--servers", server.url, "--subject", "$KV.copy.{subject[2]}"]
-
-    async def copied(*options: str) -> dict[str, list[bytes | None]]:
-        """Replay into a bucket that has `purged`; return every key's values, None for a deletion."""
-        nc = await nats.connect(server.url)
-        js = nc.jetstream()
-        bucket = await js.create_key_value(bucket="copy", history=10)
-        await bucket.put("purged", b"own")
-        assert await asyncio.to_thread(main, [*arguments, *options]) == 0
-        values = {}
-        for key in everything:
-            history = await history_of(bucket, key)
-            values[key] = [None if entry.operation else entry.value for entry in history]
-        await js.delete_key_value("copy")
-        await nc.close()
-        return values
-
-    everything = {
-        "kept": [b"1", b"2"],
-        "deleted": [b"1", None],
-        "purged": [b"own", b"1", None],
-        "expired": [b"1", None],
-        "removed": [None],
-    }
-    assert asyncio.run(copied()) == everything
-    assert asyncio.run(copied("--keep-header", "Nats-Rollup")) == everything | {"purged": [None]}

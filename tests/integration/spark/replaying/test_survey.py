@@ -1,4 +1,4 @@
-"""What a replay looks at before it publishes: the same on a terminal, under cron and in `query --to-nats`."""
+"""What a replay looks at before it publishes, as `query --to-nats` does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.errors import SourceError
 from spark_jobs import query
 from spark_jobs.archive import read_archive
 from spark_jobs.replay import main, replay
-from spark_jobs.replaying.source import Source
 from tests.integration.spark.conftest import Archive
 from tests.support.archives import HOUR
 from tests.support.erasing import bury
@@ -59,11 +58,9 @@ def test_erased_messages_that_are_still_in_an_object_are_not_published(
     assert last_seq(server) == 7
 
 
-@pytest.mark.parametrize("terminal", [True, False])
 def test_a_message_without_a_subject_stops_a_replay_before_anything_is_published(
-    without_region: Archive, server: NatsServer, capsys: Said, monkeypatch: pytest.MonkeyPatch, terminal: bool
+    without_region: Archive, server: NatsServer, capsys: Said
 ) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     arguments = [without_region.url, "ORDERS", "--servers", server.url, "--subject", "replay.{region}"]
     assert main(arguments) == 1
     expected = "replay: a row has no subject: region is null in message 1000 of stream ORDERS; nothing was published"
@@ -149,8 +146,3 @@ def test_the_archives_columns_are_found_in_any_case(spark: SparkSession, archive
     assert (first.subject, first.payload) == ("replay.orders.new.eu", b"\xff")
     assert first.header("Nats-Msg-Id") == "ORDERS:1:r"
     assert [message.payload for message in others] == [b"eu", b"eu"]
-
-
-def test_two_columns_of_one_name_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(JetcaptureError, match=r"two columns are called x: .* rename one with AS"):
-        Source.of(spark.sql("SELECT 1 AS x, 2 AS x"), "a")
