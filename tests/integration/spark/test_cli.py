@@ -188,6 +188,9 @@ def test_an_argument_that_cannot_be_read_is_refused_with_what_was_expected(capsy
         (query, ["SELECT 1", "--context", ""], "--context needs --to-nats"),
         (compact, ["--target-size", "1G"], "expected a size in GiB"),
         (compact, ["--older-than=-1h"], "at least 0"),
+        (query, ["SELECT 1", "--format", "parquet"], "--format parquet"),
+        (query, ["SELECT 1", "--to-nats", "a", "--servers", "nats://a", "--format", "csv"], "--format"),
+        (query, ["SELECT 1", "--to-nats", "a", "--servers", "nats://a", "--output", "a.txt"], "--output"),
     ):
         assert module.main(["file:///archive", "ORDERS", *arguments]) == 2
         assert expected in capsys.readouterr().err

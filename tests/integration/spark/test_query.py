@@ -1,22 +1,20 @@
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import nats
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.reading.output import table
 from spark_jobs.query import main
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
+from tests.support.replays import add_stream, stored
 from tests.support.running import settings
 
 if TYPE_CHECKING:
@@ -93,61 +91,28 @@ def test_the_captures_configuration_says_where_the_archive_is(
     assert capsys.readouterr().out == "key,total\nus,10.0\n"
 
 
-def published(server: NatsServer) -> list[tuple[str, object]]:
-    async def read() -> list[tuple[str, object]]:
-        nc = await nats.connect(server.url, user="u", password="p")
-        js = nc.jetstream()
-        count = (await js.stream_info("SUMS")).state.messages
-        found = [await js.get_msg("SUMS", seq + 1) for seq in range(count)]
-        await nc.close()
-        return [(message.subject or "", json.loads(message.data or b"")) for message in found]
-
-    return asyncio.run(read())
-
-
-@pytest.mark.parametrize("from_configuration", [False, True])
 def test_rows_go_straight_to_nats(
     orders: Archive,
     nats_server: Callable[..., NatsServer],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    from_configuration: bool,
 ) -> None:
     server = nats_server('authorization { user: "u", password: "p" }')
-
-    async def create() -> None:
-        nc = await nats.connect(server.url, user="u", password="p")
-        await nc.jetstream().add_stream(name="SUMS", subjects=["sums.>"])
-        await nc.close()
-
-    asyncio.run(create())
+    url = server.url.replace("//", "//u:p@")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings(server.url, orders.url, nats={"user": "u", "password": "p"})))
     monkeypatch.setenv("NATS_USER", "u")
     monkeypatch.setenv("NATS_PASSWORD", "p")
-    direct = [orders.url, "ORDERS", "--servers", server.url]
-    where = ["--config", str(path)] if from_configuration else direct
     sql = "SELECT key, sum(amount) AS total FROM archive WHERE key IS NOT NULL GROUP BY key ORDER BY key"
-    assert main([*where, sql, "--to-nats", "sums.{key}"]) == 0
-    assert capsys.readouterr().out.startswith("published 2 messages")
-    assert sorted(published(server), key=str) == [
-        ("sums.eu", {"key": "eu", "total": 4.0}),
-        ("sums.us", {"key": "us", "total": 10.0}),
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--format", "parquet"],
-        ["--servers", "nats://127.0.0.1:1"],
-        ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--format", "csv"],
-        ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--output", "sums.txt"],
-    ],
-)
-def test_arguments_that_do_not_go_together_are_a_usage_error(orders: Archive, arguments: list[str]) -> None:
-    assert main([orders.url, "ORDERS", SUMS, *arguments]) == 2
+    for stream, where in (("A", ["--config", str(path)]), ("B", [orders.url, "ORDERS", "--servers", server.url])):
+        add_stream(url, stream, f"{stream}.>")
+        assert main([*where, sql, "--to-nats", f"{stream}.{{key}}"]) == 0
+        assert capsys.readouterr().out.startswith("published 2 messages")
+        assert sorted((message.subject, json.loads(message.payload)) for message in stored(url, stream)) == [
+            (f"{stream}.eu", {"key": "eu", "total": 4.0}),
+            (f"{stream}.us", {"key": "us", "total": 10.0}),
+        ]
 
 
 def test_the_quarantine_is_a_view_even_when_it_is_empty(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,39 +124,13 @@ def test_the_quarantine_is_a_view_even_when_it_is_empty(orders: Archive, capsys:
     assert capsys.readouterr().out == "stage,error\ndecode,truncated\n"
 
 
-@pytest.mark.parametrize(
-    ("sql", "message"),
-    [
-        ("SELECT amuont FROM archive", "amuont"),
-        ("SELEC 1", "SELEC"),
-        ("SELECT * FROM nowhere", "nowhere"),
-    ],
-)
-def test_a_wrong_query_is_one_line_and_exit_code_1(
-    orders: Archive, capsys: pytest.CaptureFixture[str], sql: str, message: str
-) -> None:
-    assert main([orders.url, "ORDERS", sql]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("query: ")
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_a_table_shows_line_breaks_and_nulls() -> None:
-    assert list(table(["a", "b"], [("x\ny", None)])) == ["a     b", "----  ----", "x\\ny  NULL"]
-
-
-def test_a_table_of_any_length_is_shown_while_it_is_read() -> None:
-    def rows() -> Iterator[list[str]]:
-        for number in range(5000):
-            read.append(number)
-            yield [str(number), "x"]
-
-    read: list[int] = []
-    lines = table(["n", "x"], rows())
-    assert [next(lines), next(lines), next(lines)] == ["n    x", "---  -", "0    x"]
-    assert len(read) < 5000
-    assert list(lines)[-1] == "4999  x"
+def test_a_wrong_query_is_one_line_and_exit_code_1(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    for sql, named in (("SELECT amuont FROM archive", "amuont"), ("SELEC 1", "SELEC"), ("TABLE nowhere", "nowhere")):
+        assert main([orders.url, "ORDERS", sql]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("query: ")
+        assert named in error
+        assert error.count("\n") == 1
 
 
 def test_columns_of_one_name_are_all_shown_and_refused_as_json(

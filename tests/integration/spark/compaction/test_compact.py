@@ -140,23 +140,18 @@ class TestCommand:
         assert name.digest in found.err
         assert found.err.count("\n") == 1
 
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
+    def test_what_cannot_be_done_is_one_line(self, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+        for words, message in (
             (["file:///nowhere/at/all", "ORDERS"], "no objects of stream ORDERS under file:///nowhere/at/all"),
             (["file:///tmp/{key}/x", "ORDERS"], "replace {key} with one key"),
             (["file:///tmp", "ORDERS", "--target-size", "0"], "the target size must be above 0"),
             (["file:///tmp", "ORDERS", "--quarantine", "--key", "a"], "not divided by key"),
-        ],
-    )
-    def test_what_cannot_be_done_is_one_line(
-        self, spark: SparkSession, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-    ) -> None:
-        assert main(words) == 1
-        error = capsys.readouterr().err
-        assert error.startswith("compact: ")
-        assert message in error
-        assert error.count("\n") == 1
+        ):
+            assert main(words) == 1
+            error = capsys.readouterr().err
+            assert error.startswith("compact: ")
+            assert message in error
+            assert error.count("\n") == 1
 
 
 def test_an_archive_in_object_storage_is_compacted_there(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -40,44 +40,26 @@ CASES: dict[str, tuple[pa.Array, pa.Array, str, Any, Any]] = {
         *(decimals("99999999.99", 10, 2), pa.array([2**63 - 1]), "decimal(21,2)"),
         *(Decimal("99999999.99"), Decimal(2**63 - 1)),
     ),
-    "decimal and small integer": (
-        *(decimals("0.25", 3, 2), pa.array([127], pa.int8()), "decimal(5,2)"),
-        *(Decimal("0.25"), Decimal(127)),
-    ),
     "uint64 and int64": (UNSIGNED, pa.array([-(2**63)]), "decimal(20,0)", Decimal(2**64 - 1), Decimal(-(2**63))),
-    "uint64 and decimal": (UNSIGNED, decimals("0.5", 2, 1), "decimal(21,1)", Decimal(2**64 - 1), Decimal("0.5")),
-    "uint64 and double": (pa.array([7], pa.uint64()), pa.array([0.5]), "string", "7", "0.5"),
     "large integer and double": (pa.array([2**53 + 1]), pa.array([0.5]), "string", "9007199254740993", "0.5"),
     "no decimal holds both": (decimals("1", 38, 0), decimals("0.5", 38, 10), "string", "1", "0.5000000000"),
-    "decimal and double": (decimals("1.5", 10, 2), pa.array([0.5]), "string", "1.50", "0.5"),
     "map with integers for keys": (
         *(map_of(pa.int32(), pa.null(), [(1, None)]), map_of(pa.int32(), pa.string(), [(2, "x")]), "map<int,string>"),
         *({1: None}, {2: "x"}),
     ),
-    "map and text": (map_of(pa.int32(), pa.int64(), [(1, 2)]), pa.array(["x"]), "string", '{"1":2}', "x"),
     "null that became a struct": (
         *(STRUCT, pa.array([{"b": {"c": 1}}]), "struct<a:bigint,b:struct<c:bigint>>"),
         *(Row(a=1, b=None), Row(a=None, b=Row(c=1))),
-    ),
-    "null in a list": (
-        *(pa.array([[{"a": None}]]), pa.array([[{"b": [1]}]]), "array<struct<a:string,b:array<bigint>>>"),
-        *([Row(a=None, b=None)], [Row(a=None, b=[1])]),
     ),
     "timestamp and text": (
         *(pa.array([1_500_000], pa.timestamp("us", "UTC")), pa.array(["x"]), "string"),
         *("1970-01-01T00:00:01.500000Z", "x"),
     ),
     "integer and double": (pa.array([1]), pa.array([1.5]), "double", 1.0, 1.5),
-    "integers": (pa.array([1], pa.int32()), pa.array([2**40]), "bigint", 1, 2**40),
-    "integer and text": (pa.array([7]), pa.array(["x"]), "string", "7", "x"),
     "flag and integer": (pa.array([True]), pa.array([3]), "string", "true", "3"),
     "struct and text": (pa.array([{"a": 1}]), pa.array(["x"]), "string", '{"a":1}', "x"),
-    "list and integer": (pa.array([[1, 2]]), pa.array([3]), "string", "[1,2]", "3"),
-    "fields of structs": (pa.array([{"a": 1}]), pa.array([{"a": "x"}]), "string", '{"a":1}', '{"a":"x"}'),
-    "null and text": (pa.nulls(1), pa.array(["x"]), "string", None, "x"),
     "null": (pa.nulls(1), pa.nulls(1), "string", None, None),
     "empty list": (pa.array([[]], pa.list_(pa.null())), pa.array([["x"]]), "array<string>", [], ["x"]),
-    "list of null": (pa.array([[None]], pa.list_(pa.null())), pa.array([["x"]]), "array<string>", [None], ["x"]),
     "dictionary": (pa.array(["x"]), pa.array(["x"]).dictionary_encode(), "string", "x", "x"),
 }
 """By column: as two objects have it, its type where both are read, and the values then."""
@@ -95,16 +77,14 @@ def test_types_meet_where_no_value_changes(spark: SparkSession, archive: Archive
         assert [first[name], second[name]] == values, name
 
 
-@pytest.mark.parametrize("engine", ["spark", "arrow"])
-def test_fields_of_structs_that_differ_in_case_only_are_one_field(
-    spark: SparkSession, archive: Archive, engine: Engine
-) -> None:
+def test_fields_of_structs_that_differ_in_case_only_are_one_field(spark: SparkSession, archive: Archive) -> None:
     archive.write([1], s=[{"id": 1, "t": [{"X": 1}]}])
     archive.write([2], s=[{"ID": 2, "t": [{"x": 2}]}])
-    frame = read_archive(spark, archive.url, "ORDERS", engine=engine)
-    assert dict(frame.dtypes)["s"] == "struct<id:bigint,t:array<struct<X:bigint>>>"
-    found = frame.orderBy(layout.SEQ).select("s.id", "s.ID", "s.t.x").collect()
-    assert [tuple(row) for row in found] == [(1, 1, [1]), (2, 2, [2])]
+    for engine in get_args(Engine):
+        frame = read_archive(spark, archive.url, "ORDERS", engine=engine)
+        assert dict(frame.dtypes)["s"] == "struct<id:bigint,t:array<struct<X:bigint>>>"
+        found = frame.orderBy(layout.SEQ).select("s.id", "s.ID", "s.t.x").collect()
+        assert [tuple(row) for row in found] == [(1, 1, [1]), (2, 2, [2])]
 
 
 def test_fields_of_one_struct_that_differ_in_case_only_are_refused(spark: SparkSession, archive: Archive) -> None:
