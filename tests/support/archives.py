@@ -51,6 +51,8 @@ class Archive:
         columns: Mapping[str, pa.Array | list[object]] | None = None,
         created: str = "",
         consumer: str = "",
+        interval: int = layout.MAX_INTERVAL,
+        sealed_by: str = "age",
         **fields: pa.Array | list[object],
     ) -> layout.ObjectName:
         """Store one object with these messages; a timestamp, unless given, is the bucket's start plus its sequence."""
@@ -72,14 +74,14 @@ class Archive:
         }
         encoder = Encoder(
             stream=stream,
-            interval=layout.MAX_INTERVAL,
+            interval=interval,
             compression="zstd",
             stream_created=created,
             consumer=consumer,
             bundles=self.bundles if bundle else 0,
         )
         block = BlockId(key=None if quarantine or bundle else key, bucket=bucket, quarantine=quarantine, bundle=bundle)
-        stored = encoder.encode(block, "age", pa.table(values).combine_chunks().to_batches())
+        stored = encoder.encode(block, sealed_by, pa.table(values).combine_chunks().to_batches())
         put(self.root, stored)
         return stored.name
 

@@ -27,11 +27,8 @@ from pyiceberg.table.update import snapshot
 
 from jetcapture_py import read_archive, retry
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_of
-from jetcapture_py.archive.layout import BlockId, ObjectName
-from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import ConsumerWatermark
-from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.maintain import TableConfig
 from jetcapture_py.config.model import Config, StoreConfig, parse
@@ -50,7 +47,7 @@ from jetcapture_py.table.commit import TableResult
 from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.verify.findings import Severity
 from tests.support import iceberg_rest
-from tests.support.archives import HOUR, put, write_parquet
+from tests.support.archives import HOUR, Archive, write_parquet
 from tests.support.commands import jetcapture
 from tests.support.documents import blocks
 from tests.support.erasing import bury
@@ -120,29 +117,12 @@ class World:
         **columns: Any,
     ) -> ObjectName:
         """Store an object."""
-        bucket = HOUR + 3600 * hour
-        envelope = {
-            layout.STREAM: pa.array(["ORDERS"] * len(seqs)),
-            layout.DELIVERED: pa.array([1] * len(seqs), pa.int32()),
-            layout.SUBJECT: pa.array(["orders.new"] * len(seqs)),
-            layout.SEQ: pa.array(seqs, pa.int64()),
-            layout.TIMESTAMP: pa.array([bucket * 1_000_000 + seq for seq in seqs], pa.timestamp("us", "UTC")),
-            layout.PAYLOAD: pa.array([b"{}"] * len(seqs)),
-        }
-        arrays = [envelope.get(field.name, pa.nulls(len(seqs), field.type)) for field in ENVELOPE]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
         if times is not None:
-            columns = {layout.TIME: pa.array(times, pa.timestamp("us", "UTC")), **columns}
-        bundle = bundle_of(key, bundles) if bundles else ""
-        if bundle:
-            columns = {layout.KEY: pa.array([key] * len(seqs), pa.string()), **columns}
-        for name, values in columns.items():
-            batch = batch.append_column(name, values if isinstance(values, pa.Array) else pa.array(values))
-        encoder = Encoder(stream="ORDERS", interval=interval, compression="zstd", consumer="archive", bundles=bundles)
-        block = BlockId(key=None if bundle or quarantine else key, bucket=bucket, bundle=bundle, quarantine=quarantine)
-        stored = encoder.encode(block, "age", [batch])
-        put(self.root, stored)
-        return stored.name
+            columns[layout.TIME] = pa.array(times, pa.timestamp("us", "UTC"))
+        archive, bucket = Archive(self.root, bundles), HOUR + 3600 * hour
+        return archive.write(
+            seqs, key, bucket=bucket, interval=interval, quarantine=quarantine, consumer="archive", columns=columns
+        )
 
     def maintain(self) -> Pass:
         """Make a pass."""

@@ -18,11 +18,8 @@ from hypothesis import strategies as some
 from typer.testing import CliRunner
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.removed import Expired, expired_path
-from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.archive.watermark import ConsumerWatermark, path
-from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.cli import app
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.selection import Selection
@@ -32,7 +29,7 @@ from jetcapture_py.report.page import page
 from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.support import s3
-from tests.support.archives import HOUR, lay_out
+from tests.support.archives import HOUR, Archive, lay_out
 from tests.support.erasing import bury
 from tests.support.examples import examples
 from tests.support.report_page import Page
@@ -66,27 +63,26 @@ class Store:
         """Store one object: with `errors`, stage and text, in the quarantine. Without `times`, in microseconds,
         messages come a millisecond apart from the bucket's start; the object is written `waited` seconds after the
         first one came."""
-        count = len(seqs)
-        times = times or [bucket * 1_000_000 + number * 1000 for number in range(count)]
-        columns: dict[str, pa.Array] = {
-            layout.SUBJECT: pa.array([subject] * count),
-            layout.SEQ: pa.array(seqs, pa.int64()),
-            layout.TIMESTAMP: pa.array(times, ENVELOPE.field(layout.TIMESTAMP).type),
-            layout.NANOS: pa.array([0] * count, ENVELOPE.field(layout.NANOS).type),
-            layout.DELIVERED: pa.array(delivered or [1] * count, pa.int32()),
-            layout.HEADERS: pa.nulls(count, HEADERS_TYPE),
-            layout.PAYLOAD: pa.array([b"{}"] * count, pa.binary()),
-            REPLY: pa.nulls(count, pa.binary()),
-        }
+        times = times or [bucket * 1_000_000 + number * 1000 for number in range(len(seqs))]
+        columns: dict[str, pa.Array | list[object]] = {layout.NANOS: pa.array([0] * len(seqs), pa.int16())}
+        if delivered is not None:
+            columns[layout.DELIVERED] = pa.array(delivered, pa.int32())
         if errors is not None:
-            columns[layout.STAGE] = pa.array([stage for stage, _ in errors])
-            columns[layout.ERROR] = pa.array([error for _, error in errors])
-        encoder = Encoder(stream=stream, interval=INTERVAL, compression="zstd", stream_created=created)
-        block = BlockId(key=key if errors is None else None, bucket=bucket, quarantine=errors is not None)
-        encoded = encoder.encode(block, sealed_by, [pa.RecordBatch.from_pydict(columns)])
-        target = self.root / encoded.name.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(encoded.data)
+            columns |= {layout.STAGE: [stage for stage, _ in errors], layout.ERROR: [error for _, error in errors]}
+        name = Archive(self.root).write(
+            seqs,
+            key,
+            bucket=bucket,
+            timestamps=times,
+            stream=stream,
+            subject=subject,
+            quarantine=errors is not None,
+            columns=columns,
+            created=created,
+            interval=INTERVAL,
+            sealed_by=sealed_by,
+        )
+        target = self.root / name.path
         os.utime(target, (times[0] / 1e6 + waited,) * 2)
         return target
 

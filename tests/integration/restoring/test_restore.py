@@ -34,7 +34,7 @@ from tests.support.restores import (
 )
 from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish_and_capture
 
-COUNT = 20_000
+COUNT = 10_000
 Start = Callable[..., NatsServer]
 
 
@@ -64,8 +64,8 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Origin]:
 @pytest.fixture(autouse=True)
 def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Borders of ranges are where mistakes would be."""
-    monkeypatch.setattr(plan, "PART_BYTES", 400_000)
-    monkeypatch.setattr(plan, "LARGEST_PART_BYTES", 400_000)
+    monkeypatch.setattr(plan, "PART_BYTES", 200_000)
+    monkeypatch.setattr(plan, "LARGEST_PART_BYTES", 200_000)
 
 
 def done(prepared: PreparedRestore, url: str) -> RestoreSurvey:

@@ -25,9 +25,6 @@ from nats.js.api import StreamSource
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.schema import ENVELOPE
-from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.compaction import rewrite as objects_again
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import Config, parse
@@ -44,7 +41,7 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
-from tests.support.archives import HOUR, encoded, merge, put
+from tests.support.archives import HOUR, Archive, encoded, merge, put
 from tests.support.maintaining import Maintenance, compare_tables
 from tests.support.nats_server import NatsServer
 from tests.support.restores import state_of
@@ -169,17 +166,6 @@ def archive_of(root: Path, *blocks: dict[str, Any]) -> Config:
     return archive_at(root)
 
 
-def put_rows(root: Path, columns: dict[str, Any], *, quarantine: bool = False) -> Config:
-    """An archive with one object, whose rows have these columns."""
-    count = len(columns[layout.SEQ])
-    columns = {layout.TIMESTAMP: pa.array([HOUR * 1_000_000] * count, pa.timestamp("us", "UTC")), **columns}
-    arrays = {field.name: columns.pop(field.name, pa.nulls(count, field.type)) for field in ENVELOPE}
-    encoder = Encoder(stream=STREAM, interval=900, compression="zstd", consumer="archive")
-    block = BlockId(key=None, bucket=HOUR, quarantine=quarantine)
-    put(root, encoder.encode(block, "age", [pa.RecordBatch.from_pydict({**arrays, **columns})]))
-    return archive_at(root)
-
-
 ZIPS = [{"zip": "01234"}, {"zip": "1234"}, {"zip": "2024-01-01T00:00:00Z"}, {"zip": "2024-01-01 00:00:00"}]
 
 
@@ -224,9 +210,10 @@ CONDITIONS = [
 
 
 def test_a_condition_has_columns_of_any_name_and_may_have_parameters_and_the_time_now(tmp_path: Path) -> None:
-    columns = {layout.SEQ: pa.array([1, 2]), "größe": pa.array([4711, 1]), "Große": pa.array([4711, 1])}
     for number, where in enumerate(CONDITIONS):
-        config = put_rows(tmp_path / str(number), columns)
+        root = tmp_path / str(number)
+        Archive(root).write([1, 2], None, columns={"größe": [4711, 1], "Große": [4711, 1]})
+        config = archive_at(root)
         assert run(config, where).remaining == []
         assert positions(config) == [2], where
         with pytest.raises(ConfigError, match="does not fit its columns"):
@@ -235,16 +222,14 @@ def test_a_condition_has_columns_of_any_name_and_may_have_parameters_and_the_tim
 
 def test_messages_whose_headers_cannot_be_read_may_have_the_key_and_are_named(tmp_path: Path) -> None:
     """Of the same object, those with the key in a header that can be read are erased."""
-    headers = pa.array([[("T", ["b"])], [("T", ["c"])], None], pa.map_(pa.string(), pa.list_(pa.string())))
-    columns = {
-        layout.SEQ: pa.array([1, 2, 3]),
-        layout.SUBJECT: pa.array(["orders.new"] * 3),
-        layout.HEADERS: headers,
-        "stage": pa.array(["decode", "decode", "headers"]),
-        "error": pa.array(["not JSON"] * 3),
+    quarantined = {
+        "stage": ["decode", "decode", "headers"],
+        "error": ["not JSON"] * 3,
         "raw_headers": pa.array([None, None, b"NATS/1.0\r\nT\xff: b\r\n\r\n"], pa.binary()),
     }
-    config = put_rows(tmp_path, columns, quarantine=True)
+    headers = [[("T", ["b"])], [("T", ["c"])], None]
+    Archive(tmp_path).write([1, 2, 3], None, quarantine=True, headers=headers, columns=quarantined)
+    config = archive_at(tmp_path)
     (line,) = run(config.model_copy(update={"key": "{header.T}"})).remaining
     assert positions(config) == [2, 3]
     assert "not searched: messages whose headers cannot be read have no key" in line

@@ -39,88 +39,78 @@ def doubtful(report: Report) -> set[int]:
     return {seq for first, last in ranges for seq in range(first, last + 1)}
 
 
-def test_what_earlier_filters_selected_is_missing_when_its_objects_are_gone(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
-        async with captured(nats_server, root, orders(200, "a"), **sections) as (server, settings):
-            await filtered(server.url, "orders.b")
-            await publish(server.url, orders(200, "b"))
-            await capture_all(settings)
-            report = await verify(settings, deep=True)
-            assert report.complete, report.as_text()
-            assert report.exit_code(strict=True) == 0
-            gone = remove(root, *(name for name in objects(root) if name.key == "a"))
-            assert gone == set(range(1, 201))
-            report = await verify(settings, deep=True)
-            assert (holes(report), report.exit_code()) == (gone, 1)
-            assert report.as_text().startswith("NOT complete: 200 messages in 1 hole")
-            assert report.filters == (
-                "1 to 200: orders.a",
-                "201 to 400: orders.b, or skipped",
-                "from 401: orders.b",
-            )
-            after, repair = await verify_and_repair(settings, content=True)
-            assert (repair.messages, after.complete, after.exit_code(strict=True)) == (200, True, 0)
-        assert {row["key"] for row in rows(root) if row[layout.SEQ] <= 200} == {"a"}
-
-    asyncio.run(scenario())
-
-
-def test_messages_that_a_change_of_filters_may_have_skipped_fail_a_strict_proof(
+async def test_what_earlier_filters_selected_is_missing_when_its_objects_are_gone(
     nats_server: Start, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        both = ["orders.a", "orders.b"]
-        sections = {"source": {"filter_subjects": both}}
-        async with captured(nats_server, tmp_path / "a", orders(10, "ab"), **sections) as (server, settings):
-            for subjects in (both[:1], both):
-                await filtered(server.url, *subjects)
-                await publish(server.url, orders(10, "ab"))
-                await capture_all(settings)
-            report = await verify(settings)
-            assert (report.missing, doubtful(report)) == (0, {20}), report.as_text()
-            assert "filters: near a change of filters: 1 message may have been skipped\n" in report.as_text()
-            assert report.as_text().startswith("NOT proven: 25 messages up to sequence 30 (")
-            assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (False, 0, 1)
-            after, repair = await verify_and_repair(settings)
-            assert (repair.messages, after.complete, after.exit_code(strict=True)) == (1, True, 0)
+    root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
+    async with captured(nats_server, root, orders(200, "a"), **sections) as (server, settings):
+        await filtered(server.url, "orders.b")
+        await publish(server.url, orders(200, "b"))
+        await capture_all(settings)
+        report = await verify(settings, deep=True)
+        assert report.complete, report.as_text()
+        assert report.exit_code(strict=True) == 0
+        gone = remove(root, *(name for name in objects(root) if name.key == "a"))
+        assert gone == set(range(1, 201))
+        report = await verify(settings, deep=True)
+        assert (holes(report), report.exit_code()) == (gone, 1)
+        assert report.as_text().startswith("NOT complete: 200 messages in 1 hole")
+        assert report.filters == (
+            "1 to 200: orders.a",
+            "201 to 400: orders.b, or skipped",
+            "from 401: orders.b",
+        )
+        after, repair = await verify_and_repair(settings, content=True)
+        assert (repair.messages, after.complete, after.exit_code(strict=True)) == (200, True, 0)
+    assert {row["key"] for row in rows(root) if row[layout.SEQ] <= 200} == {"a"}
 
-    asyncio.run(scenario())
 
-
-def test_a_consumer_that_was_created_again_owes_what_both_selected(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
-        async with captured(nats_server, root, orders(40, "abc"), **sections) as (server, settings):
-            async with connection(server.url) as client:
-                await client.jetstream().delete_consumer(STREAM, CONSUMER)
-            source = settings.source.model_copy(update={"filter_subjects": ("orders.b",)})
-            settings = settings.model_copy(update={"source": source})
+async def test_messages_that_a_change_of_filters_may_have_skipped_fail_a_strict_proof(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    both = ["orders.a", "orders.b"]
+    sections = {"source": {"filter_subjects": both}}
+    async with captured(nats_server, tmp_path / "a", orders(10, "ab"), **sections) as (server, settings):
+        for subjects in (both[:1], both):
+            await filtered(server.url, *subjects)
+            await publish(server.url, orders(10, "ab"))
             await capture_all(settings)
-            assert (await verify(settings)).exit_code(strict=True) == 0
-            gone = remove(root, *objects(root))
-            evidence = await prove(settings)
-            report = evidence.report
-        assert len(gone) == 27
-        # the watermark starts over, and its position has not got to the last message yet
-        assert (everything(evidence.missing), report.ack_floor) == (gone - {40}, 38)
-
-    asyncio.run(scenario())
+        report = await verify(settings)
+        assert (report.missing, doubtful(report)) == (0, {20}), report.as_text()
+        assert "filters: near a change of filters: 1 message may have been skipped\n" in report.as_text()
+        assert report.as_text().startswith("NOT proven: 25 messages up to sequence 30 (")
+        assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (False, 0, 1)
+        after, repair = await verify_and_repair(settings)
+        assert (repair.messages, after.complete, after.exit_code(strict=True)) == (1, True, 0)
 
 
-def test_without_a_watermark_earlier_filters_are_said_to_be_unknown(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        root = tmp_path / "a"
-        sections: dict[str, Any] = {"source": {"filter_subjects": ["orders.a"]}}
-        async with captured(nats_server, root, orders(20, "a"), **sections) as (_, settings):
-            (root / watermark.path(STREAM, CONSUMER)).unlink()
-            report = await verify(settings)
-        (loss,) = losses_of(report)
-        assert (loss.kind, spans(loss.ranges)) == (Kind.UNKNOWN_FILTERS, ((1, 20),))
-        assert report.as_text().startswith("complete, but the consumer's earlier filters are unknown: every one of 20")
-        assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
+async def test_a_consumer_that_was_created_again_owes_what_both_selected(nats_server: Start, tmp_path: Path) -> None:
+    root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
+    async with captured(nats_server, root, orders(40, "abc"), **sections) as (server, settings):
+        async with connection(server.url) as client:
+            await client.jetstream().delete_consumer(STREAM, CONSUMER)
+        source = settings.source.model_copy(update={"filter_subjects": ("orders.b",)})
+        settings = settings.model_copy(update={"source": source})
+        await capture_all(settings)
+        assert (await verify(settings)).exit_code(strict=True) == 0
+        gone = remove(root, *objects(root))
+        evidence = await prove(settings)
+        report = evidence.report
+    assert len(gone) == 27
+    # the watermark starts over, and its position has not got to the last message yet
+    assert (everything(evidence.missing), report.ack_floor) == (gone - {40}, 38)
 
-    asyncio.run(scenario())
+
+async def test_without_a_watermark_earlier_filters_are_said_to_be_unknown(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    sections: dict[str, Any] = {"source": {"filter_subjects": ["orders.a"]}}
+    async with captured(nats_server, root, orders(20, "a"), **sections) as (_, settings):
+        (root / watermark.path(STREAM, CONSUMER)).unlink()
+        report = await verify(settings)
+    (loss,) = losses_of(report)
+    assert (loss.kind, spans(loss.ranges)) == (Kind.UNKNOWN_FILTERS, ((1, 20),))
+    assert report.as_text().startswith("complete, but the consumer's earlier filters are unknown: every one of 20")
+    assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
 
 
 # ------------------------------------------------------------------ random histories

@@ -91,33 +91,30 @@ async def rewind(subject: Subject) -> int:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_an_injured_server_lost_is_named(nats_server: Start, tmp_path: Path, seed: int) -> None:
+async def test_whatever_an_injured_server_lost_is_named(nats_server: Start, tmp_path: Path, seed: int) -> None:
     """Compared with what the server delivers afterwards: each archived message is unchanged, or in one finding."""
 
-    async def scenario() -> None:
-        chance, server = random.Random(seed), nats_server()
-        subjects = [plain(number, server, tmp_path) for number in range(TOGETHER)]
-        await captured(server, subjects)
-        injuries = [INJURIES[number % len(INJURIES)] for number in range(TOGETHER)]
+    chance, server = random.Random(seed), nats_server()
+    subjects = [plain(number, server, tmp_path) for number in range(TOGETHER)]
+    await captured(server, subjects)
+    injuries = [INJURIES[number % len(INJURIES)] for number in range(TOGETHER)]
 
-        def injure() -> None:
-            for each, injury in zip(subjects, injuries, strict=True):
-                injury(each, chance)
-
-        killed = await restart(server, chance, injure)
-        async with connection(server.url) as client:
-            for each, injury in zip(subjects, injuries, strict=True):
-                if injury is wipe and chance.random() < 0.5:
-                    await each.create(client)
-                    await each.publish(client, 20, mark=b"b")
-        counts: Counter[str] = Counter()
+    def injure() -> None:
         for each, injury in zip(subjects, injuries, strict=True):
-            report = await verify(each.settings, content=True)
-            kind = await judged(each, report, injury)
-            counts[f"{injury.__name__} {'kill' if killed else 'stop'}: {kind}"] += 1
-        print(dict(sorted(counts.items())))
+            injury(each, chance)
 
-    asyncio.run(scenario())
+    killed = await restart(server, chance, injure)
+    async with connection(server.url) as client:
+        for each, injury in zip(subjects, injuries, strict=True):
+            if injury is wipe and chance.random() < 0.5:
+                await each.create(client)
+                await each.publish(client, 20, mark=b"b")
+    counts: Counter[str] = Counter()
+    for each, injury in zip(subjects, injuries, strict=True):
+        report = await verify(each.settings, content=True)
+        kind = await judged(each, report, injury)
+        counts[f"{injury.__name__} {'kill' if killed else 'stop'}: {kind}"] += 1
+    print(dict(sorted(counts.items())))
 
 
 async def judged(subject: Subject, report: Report, injury: object) -> str:
@@ -144,191 +141,169 @@ async def stream_info(subject: Subject) -> dict[str, dict[str, int]]:
         return await api(client, f"STREAM.INFO.{subject.name}")
 
 
-def test_a_rewind_is_named_and_later_a_fork_of_which_the_archive_has_both_messages(
+async def test_a_rewind_is_named_and_later_a_fork_of_which_the_archive_has_both_messages(
     nats_server: Start, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        server, subject = await one(nats_server, tmp_path)
-        last = await rewind(subject)
-        report = await verify(subject.settings)
-        assert named(report, Kind.REWIND) == set(range(last + 1, 401))
-        assert report.exit_code() == 1
-        assert f"rewind: the stream ends at {last}, but the archive has " in report.as_text()
-        async with connection(server.url) as client:
-            await subject.publish(client, 401 - last, mark=b"new")
-        await subject.capture()
-        for report in (await verify(subject.settings), await verify(subject.settings, content=True)):
-            assert named(report, Kind.FORK) == set(range(last + 1, 401))
-            assert {each.kind for each in losses_of(report)} == {Kind.FORK}
-            assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
-        # a killed server may deliver again what was acknowledged just before
-        stored = {(row[layout.SEQ], row[layout.PAYLOAD][:3]) for row in rows(tmp_path / subject.name)}
-        assert len(stored) == 400 + 401 - last
-        assert {(400, b"a 0"), (400, b"new")} <= stored
-
-    asyncio.run(scenario())
-
-
-def test_a_fork_whose_messages_are_stored_in_different_formats_is_no_differing_content(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        server, subject = await one(nats_server, tmp_path)
-        last = await rewind(subject)
-        async with connection(server.url) as client:
-            await subject.publish(client, 401 - last, mark=b"new")
-        block = subject.settings.block.model_copy(update={"format": "ndjson"})
-        await capture_all(subject.settings.model_copy(update={"block": block}))
-        report = await verify(subject.settings, content=True)
+    server, subject = await one(nats_server, tmp_path)
+    last = await rewind(subject)
+    report = await verify(subject.settings)
+    assert named(report, Kind.REWIND) == set(range(last + 1, 401))
+    assert report.exit_code() == 1
+    assert f"rewind: the stream ends at {last}, but the archive has " in report.as_text()
+    async with connection(server.url) as client:
+        await subject.publish(client, 401 - last, mark=b"new")
+    await subject.capture()
+    for report in (await verify(subject.settings), await verify(subject.settings, content=True)):
         assert named(report, Kind.FORK) == set(range(last + 1, 401))
         assert {each.kind for each in losses_of(report)} == {Kind.FORK}
-        assert any("not Parquet" in each for each in unchecked(report))
+        assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
+    # a killed server may deliver again what was acknowledged just before
+    stored = {(row[layout.SEQ], row[layout.PAYLOAD][:3]) for row in rows(tmp_path / subject.name)}
+    assert len(stored) == 400 + 401 - last
+    assert {(400, b"a 0"), (400, b"new")} <= stored
 
-    asyncio.run(scenario())
+
+async def test_a_fork_whose_messages_are_stored_in_different_formats_is_no_differing_content(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server, subject = await one(nats_server, tmp_path)
+    last = await rewind(subject)
+    async with connection(server.url) as client:
+        await subject.publish(client, 401 - last, mark=b"new")
+    block = subject.settings.block.model_copy(update={"format": "ndjson"})
+    await capture_all(subject.settings.model_copy(update={"block": block}))
+    report = await verify(subject.settings, content=True)
+    assert named(report, Kind.FORK) == set(range(last + 1, 401))
+    assert {each.kind for each in losses_of(report)} == {Kind.FORK}
+    assert any("not Parquet" in each for each in unchecked(report))
 
 
-def test_a_flipped_bit_that_the_server_does_not_notice_is_found_in_the_content(
+async def test_a_flipped_bit_that_the_server_does_not_notice_is_found_in_the_content(
     nats_server: Start, tmp_path: Path
 ) -> None:
     """Only a server that was stopped properly trusts its files."""
 
-    async def scenario() -> None:
-        server, subject = await one(nats_server, tmp_path)
-        await asyncio.to_thread(server.stop)
-        path = subject.blocks[0]
-        data = path.read_bytes()
-        place = data.index(b"a 000100 a 000100") + random.Random(7).randrange(9)
-        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        await asyncio.to_thread(server.start)
-        assert losses_of(await verify(subject.settings)) == ()
-        report = await verify(subject.settings, content=True)
-        assert 101 in named(report, Kind.CONTENT, Kind.LATE_HOLE), report.as_text()
-        assert report.exit_code() == 1
-
-    asyncio.run(scenario())
+    server, subject = await one(nats_server, tmp_path)
+    await asyncio.to_thread(server.stop)
+    path = subject.blocks[0]
+    data = path.read_bytes()
+    place = data.index(b"a 000100 a 000100") + random.Random(7).randrange(9)
+    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    await asyncio.to_thread(server.start)
+    assert losses_of(await verify(subject.settings)) == ()
+    report = await verify(subject.settings, content=True)
+    assert 101 in named(report, Kind.CONTENT, Kind.LATE_HOLE), report.as_text()
+    assert report.exit_code() == 1
 
 
-def test_messages_that_the_server_reports_as_lost_are_a_late_hole_until_its_next_start(
+async def test_messages_that_the_server_reports_as_lost_are_a_late_hole_until_its_next_start(
     nats_server: Start, tmp_path: Path
 ) -> None:
     """Then they are removed messages: the server keeps no record of its losses."""
 
-    async def scenario() -> None:
-        server, subject = await one(nats_server, tmp_path)
-        await asyncio.to_thread(server.stop)
-        remove_inside(subject, random.Random(2))
-        await asyncio.to_thread(server.start)
-        gone = set(subject.published) - set(await subject.held())
-        report = await verify(subject.settings)
-        assert named(report, Kind.LATE_HOLE) == gone
-        assert "the server reports them as lost" in only(report, Kind.LATE_HOLE).summary
-        await asyncio.to_thread(server.stop)
-        await asyncio.to_thread(server.start)
-        report = await verify(subject.settings)
-        assert named(report, Kind.REMOVED) == gone
-        assert "does not record whether they were deleted or lost" in only(report, Kind.REMOVED).summary
-        assert report.exit_code() == 0
-
-    asyncio.run(scenario())
+    server, subject = await one(nats_server, tmp_path)
+    await asyncio.to_thread(server.stop)
+    remove_inside(subject, random.Random(2))
+    await asyncio.to_thread(server.start)
+    gone = set(subject.published) - set(await subject.held())
+    report = await verify(subject.settings)
+    assert named(report, Kind.LATE_HOLE) == gone
+    assert "the server reports them as lost" in only(report, Kind.LATE_HOLE).summary
+    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(server.start)
+    report = await verify(subject.settings)
+    assert named(report, Kind.REMOVED) == gone
+    assert "does not record whether they were deleted or lost" in only(report, Kind.REMOVED).summary
+    assert report.exit_code() == 0
 
 
 # ------------------------------------------------------------------ harmless histories
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_harmless_history_raises_an_alarm(nats_server: Start, tmp_path: Path, seed: int) -> None:
-    async def scenario() -> None:
-        chance, server = random.Random(1000 + seed), nats_server()
-        chosen = [HISTORIES[(seed * TOGETHER + number) % len(HISTORIES)] for number in range(TOGETHER)]
-        subjects = [
-            plain(number, server, tmp_path, **{"allow_direct": True, **changes})
-            for number, (_, changes) in enumerate(chosen)
-        ]
-        await captured(server, subjects)
-        async with connection(server.url) as client:
-            for each, (history, _) in zip(subjects, chosen, strict=True):
-                await history(each, client, chance)
-        await restart(server, chance)
-        async with connection(server.url) as client:
-            for each in subjects:
-                await each.publish(client, chance.randrange(20), mark=b"c")
-        await asyncio.gather(*(each.capture() for each in subjects))
-        for each, (history, changes) in zip(subjects, chosen, strict=True):
-            for content in (False, True):
-                report = await verify(each.settings, content=content)
-                assert {loss.kind for loss in losses_of(report)} <= {Kind.REMOVED}, (history, changes, report.as_text())
-                # a server that is killed may bring back messages that were gone before they could be captured
-                holes = {seq for hole in report.ranges(Kind.HOLES) for seq in range(hole.first, hole.last + 1)}
-                assert not holes or "max_msgs_per_subject" in changes, report.as_text()
-                assert not holes & set(each.published), report.as_text()
-                assert report.exit_code() == (1 if holes else 0), (history, changes, report.as_text())
-
-    asyncio.run(scenario())
+async def test_no_harmless_history_raises_an_alarm(nats_server: Start, tmp_path: Path, seed: int) -> None:
+    chance, server = random.Random(1000 + seed), nats_server()
+    chosen = [HISTORIES[(seed * TOGETHER + number) % len(HISTORIES)] for number in range(TOGETHER)]
+    subjects = [
+        plain(number, server, tmp_path, **{"allow_direct": True, **changes})
+        for number, (_, changes) in enumerate(chosen)
+    ]
+    await captured(server, subjects)
+    async with connection(server.url) as client:
+        for each, (history, _) in zip(subjects, chosen, strict=True):
+            await history(each, client, chance)
+    await restart(server, chance)
+    async with connection(server.url) as client:
+        for each in subjects:
+            await each.publish(client, chance.randrange(20), mark=b"c")
+    await asyncio.gather(*(each.capture() for each in subjects))
+    for each, (history, changes) in zip(subjects, chosen, strict=True):
+        for content in (False, True):
+            report = await verify(each.settings, content=content)
+            assert {loss.kind for loss in losses_of(report)} <= {Kind.REMOVED}, (history, changes, report.as_text())
+            # a server that is killed may bring back messages that were gone before they could be captured
+            holes = {seq for hole in report.ranges(Kind.HOLES) for seq in range(hole.first, hole.last + 1)}
+            assert not holes or "max_msgs_per_subject" in changes, report.as_text()
+            assert not holes & set(each.published), report.as_text()
+            assert report.exit_code() == (1 if holes else 0), (history, changes, report.as_text())
 
 
-def test_deleted_messages_of_mirrors_and_of_what_they_mirror_raise_no_alarm(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        origin = plain(1, server, tmp_path)
-        mirror = Subject(2, server, tmp_path, {"mirror": {"name": origin.name}})
-        both = Subject(3, server, tmp_path, {"sources": [{"name": origin.name}], "subjects": ["S3.>"]})
-        await captured(server, [origin])
-        async with connection(server.url) as client:
-            for each in (mirror, both):
-                await each.create(client)
-            for each in (mirror, both):
-                while (await stream_info(each))["state"]["messages"] < 400:
-                    await asyncio.sleep(0.05)
-            await asyncio.gather(mirror.capture(), both.capture())
-            for each in (origin, mirror):
-                for seq in (3, 4, 5, 400):
-                    await api(client, f"STREAM.MSG.DELETE.{each.name}", {"seq": seq})
-            await api(client, f"STREAM.PURGE.{origin.name}", {"filter": "S1.1"})
-        for each in (origin, mirror, both):
-            report = await verify(each.settings, content=True)
-            assert report.exit_code() == 0, report.as_text()
-            assert {loss.kind for loss in losses_of(report)} <= {Kind.REMOVED}
-        assert named(report) == set()
+async def test_deleted_messages_of_mirrors_and_of_what_they_mirror_raise_no_alarm(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    origin = plain(1, server, tmp_path)
+    mirror = Subject(2, server, tmp_path, {"mirror": {"name": origin.name}})
+    both = Subject(3, server, tmp_path, {"sources": [{"name": origin.name}], "subjects": ["S3.>"]})
+    await captured(server, [origin])
+    async with connection(server.url) as client:
+        for each in (mirror, both):
+            await each.create(client)
+        for each in (mirror, both):
+            while (await stream_info(each))["state"]["messages"] < 400:
+                await asyncio.sleep(0.05)
+        await asyncio.gather(mirror.capture(), both.capture())
+        for each in (origin, mirror):
+            for seq in (3, 4, 5, 400):
+                await api(client, f"STREAM.MSG.DELETE.{each.name}", {"seq": seq})
+        await api(client, f"STREAM.PURGE.{origin.name}", {"filter": "S1.1"})
+    for each in (origin, mirror, both):
+        report = await verify(each.settings, content=True)
+        assert report.exit_code() == 0, report.as_text()
+        assert {loss.kind for loss in losses_of(report)} <= {Kind.REMOVED}
+    assert named(report) == set()
 
-    asyncio.run(scenario())
 
-
-def test_messages_that_the_filters_no_longer_select_raise_no_alarm(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server, subject = await one(nats_server, tmp_path)
-        async with connection(server.url) as client:
-            info = await api(client, f"CONSUMER.INFO.{subject.name}.archive")
-            changed = {**info["config"], "filter_subject": "S1.1"}
-            body = {"stream_name": subject.name, "config": changed, "action": "update"}
-            await api(client, f"CONSUMER.CREATE.{subject.name}.archive.S1.1", body)
-        report = await verify(subject.settings, content=True)
-        assert (losses_of(report), report.compared, report.exit_code()) == ((), 400, 0)
-
-    asyncio.run(scenario())
+async def test_messages_that_the_filters_no_longer_select_raise_no_alarm(nats_server: Start, tmp_path: Path) -> None:
+    server, subject = await one(nats_server, tmp_path)
+    async with connection(server.url) as client:
+        info = await api(client, f"CONSUMER.INFO.{subject.name}.archive")
+        changed = {**info["config"], "filter_subject": "S1.1"}
+        body = {"stream_name": subject.name, "config": changed, "action": "update"}
+        await api(client, f"CONSUMER.CREATE.{subject.name}.archive.S1.1", body)
+    report = await verify(subject.settings, content=True)
+    assert (losses_of(report), report.compared, report.exit_code()) == ((), 400, 0)
 
 
 @pytest.mark.parametrize("sections", [{}, {"decode": {"format": "json", "rows": "lines"}}], ids=["raw", "lines"])
-def test_the_content_of_unusual_messages_is_as_archived(
+async def test_the_content_of_unusual_messages_is_as_archived(
     nats_server: Start, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     """Headers that are none or repeated, subjects that are not ASCII, several rows, and the quarantine."""
 
-    async def scenario() -> None:
-        server = nats_server()
-        messages: list[Message] = [("orders.a", b'{"a":1}', None), ("orders.a", b'{"a":1}\n{"a":2}', [("X", "ü")])]
-        messages += [("orders.ü", b"", [("A", "1"), ("B", ""), ("A", "2")]), ("orders.b", b"\xff" * 900_000, None)]
-        await publish(server.url, messages * 3)
-        async with connection(server.url) as client:
-            for block in (b"NATS/1.0\r\nbroken\r\n\r\n", b"NATS/1.0\r\nA:\xff\r\n\r\n", b"NATS/1.0\r\n\r\n"):
-                frame = b"HPUB orders.c %d %d\r\n%s{}\r\n" % (len(block), len(block) + 2, block)
-                await client._send_command(frame)
-            await client.flush()
-        settings = config(server.url, tmp_path / "a", **sections)
-        await capture_all(settings)
-        report = await verify(settings, content=True)
-        assert (losses_of(report), report.compared, report.exit_code()) == ((), report.stored, 0)
-
-    asyncio.run(scenario())
+    server = nats_server()
+    messages: list[Message] = [("orders.a", b'{"a":1}', None), ("orders.a", b'{"a":1}\n{"a":2}', [("X", "ü")])]
+    messages += [("orders.ü", b"", [("A", "1"), ("B", ""), ("A", "2")]), ("orders.b", b"\xff" * 900_000, None)]
+    await publish(server.url, messages * 3)
+    async with connection(server.url) as client:
+        for block in (b"NATS/1.0\r\nbroken\r\n\r\n", b"NATS/1.0\r\nA:\xff\r\n\r\n", b"NATS/1.0\r\n\r\n"):
+            frame = b"HPUB orders.c %d %d\r\n%s{}\r\n" % (len(block), len(block) + 2, block)
+            await client._send_command(frame)
+        await client.flush()
+    settings = config(server.url, tmp_path / "a", **sections)
+    await capture_all(settings)
+    report = await verify(settings, content=True)
+    assert (losses_of(report), report.compared, report.exit_code()) == ((), report.stored, 0)
 
 
 async def retaining(server: NatsServer, retention: str) -> None:
@@ -440,7 +415,7 @@ def test_a_stream_that_was_restored_is_not_to_be_restored_again(nats_server: Sta
     assert (losses_of(report), report.proven) == ((), False)
 
 
-def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
+async def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody pins the consumer of a capture that shares it."""
@@ -464,16 +439,13 @@ def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
         task.cancel()  # a drain would wait for the open pulls
         await asyncio.gather(task, return_exceptions=True)
 
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [("orders.a", b"1", None)] * 100)
-        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
-        await captured_while_pinned(server, settings)
-        assert sum("Nats-Pin-Id" in str(row[layout.HEADERS]) for row in rows(tmp_path / "archive")) == 100
-        report = await verify(settings, content=True)
-        assert (losses_of(report), report.compared, report.exit_code(strict=True)) == ((), report.stored, 0)
-
-    asyncio.run(scenario())
+    server = nats_server()
+    await publish(server.url, [("orders.a", b"1", None)] * 100)
+    settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
+    await captured_while_pinned(server, settings)
+    assert sum("Nats-Pin-Id" in str(row[layout.HEADERS]) for row in rows(tmp_path / "archive")) == 100
+    report = await verify(settings, content=True)
+    assert (losses_of(report), report.compared, report.exit_code(strict=True)) == ((), report.stored, 0)
 
 
 def test_a_rewind_that_messages_of_other_subjects_have_overtaken_is_not_only_called_damage(
@@ -498,26 +470,23 @@ def test_a_rewind_that_messages_of_other_subjects_have_overtaken_is_not_only_cal
     )
 
 
-def test_a_stream_that_grows_during_the_proof_has_no_rewind(
+async def test_a_stream_that_grows_during_the_proof_has_no_rewind(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The archive is listed after the server was asked, and may have later messages."""
 
-    async def scenario() -> None:
-        server, subject = await one(nats_server, tmp_path)
-        from jetcapture_py.verify import proof
+    server, subject = await one(nats_server, tmp_path)
+    from jetcapture_py.verify import proof
 
-        scan = proof._survey
+    scan = proof._survey
 
-        async def late(*args: object, **options: object) -> object:
-            async with connection(server.url) as client:
-                await subject.publish(client, 50, mark=b"b")
-            await subject.capture()
-            return await scan(*args, **options)  # type: ignore[arg-type]
+    async def late(*args: object, **options: object) -> object:
+        async with connection(server.url) as client:
+            await subject.publish(client, 50, mark=b"b")
+        await subject.capture()
+        return await scan(*args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(proof, "_survey", late)
-        for content in (False, True):
-            report = await verify(subject.settings, content=content)
-            assert (losses_of(report), report.exit_code()) == ((), 0)
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(proof, "_survey", late)
+    for content in (False, True):
+        report = await verify(subject.settings, content=content)
+        assert (losses_of(report), report.exit_code()) == ((), 0)
