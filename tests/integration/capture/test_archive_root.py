@@ -24,38 +24,11 @@ Start = Callable[..., NatsServer]
 COUNT = 300
 
 
-class Directory:
-    """A directory in the place of a volume."""
-
-    def __init__(self, directory: Path) -> None:
-        self.point, self.real = directory / "mnt", directory / "mnt"
-        self.point.mkdir()
-
-    def unmount(self) -> None:
-        self.real = self.point.rename(self.point.with_name("elsewhere"))
-
-    def mount(self) -> None:
-        self.real = self.real.rename(self.point)
-
-
-class Replaced(Directory):
-    """One that leaves an empty directory behind."""
-
-    def unmount(self) -> None:
-        super().unmount()
-        self.point.mkdir()
-
-    def mount(self) -> None:
-        self.point.rmdir()
-        super().mount()
-
-
-@pytest.fixture(params=[Directory, Replaced, Volume])
-def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Directory | Volume]:
-    found = request.param(tmp_path)
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[Volume]:
+    found = Volume(tmp_path)
     yield found
-    if isinstance(found, Volume):
-        found.close()
+    found.close()
 
 
 def stored(root: Path) -> Counter[int]:
@@ -72,7 +45,7 @@ async def acknowledged(url: str, published: int) -> int:
 
 
 def test_nothing_is_acknowledged_while_the_root_is_away_and_everything_is_stored_once_it_is_back(
-    nats_server: Start, tmp_path: Path, volume: Directory | Volume
+    nats_server: Start, tmp_path: Path, volume: Volume
 ) -> None:
     async def scenario() -> None:
         server, port = nats_server(), free_port()

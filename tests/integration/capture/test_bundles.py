@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +15,10 @@ import pytest
 from jetcapture_py import log
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
-from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.capture.side_tasks import POLL
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.errors import ConfigError
 from tests.support.nats_server import NatsServer
-from tests.support.running import Message, capture_all, config, objects, publish
+from tests.support.running import Message, capture_all, config, objects, publish, running, until
 
 Start = Callable[..., NatsServer]
 KEYS = 300
@@ -86,35 +83,20 @@ def test_a_url_with_the_key_cannot_be_combined_with_bundles(tmp_path: Path) -> N
         config("nats://127.0.0.1:4222", f"{tmp_path}/{{key}}", block={"bundles": 4})
 
 
-@pytest.mark.parametrize("bundles", [0, 4])
 def test_a_capture_with_many_open_keys_and_no_bundles_says_so_once(
-    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, bundles: int
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "jetcapture")
     server, many = nats_server(), MANY_KEYS + 1
     messages = [(f"orders.x.{number}", b"x", None) for number in range(many)]
-    asyncio.run(publish(server.url, messages))
-    settings = config(server.url, tmp_path / "archive", key="{subject[2]}", block={"bundles": bundles})
-
-    async def capture() -> None:
-        stop, capture = asyncio.Event(), Capture(settings)
-        running = asyncio.create_task(capture.run(stop))
-        try:
-            async with asyncio.timeout(60):
-                while capture.archiver.blocks.messages < many:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(2 * POLL if bundles else 0)
-                while not bundles and not said():
-                    await asyncio.sleep(0.05)
-        finally:
-            stop.set()
-            await running
 
     def said() -> list[object]:
         return [getattr(record, log.FIELDS) for record in caplog.records if record.msg == "keys.many"]
 
-    asyncio.run(capture())
-    advice = "set block.bundles, or use a coarser key"
-    assert said() == ([] if bundles else [{"open_keys": many, "advice": advice}])
-    count = Counter(name.bundle for name in objects(tmp_path / "archive"))
-    assert len(count) == (4 if bundles else 1)
+    async def scenario() -> None:
+        await publish(server.url, messages)
+        async with running(config(server.url, tmp_path / "archive", key="{subject[2]}")):
+            await until(lambda: bool(said()), "it is said")
+
+    with caplog.at_level(logging.WARNING, "jetcapture"):
+        asyncio.run(scenario())
+    assert said() == [{"open_keys": many, "advice": "set block.bundles, or use a coarser key"}]

@@ -136,9 +136,9 @@ def test_a_start_is_silent_where_the_watermark_cannot_be_read(
     assert {record.msg for record in caplog.records} <= {"blocks.stored", "watermark.failed"}
 
 
-@pytest.mark.parametrize(
-    ("key", "decode", "rule"),
-    [
+def test_the_rule_names_what_keys_depend_on(tmp_path: Path) -> None:
+    columns = {"at": {"type": "timestamp", "unit": "ms", "path": "x.y"}, "a": "json"}
+    for key, decode, rule in (
         ("{subject}", {}, "{subject}"),
         ("{id}", {}, "{id} (fields of raw)"),
         ("{id}", {"format": "own:decoder"}, "{id} (fields of own:decoder)"),
@@ -147,11 +147,9 @@ def test_a_start_is_silent_where_the_watermark_cannot_be_read(
         ("{key}-{x}", {"format": "json", "columns": {"key": "str"}}, "{key}-{x} (key: string, x: none)"),
         (
             "{at}/{a.b}",
-            {"format": "json", "columns": {"at": {"type": "timestamp", "unit": "ms", "path": "x.y"}, "a": "json"}},
+            {"format": "json", "columns": columns},
             "{at}/{a.b} (at: timestamp[us, tz=UTC] in ms at x.y, a.b: string)",
         ),
-    ],
-)
-def test_the_rule_names_what_keys_depend_on(tmp_path: Path, key: str, decode: dict[str, Any], rule: str) -> None:
-    settings = config("nats://127.0.0.1:4222", tmp_path, key=key, decode=decode)
-    assert describe_key(settings.key, settings.decode, None, None) == rule
+    ):
+        settings = config("nats://127.0.0.1:4222", tmp_path, key=key, decode=decode)
+        assert describe_key(settings.key, settings.decode, None, None) == rule

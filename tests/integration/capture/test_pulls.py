@@ -68,9 +68,7 @@ def test_a_message_larger_than_the_server_now_allows_is_captured(nats_server: St
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("max_payload", "size", "count"), [(8, 100_000, 800), (8, 8_000_000, 12), (64, 1_000_000, 80), (64, 30_000_000, 4)]
-)
+@pytest.mark.parametrize(("max_payload", "size", "count"), [(8, 100_000, 800), (64, 30_000_000, 4)])
 def test_no_size_of_messages_has_the_server_drop_the_connection(
     nats_server: Start, tmp_path: Path, max_payload: int, size: int, count: int
 ) -> None:

@@ -157,12 +157,7 @@ def test_a_store_whose_watermark_cannot_be_written_for_any_reason_goes_on_storin
 @pytest.mark.parametrize(
     ("code", "setting"),
     [
-        ("import sys; sys.exit(0)", {"decode": {"format": "own_code:Decoder"}}),
         ("import sys; sys.exit(0)", {"key": "own_code:key"}),
-        (
-            "class Decoder:\n    def __init__(self):\n        raise SystemExit(0)",
-            {"decode": {"format": "own_code:Decoder"}},
-        ),
         (
             "class Decoder:\n    def __init__(self):\n        raise KeyError(0)",
             {"decode": {"format": "own_code:Decoder"}},

@@ -16,7 +16,7 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.watermark import ConsumerWatermark, stretches
 from jetcapture_py.capture import marks
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store import LocalStore
+from jetcapture_py.store import LocalStore, NoteChange
 from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
@@ -26,7 +26,6 @@ from tests.support.running import (
     config,
     connection,
     metrics,
-    objects,
     publish,
     rows,
     running,
@@ -68,33 +67,21 @@ def test_one_that_promises_nothing_by_time_yet_is_no_metric(nats_server: Start, 
     asyncio.run(scenario())
 
 
-def test_it_never_promises_what_is_only_held(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(marks, "MARK", 0.05)
-        server = nats_server()
-        await publish(server.url, [])
-        settings = config(server.url, tmp_path / "a", block={"max_age": "500ms"}, source={"batch": 50})
-        async with running(settings):
-            for round_ in range(6):
-                await publish(server.url, [("orders.eu", b"%d" % index, None) for index in range(40)])
-                for _ in range(8):
-                    found = written(tmp_path / "a")  # first: what is stored later only helps
-                    stored = {row[layout.SEQ]: row[layout.TIMESTAMP] for row in rows(tmp_path / "a")}
-                    if found is not None:
-                        assert set(range(1, found.seq + 1)) <= stored.keys()
-                    await asyncio.sleep(0.05)
-                assert round_ == 0 or stored
-            await until(lambda: bool(objects(tmp_path / "a")) and written(tmp_path / "a") is not None, "it is written")
-            final = written(tmp_path / "a")
-        assert final is not None
-        assert final.seq >= 40
+class Watching(LocalStore):
+    """Notes which messages are stored whenever the watermark is about to be written."""
 
-    asyncio.run(scenario())
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.seen: list[tuple[ConsumerWatermark, set[int]]] = []
+
+    def change_note(self, path: str, change: NoteChange) -> None:
+        stored = {row[layout.SEQ] for row in rows(Path(self.root))}
+        super().change_note(path, change)
+        if path == watermark.path(STREAM, CONSUMER) and (found := written(Path(self.root))):
+            self.seen.append((found, stored))
 
 
-def test_messages_after_its_time_are_all_that_can_be_missing(
+def test_everything_that_it_promises_is_stored_when_it_is_written(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -103,36 +90,18 @@ def test_messages_after_its_time_are_all_that_can_be_missing(
         await publish(server.url, [])
         settings = config(server.url, tmp_path / "a", key="{subject[1]}", block={"max_messages": 30, "max_age": "1s"})
         messages = [(f"orders.{'eu' if index % 7 else 'us'}", b"x", None) for index in range(400)]
-        async with running(settings):
-            publishing = asyncio.create_task(publish(server.url, messages))
-            seen = set()
-            await until(lambda: written(tmp_path / "a") is not None, "it is written")
-            while not publishing.done() or len(rows(tmp_path / "a")) < 400:
-                found = written(tmp_path / "a")
-                assert found is not None
-                seen.add((found.time, frozenset(row[layout.SEQ] for row in rows(tmp_path / "a"))))
-                await asyncio.sleep(0.02)
-            await publishing
+        store = Watching(tmp_path / "a")
+        async with running(settings, store=store):
+            for start in range(0, 400, 100):
+                await publish(server.url, messages[start : start + 100])
+                last = start + 100
+                await until(lambda last=last: store.seen[-1:] and store.seen[-1][0].seq == last, "all are promised")
         everything = {row[layout.SEQ]: row[layout.TIMESTAMP] for row in rows(tmp_path / "a")}
         assert len(everything) == 400
-        for time, stored in seen:
-            assert {seq for seq, timestamp in everything.items() if timestamp <= time} <= stored
-
-    asyncio.run(scenario())
-
-
-def test_an_older_state_does_not_move_it_back(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        store = LocalStore(str(tmp_path / "a"))
-        await publish(server.url, [("orders.eu", b"x", None)] * 10)
-        await capture_all(config(server.url, tmp_path / "a"))
-        first = written(tmp_path / "a")
-        assert first is not None
-        ahead = replace(first, seq=1000, time=datetime.now(UTC))
-        store.write_note(watermark.path(STREAM, CONSUMER), ahead.encode())
-        await capture_all(config(server.url, tmp_path / "a"))
-        assert written(tmp_path / "a") == ahead
+        assert len({found.seq for found, _ in store.seen}) > 4, "some are stored before others"
+        for found, stored in store.seen:
+            promised = {seq for seq, time in everything.items() if seq <= found.seq or time <= found.time}
+            assert promised <= stored
 
     asyncio.run(scenario())
 
@@ -240,19 +209,6 @@ def test_a_stop_without_the_server_does_not_blame_the_store(
 
     with caplog.at_level(logging.WARNING, "jetcapture"):
         asyncio.run(scenario())
-
-
-def test_a_damaged_one_is_replaced(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [("orders.eu", b"x", None)] * 10)
-        LocalStore(str(tmp_path / "a")).write_note(watermark.path(STREAM, CONSUMER), b"{half")
-        await capture_all(config(server.url, tmp_path / "a"))
-        found = written(tmp_path / "a")
-        assert found is not None
-        assert found.seq == 10
-
-    asyncio.run(scenario())
 
 
 def test_where_every_key_has_a_root_of_its_own_there_is_none(nats_server: Start, tmp_path: Path) -> None:

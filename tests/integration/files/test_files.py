@@ -187,9 +187,8 @@ def test_files_are_listed_with_their_metadata(files: Files) -> None:
     assert found["not JSON"].problem is not None
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
+def test_what_cannot_be_given_back_is_refused_with_the_reason(files: Files) -> None:
+    for name, problem in (
         ("deleted", r'"deleted" was deleted at 20\d\d-.*; as of an earlier time, it may be in the archive'),
         ("dead link", r'"deleted" was deleted at 20\d\d-'),
         ("old name", '"old name" was renamed to "new name"'),
@@ -199,11 +198,9 @@ def test_files_are_listed_with_their_metadata(files: Files) -> None:
         ("lost link", "the archive has no objects of stream OBJ_elsewhere"),
         ("not JSON", '"not JSON": its metadata cannot be read: '),
         ("md5", '"md5": unknown digest MD5=xyz'),
-    ],
-)
-def test_what_cannot_be_given_back_is_refused_with_the_reason(files: Files, name: str, problem: str) -> None:
-    with pytest.raises(JetcaptureError, match=problem):
-        read_file(files.url, "files", name)
+    ):
+        with pytest.raises(JetcaptureError, match=problem):
+            read_file(files.url, "files", name)
 
 
 def test_a_link_in_an_earlier_revision_leads_to_the_other_store_of_that_time(files: Files) -> None:

@@ -33,21 +33,6 @@ def with_stream(server: NatsServer, body: Body) -> None:
     asyncio.run(main())
 
 
-async def stored(js: JetStreamContext) -> int:
-    return (await js.stream_info("S")).state.messages
-
-
-def test_a_subject_without_a_stream_is_an_error_that_names_it(nats_server: Start) -> None:
-    async def body(nc: Client, js: JetStreamContext) -> None:
-        with pytest.raises(SourceError, match=r"message for other\.a was refused: no stream listens on it"):
-            async with Publisher(nc) as publisher:
-                await publisher.publish("s.a", b"x")
-                await publisher.publish("other.a", b"x")
-        assert await stored(js) == 1
-
-    with_stream(nats_server(), body)
-
-
 def test_a_refusal_by_the_stream_ends_the_publishing(nats_server: Start) -> None:
     async def body(nc: Client, js: JetStreamContext) -> None:
         await js.add_stream(name="SMALL", subjects=["small.>"], max_msg_size=10)

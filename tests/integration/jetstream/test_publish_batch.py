@@ -117,35 +117,29 @@ def test_known_ids_count_as_duplicates(nats_server: Start) -> None:
     assert (publisher.published, publisher.duplicates, len(found)) == (6, 4, 2)
 
 
-@pytest.mark.parametrize(
-    ("subject", "message"),
-    [
-        ("s.*", "wildcard"),
-        ("s. x", "invalid subject"),
-        ("s.a\n", "invalid"),
-        ("$JS.API.X", "reserved"),
-        ("s." + "x" * 5000, "limit"),
-    ],
-)
-def test_an_invalid_subject_keeps_the_whole_batch_back(nats_server: Start, subject: str, message: str) -> None:
+def test_an_invalid_subject_keeps_the_whole_batch_back(nats_server: Start) -> None:
     async def body(publisher: Publisher) -> None:
-        with pytest.raises(SourceError, match=message):
-            await publisher.publish_batch(pa.array(["s.a", subject]), pa.array([b"", b""]))
-        with pytest.raises(SourceError, match="has no subject"):
-            await publisher.publish_batch(pa.array(["s.a", None]), pa.array([b"", b""]))
+        for subject, message in (
+            ("s.*", "wildcard"),
+            ("s. x", "invalid subject"),
+            ("s.a\n", "invalid"),
+            ("$JS.API.X", "reserved"),
+            ("s." + "x" * 5000, "limit"),
+            (None, "has no subject"),
+        ):
+            with pytest.raises(SourceError, match=message):
+                await publisher.publish_batch(pa.array(["s.a", subject]), pa.array([b"", b""]))
 
     assert publish(nats_server(), body)[1] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("", "x"), ("A B", "x"), ("A:", "x"), ("A\r\nB", "x"), ("A", "x\r\nB: y"), ("A", "x\n"), ("é", ""), ("A", "\0")],
-)
-def test_a_header_that_could_forge_another_is_refused(name: str, value: str) -> None:
-    headers = maps([("Good", ["x"])], [("Good", ["y"]), (name, [value])])
-    for given, extra in ((headers, {}), (None, {name: pa.array([None, value])})):
-        with pytest.raises(SourceError, match=r"invalid (header name|value of header A)"):
-            header_blocks(given, extra, 2)
+def test_a_header_that_could_forge_another_is_refused() -> None:
+    names = [("", "x"), ("A B", "x"), ("A:", "x"), ("A\r\nB", "x"), ("é", "")]
+    for name, value in [*names, ("A", "x\r\nB: y"), ("A", "x\n"), ("A", "\0")]:
+        headers = maps([("Good", ["x"])], [("Good", ["y"]), (name, [value])])
+        for given, extra in ((headers, {}), (None, {name: pa.array([None, value])})):
+            with pytest.raises(SourceError, match=r"invalid (header name|value of header A)"):
+                header_blocks(given, extra, 2)
 
 
 def test_stored_headers_may_hold_what_nats_has_taken_but_no_line_end(nats_server: Start) -> None:

@@ -8,7 +8,6 @@ import http.client
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,12 +76,13 @@ def test_clients_that_take_no_answers_keep_no_probe_out_and_are_let_go(monkeypat
             return Answer(http.HTTPStatus.OK, "text/plain", bytes(16 << 20) if path == "/large" else b"small")
 
     monkeypatch.setattr(http_server._Request, "timeout", 0.2)
+    before = threading.active_count()
     with served() as server, connections(server.port, 4) as held:
         server.application = Large()
         for client in held:
             client.sendall(b"GET /large HTTP/1.1\r\n\r\n" * 50)
         assert get(server.port, "/small") == (200, "small")
-        time.sleep(0.5)
+        asyncio.run(until(lambda: threading.active_count() <= before + 1, "only the server's own thread is left"))
         for client in held:
             assert len(exchanged(client, b"")) < 16 << 20
 
@@ -93,38 +93,32 @@ def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPa
         assert exchanged(client, b"GET /livez HTTP/1.1\r\n") == b""
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
+def test_what_is_no_request_is_refused_and_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    for sent in (
         b"\r\n\r\n",
         b"GET /livez SMTP/1.0\r\n\r\n",
         b"GET //[ HTTP/1.1\r\n\r\n",
         b"GET /" + b"x" * 100_000,
         bytes(100_000),
-    ],
-)
-def test_what_is_no_request_is_refused_and_does_no_harm(request_: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    with served() as server, connections(server.port, 1) as (client,):
-        with contextlib.suppress(BrokenPipeError):
-            assert b"alive" not in exchanged(client, request_)
-        assert get(server.port, "/livez") == (200, "alive\n")
+    ):
+        with served() as server, connections(server.port, 1) as (client,):
+            with contextlib.suppress(BrokenPipeError):
+                assert b"alive" not in exchanged(client, sent)
+            assert get(server.port, "/livez") == (200, "alive\n")
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("request_", "status", "body"),
-    [
+def test_a_connection_is_for_one_request() -> None:
+    for sent, status, body in (
         (b"GET /livez?a=b HTTP/1.1\r\n\r\n", b"200 OK", b"alive\n"),
         (b"HEAD /livez HTTP/1.1\r\n\r\n", b"200 OK", b""),
         (b"GET /readyz HTTP/1.0\r\n\r\nGET /livez HTTP/1.1\r\n\r\n", b"503 Service Unavailable", b"starting\n"),
-    ],
-)
-def test_a_connection_is_for_one_request(request_: bytes, status: bytes, body: bytes) -> None:
-    with served() as server, connections(server.port, 1) as (client,):
-        head, answer = exchanged(client, request_).split(b"\r\n\r\n")
-    first, *headers = head.split(b"\r\n")
-    assert (first.split(b" ", 1)[1], answer) == (status, body)
-    assert {b"Server: jetcapture", b"Connection: close", b"Cache-Control: no-store"} <= set(headers)
+    ):
+        with served() as server, connections(server.port, 1) as (client,):
+            head, answer = exchanged(client, sent).split(b"\r\n\r\n")
+        first, *headers = head.split(b"\r\n")
+        assert (first.split(b" ", 1)[1], answer) == (status, body)
+        assert {b"Server: jetcapture", b"Connection: close", b"Cache-Control: no-store"} <= set(headers)
 
 
 def test_an_error_in_an_answer_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,23 +223,14 @@ def test_a_decoder_that_does_not_return_shows_in_readiness_and_then_in_liveness(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("part", [{"decode": {"format": "that_hangs:Decoder"}}, {"key": "that_hangs:key"}])
-def test_a_drain_with_a_hanging_decoder_or_key_function_ends_at_its_deadline(
-    nats_server: Start, tmp_path: Path, part: dict[str, object]
-) -> None:
-    (tmp_path / "that_hangs.py").write_text(
-        "import time\n"
-        "def key(batch, fields):\n"
-        "    time.sleep(3600)\n"
-        "class Decoder:\n"
-        "    def decode(self, batch):\n"
-        "        time.sleep(3600)\n"
-    )
+def test_a_drain_with_a_hanging_key_function_ends_at_its_deadline(nats_server: Start, tmp_path: Path) -> None:
+    (tmp_path / "that_hangs.py").write_text("import time\ndef key(batch, fields):\n    time.sleep(3600)\n")
 
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, [("orders.eu", b"", None)] * 20)
-        wanted = settings(server.url, tmp_path / "archive", drain_timeout="1s", **part)
+        source = {"ack_wait": "1h"}
+        wanted = settings(server.url, tmp_path / "archive", source=source, drain_timeout="1s", key="that_hangs:key")
         with Command(tmp_path, wanted, environment={"PYTHONPATH": str(tmp_path)}) as command:
             command.start()
 
@@ -259,9 +244,9 @@ def test_a_drain_with_a_hanging_decoder_or_key_function_ends_at_its_deadline(
             assert await asyncio.to_thread(command.wait, 60) == 1
             (failed,) = command.events("capture.failed")
             assert failed["error"].startswith("drain_timeout: messages not stored and acknowledged in time: 20")
-        wanted = settings(server.url, tmp_path / "archive")
+        wanted = settings(server.url, tmp_path / "archive", source=source)
         with Command(tmp_path, wanted, "again") as command:
-            assert command.start("--until-caught-up").wait(90) == 0, "what was given back comes at once"
+            assert command.start("--until-caught-up").wait() == 0, "what was given back comes at once"
 
     asyncio.run(scenario())
 
@@ -316,32 +301,27 @@ def test_a_start_that_takes_for_ever_is_not_alive(monkeypatch: pytest.MonkeyPatc
         assert get(server.port, "/livez") == (503, "starting\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "listens"),
-    [
-        ("http: {listen: '127.0.0.1:0'}\nno_such: setting\n", True),
-        ("http: {listen: '${NO_SUCH:-127.0.0.1:0}'}\n", True),
-        ("http: null\n", False),
-        ("http:\n", False),
-        ("http: {listen: '127.0.0.1:none'}\n", False),
-        ("http: {listen: '203.0.113.1:80'}\n", False),
-        ("http: []\n", False),
-        ("- http\n", False),
-        (": : :", False),
-    ],
-)
-def test_what_listens_early_is_what_the_configuration_says_and_never_an_error(
-    tmp_path: Path, text: str, listens: bool
-) -> None:
+def test_what_listens_early_is_what_the_configuration_says_and_never_an_error(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(text)
-    server = http_server.start_early(path)
-    assert (server is not None) is listens
-    if server is not None:
+    for text in ("http: {listen: '127.0.0.1:0'}\nno_such: setting\n", "http: {listen: '${NO_SUCH:-127.0.0.1:0}'}\n"):
+        path.write_text(text)
+        server = http_server.start_early(path)
+        assert server is not None, text
         assert get(server.port, "/readyz") == (503, "starting\n")
         server.stop()
         with pytest.raises(ConnectionRefusedError):
             get(server.port, "/readyz")
+    for text in (
+        "http: null\n",
+        "http:\n",
+        "http: {listen: '127.0.0.1:none'}\n",
+        "http: {listen: '203.0.113.1:80'}\n",
+        "http: []\n",
+        "- http\n",
+        ": : :",
+    ):
+        path.write_text(text)
+        assert http_server.start_early(path) is None, text
     assert http_server.start_early(tmp_path / "missing.yaml") is None
 
 

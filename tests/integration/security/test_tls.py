@@ -19,7 +19,7 @@ from jetcapture_py.store import open_store
 from tests.support.credentials import certificate
 from tests.support.drivers import options_for
 from tests.support.nats_server import NatsServer
-from tests.support.running import Command, config, settings
+from tests.support.running import config
 
 Start = Callable[..., NatsServer]
 FAULTS = {
@@ -97,15 +97,6 @@ def test_without_a_ca_the_systems_authorities_count(nats_server: Start, certific
     for refusal in refusals(tmp_path / "archive", attempts):
         assert "certificate verify failed" in refusal
     assert "[CONNECT" not in server.log
-
-
-def test_the_command_says_so_in_one_line_and_exits_1(nats_server: Start, certificates: Path, tmp_path: Path) -> None:
-    server = nats_server(secured(certificates, "expired"))
-    section = {"user": "app", "password": "s3cret", "tls": {"ca": str(certificates / "ca.pem")}}
-    with Command(tmp_path, settings(server.url, tmp_path / "archive", nats=section)) as replica:
-        assert replica.start().wait() == 1
-    (failed,) = replica.events("capture.failed")
-    assert re.search(FAULTS["expired"], failed["error"])
 
 
 @pytest.fixture
