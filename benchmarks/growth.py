@@ -30,6 +30,7 @@ import psutil
 from benchmarks.compare.orders import Scenario, fill
 from benchmarks.compare.runners import JSON
 from benchmarks.growth_objects import report
+from benchmarks.others import row
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, Command, objects, settings
 
@@ -118,7 +119,9 @@ def main() -> None:
             f" {step.peak >> 20:>6,} MiB"
         )
     first, last = steps[1].per_million(steps[0]), steps[-1].per_million(steps[-2])
-    print(f"last against first: {last / first:.2f}; at most {max(step.peak for step in steps) >> 20:,} MiB")
+    peak = max(step.peak for step in steps) >> 20
+    what = f"CPU s per million, first and last tenth of {scenario}"
+    row(what, f"{first:.2f} and {last:.2f}", f"at most {peak:,} MiB")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from benchmarks.others import rates as print_rates
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import connect
@@ -158,6 +159,7 @@ def main() -> None:
     for name, values in rates.items():
         middle = statistics.median(values)
         print(f"{name:12}{middle:>10,.0f} messages/s   {min(values):,.0f} to {max(values):,.0f}   {middle / limit:.2f}")
+        print_rates(f"`nats` format, {name}" if name != "bare socket" else "a bare socket that parses nothing", values)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
+from benchmarks.others import row
 from jetcapture_py.archive import layout
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, Message, consumer, objects, publish, settings
@@ -67,10 +68,9 @@ def main() -> None:
         for name in names:
             with (root / name.path).open("rb") as file:
                 found.update(pq.ParquetFile(file).read(columns=[layout.SEQ]).column(0).to_pylist())
-    print(f"{options.messages:,} messages of {options.size:,} bytes, {options.keys:,} keys, {options.memory}:")
-    print(f"peak resident memory {peak / (1 << 20):,.0f} MiB, {cpu:.0f} s of CPU, {seconds:.0f} s")
-    print(f"{len(names):,} objects, {len(found):,} different messages in them, {sum(found.values()):,} rows")
-    print(f"pending {state.num_pending}, unacknowledged {state.num_ack_pending}, redelivered {state.num_redelivered}")
+    what = f"{options.messages:,} messages of {options.size:,} B, {options.keys:,} keys, {options.memory}"
+    more = f"{cpu:.0f} CPU s, {seconds:.0f} s, {len(names):,} objects, {state.num_redelivered} redelivered"
+    row(what, f"at most {peak / (1 << 20):,.0f} MiB", more)
     if set(found) != set(range(1, options.messages + 1)):
         raise SystemExit("some are missing")
 

@@ -11,6 +11,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+from benchmarks.others import row
 from tests.support.outages import Plan, endure
 
 
@@ -35,14 +36,17 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as directory:
         seen = asyncio.run(endure(Path(directory), plan))
-    how = "silent" if plan.silent else "down"
-    print(f"store {how} for {chosen.minutes:g} minutes, {plan.rate:,} messages/s of {plan.size} bytes, {plan.memory}:")
-    print(f"peak resident memory {seen.peak_down >> 20} MiB while down, {seen.peak >> 20} MiB in all")
-    print(f"at most {seen.pending:,} undelivered, {seen.unacked:,} unacknowledged, {seen.redelivered} redelivered")
+    how = "never answers" if plan.silent else "is down"
     print(f"ready while down: {sorted({status for status, _ in seen.ready(seen.down + 60, seen.up)})}")
-    print(f"caught up {seen.caught_up - seen.up:.1f} s after the store was back; exit code {seen.drained}")
+    print(f"at most {seen.pending:,} undelivered, {seen.unacked:,} unacknowledged; exit code {seen.drained}")
     twice = sum(times > 1 for times in seen.stored.values())
     print(f"{seen.published:,} published, {len(seen.stored):,} stored, {twice} of them twice")
+    caught_up = seen.caught_up - seen.up
+    row(
+        f"{how} for {chosen.minutes:g} minutes, {plan.rate:,} messages/s of {plan.size} B, {plan.memory}",
+        f"{seen.peak_down >> 20} MiB, {seen.peak >> 20} MiB catching up",
+        f"{len(seen.stored):,} stored, {seen.redelivered} redelivered, caught up after {caught_up:.0f} s",
+    )
     if set(seen.stored) != set(range(1, seen.published + 1)) or twice or seen.redelivered:
         raise SystemExit("that is not each message once")
 

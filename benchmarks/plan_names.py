@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from benchmarks.others import row
 from benchmarks.restore import watched
 from jetcapture_py.archive import layout
 from jetcapture_py.store.archive import ArchiveFiles
@@ -85,11 +86,8 @@ def measure(root: Path, count: int, rounds: int) -> None:
             times.append(time.perf_counter() - began)
             if not number and frame.count() != of_day * EACH:
                 raise SystemExit("not the day's rows")
-    print(
-        f"{count:>9,} names: {statistics.median(times[1:]):5.2f} s to plan a day of {of_day} objects; "
-        f"{memory.peak / (1 << 20):,.0f} MiB in all processes",
-        flush=True,
-    )
+    what = f"`read_archive`, planning {of_day} of {count:,} objects"
+    row(what, f"{statistics.median(times[1:]):.2f} s", f"{memory.peak / (1 << 20):,.0f} MiB in all processes")
 
 
 def main() -> None:

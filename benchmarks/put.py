@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.others import row
 from tests.support.drivers import options_for
 from tests.support.memory import peak_resident
 from tests.support.versity import Versity, options
@@ -103,10 +104,10 @@ def main() -> None:
                     found[driver].append(json.loads(subprocess.check_output(command)))
                     for path in (server.objects / BUCKET).iterdir():
                         subprocess.run(["rm", "-rf", str(path)], check=True)
-            print(f"{size:,} bytes")
             for driver, rounds in found.items():
-                figures = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-                print(f"  {driver:8}", ", ".join(f"{value:,.2f} {name}" for name, value in figures.items()))
+                puts, cpu, peak, opened = (statistics.median(figures[name] for figures in rounds) for name in rounds[0])
+                more = f"{cpu:.2f} ms of CPU each, at most {peak:,.0f} MiB, opened in {opened:.2f} s"
+                row(f"{size:,} B, {driver}", f"{puts:,.1f} puts/s", more)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.others import row
 from benchmarks.read_archive import STREAM, archive
 from jetcapture_py.manage.query import connect
 from jetcapture_py.reading.duckdb import ArchiveViews
@@ -98,8 +99,9 @@ def _peak(way: str, root: Path, statement: str) -> float:
     return int(status["VmHWM"].split()[0]) / 1024  # its own; `ru_maxrss` begins with the parent's
 
 
-def compare(root: Path, ways: list[str], rounds: int) -> None:
+def compare(root: Path, ways: list[str], rounds: int, overlap: float) -> None:
     """Print medians of every way for every statement."""
+    figures: list[tuple[float, float]] = []
     with ExitStack() as stack:
         runs = {way: stack.enter_context(WAYS[way](root)) for way in ways}
         for name, statement in STATEMENTS.items():
@@ -118,6 +120,13 @@ def compare(root: Path, ways: list[str], rounds: int) -> None:
                     f"({acting / base:.2f} x){memory}",
                     flush=True,
                 )
+                if way == "query":
+                    figures.append((planning + acting, (planning + acting) / base))
+    row(
+        f"`jetcapture query`: {', '.join(STATEMENTS)}; {overlap:.0%} of the objects overlapped",
+        f"{', '.join(f'{total:.2f}' for total, _ in figures)} s",
+        f"{', '.join(f'{ratio:.2f}' for _, ratio in figures)} times DuckDB's own reader",
+    )
 
 
 def from_the_shell(root: Path, rounds: int) -> None:
@@ -130,7 +139,8 @@ def from_the_shell(root: Path, rounds: int) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         times.append(time.perf_counter() - began)
         assert done.stdout.split()[-1] == "1001"
-    print(f"1,001 messages from the shell: {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})")
+    what = "`jetcapture query`, 1,001 messages from the shell"
+    row(what, f"{statistics.median(times):.2f} s", f"{min(times):.2f} to {max(times):.2f}")
 
 
 def main() -> None:
@@ -153,7 +163,7 @@ def main() -> None:
                 archive(root, chosen.rows, overlap)
             objects = len(list(root.rglob("*.parquet")))
             print(f"\n{chosen.rows:,} rows in {objects} objects, {overlap:.0%} of them overlapped by another")
-            compare(root, ["read_parquet", "query", *(["spark"] if chosen.spark else [])], chosen.rounds)
+            compare(root, ["read_parquet", "query", *(["spark"] if chosen.spark else [])], chosen.rounds, overlap)
     finally:
         if chosen.dir is None:
             shutil.rmtree(base)

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from benchmarks.others import row
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import HEADERS_TYPE
@@ -114,8 +115,9 @@ def timed(open_: Callable[[], DataFrame], action: Callable[[DataFrame], object])
     return planned - began, time.perf_counter() - planned
 
 
-def compare(spark: SparkSession, root: Path, rounds: int) -> None:
+def compare(spark: SparkSession, root: Path, rounds: int, overlap: float) -> None:
     """Print medians of both ways for every action."""
+    figures: list[tuple[float, float]] = []
     ways: dict[str, Callable[[], DataFrame]] = {
         "spark.read.parquet": lambda: spark.read.parquet(f"{root}/{STREAM}"),
         "read_archive": lambda: read_archive(spark, str(root), STREAM),
@@ -137,6 +139,12 @@ def compare(spark: SparkSession, root: Path, rounds: int) -> None:
                 f"planning {planning:.2f}, action {acting:.2f}, {ratio:.2f} x",
                 flush=True,
             )
+        figures.append((totals["read_archive"], totals["read_archive"] / totals["spark.read.parquet"]))
+    row(
+        f"`read_archive`: {', '.join(ACTIONS)}; {overlap:.0%} of the objects overlapped",
+        f"{', '.join(f'{total:.2f}' for total, _ in figures)} s",
+        f"{', '.join(f'{ratio:.2f}' for _, ratio in figures)} times Spark's own reader",
+    )
 
 
 def main() -> None:
@@ -159,7 +167,7 @@ def main() -> None:
             if rows != chosen.rows:
                 raise SystemExit(f"{rows} rows read, {chosen.rows} written")
             print(f"\n{rows:,} rows in {objects} objects, {overlap:.0%} of them overlapped by another")
-            compare(spark, root, chosen.rounds)
+            compare(spark, root, chosen.rounds, overlap)
     finally:
         if chosen.dir is None:
             shutil.rmtree(base)

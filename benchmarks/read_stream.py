@@ -21,6 +21,7 @@ from nats.js.api import StreamConfig as NatsStream
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
+from benchmarks.others import row
 from benchmarks.read_archive import STREAM, archive
 from jetcapture_py.archive import layout, stream_config, watermark
 from jetcapture_py.config.model import Config, parse
@@ -113,6 +114,9 @@ def compare(spark: SparkSession, url: str, root: Path, path: Path, config: Confi
         f"archive {alone:.2f} s, stream {nats:.2f} s, both {both:.2f} s: {both / (alone + nats):.2f} of the sum",
         flush=True,
     )
+    row(
+        "`read_stream`, archive and stream", f"{both:.2f} s", f"{both / (alone + nats):.2f} times the sum of each alone"
+    )
     every = read_archive(spark, str(root), STREAM)
     for name, columns in (("raw", RAW), ("decoded", DECODED)):
         schema = every.select(*columns).schema
@@ -125,6 +129,8 @@ def compare(spark: SparkSession, url: str, root: Path, path: Path, config: Confi
                 f"native reader; with the query's start and the live rows {whole:.1f} s in place of {batches:.1f} s",
                 flush=True,
             )
+            more = f"{native / batches:.2f} times `read_archive` in batch"
+            row(f"`read_stream`, streaming, {name}, {count} batches", f"{rows / batches:,.0f} rows/s", more)
 
 
 def main() -> None:

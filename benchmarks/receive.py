@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ import nats
 import pyarrow as pa
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from benchmarks.others import rates as print_rates
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.config.model import loads
 from jetcapture_py.jetstream.shared import Shared
@@ -95,7 +95,7 @@ async def main() -> None:
     parser.add_argument("--size", type=int, default=250, help="payload bytes")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    ways: dict[str, Callable[[str, str, int], Awaitable[None]]] = {"fetch": with_fetch, "jetcapture": with_source}
+    ways: dict[str, Callable[[str, str, int], Awaitable[None]]] = {"nats-py": with_fetch, "jetcapture": with_source}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as directory, NatsServer(Path(directory)) as server:
         await fill(server.url, options.messages, options.size)
@@ -105,8 +105,7 @@ async def main() -> None:
                 await receive(server.url, f"{name}{number}", options.messages)
                 rates[name].append(options.messages / (time.perf_counter() - began))
     for name, values in rates.items():
-        print(f"{name:12}{statistics.median(values):>10,.0f} messages/s   {min(values):,.0f} to {max(values):,.0f}")
-    print(f"ratio of the medians: {statistics.median(rates['jetcapture']) / statistics.median(rates['fetch']):.2f}")
+        print_rates(f"receive and acknowledge, {name}", values)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ import pyarrow.parquet as pq
 from nats.js.errors import NotFoundError
 from pyspark.sql import SparkSession
 
+from benchmarks.others import rates as print_rates
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import parse
@@ -152,10 +152,7 @@ def main() -> None:
             for name, values in rates.items():
                 values.append(timed(name))
         for name, values in rates.items():
-            middle = statistics.median(values)
-            print(f"{name:18} {middle:>10,.0f} messages/s   {min(values):,.0f} to {max(values):,.0f}")
-        ratio = statistics.median(rates["replay"]) / statistics.median(rates["publish_async"])
-        print(f"ratio of the medians: {ratio:.2f}")
+            print_rates("`replay`, with ids" if name == "replay" else "nats-py's `publish_async`, with ids", values)
         spark.stop()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import statistics
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.others import rates as print_rates
 from benchmarks.replay import STREAM, fill, fresh, start, with_replay
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.restoring.command import prepare, restore
@@ -112,7 +112,7 @@ def main() -> None:
                     values.append(options.messages / ways[name]())
                 print(f"{name:8} {values[-1]:>10,.0f} messages/s, at most {memory.peak / 2**20:,.0f} MiB", flush=True)
         for name, values in rates.items():
-            print(f"{name:8} median {statistics.median(values):>10,.0f} messages/s")
+            print_rates(f"`{name}` of {options.messages:,} messages of {options.size} B", values)
 
 
 if __name__ == "__main__":

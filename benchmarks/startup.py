@@ -22,6 +22,7 @@ from pathlib import Path
 
 import nats
 
+from benchmarks.others import row
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, publish, settings
 
@@ -83,9 +84,9 @@ async def pulled(url: str, command: Command) -> float:
     return seconds
 
 
-def told(what: str, seconds: Sequence[float]) -> str:
-    """Median and range."""
-    return f"{what:32} {statistics.median(seconds):.3f} s   {min(seconds):.3f} to {max(seconds):.3f}"
+def told(what: str, seconds: Sequence[float]) -> None:
+    """Print median and range."""
+    row(what, f"{statistics.median(seconds):.2f} s", f"{min(seconds):.2f} to {max(seconds):.2f}")
 
 
 def main() -> None:
@@ -108,9 +109,9 @@ def main() -> None:
         unread = settings(server.url, Path(directory, "archive"), source={"consumer": "modules"})
         with Command(Path(directory), unread, "modules") as command:
             found = modules("run", str(command.path), "--until-caught-up")
-    names = ("jetcapture --help", "its CPU", "jetcapture run, first pull", "its CPU, stopped")
+    names = ("`jetcapture --help`", "its CPU", "`jetcapture run`, to the first pull", "its CPU, until stopped")
     for name, seconds in zip(names, zip(*figures[1:], strict=True), strict=True):  # the first round compiles
-        print(told(name, seconds))
+        told(name, seconds)
     libraries = sorted(name for name in found if name not in sys.stdlib_module_names and not name.startswith("_"))
     print(f"{len(libraries)} libraries: {', '.join(libraries)}")
 

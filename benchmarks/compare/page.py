@@ -54,7 +54,7 @@ def page(outcome: Results, head: str) -> str:
     parts += [f"**{scenario}:**\n\n{sizes(outcome, scenario)}" for scenario in plain]
     for scenario in plain[:1]:
         parts += [f"### Both modes\n\n{modes(outcome, scenario)}", f"### Formats\n\n{formats(outcome, scenario)}"]
-    parts.append(f"### Goals\n\n{claims.table(claims.claims(outcome))}")
+    parts.append(f"### Goals\n\n{goals(claims.claims(outcome))}")
     return "\n".join(parts)
 
 
@@ -133,6 +133,13 @@ def formats(outcome: Results, base: Scenario) -> str:
         ]
         lines.append(_row(cells))
     return "\n".join(lines) + "\n"
+
+
+def goals(shown: list[claims.Claim]) -> str:
+    """Return how many goals are met, and the table of the others."""
+    missed = [claim for claim in shown if not claim.holds]
+    text = f"{len(shown) - len(missed)} of {len(shown)} goals are met"
+    return f"{text}. Not met are:\n\n{claims.table(missed)}" if missed else f"{text}.\n"
 
 
 def _row(cells: list[str]) -> str:
