@@ -20,19 +20,9 @@ from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from jetcapture_py.transform.keys import KeyFunction, make_key
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.support.batches import Declared, decode_settings
+from tests.unit.properties.test_json import parsed
 
 # ------------------------------------------------------------------ the reference
-
-
-class Number(str):
-    """A number as it was written."""
-
-    __slots__ = ()
-
-
-def document(payload: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(payload, parse_int=Number, parse_float=Number)
-    return found
 
 
 def field(message: dict[str, Any], name: str) -> str | None:
@@ -47,7 +37,7 @@ def field(message: dict[str, Any], name: str) -> str | None:
 
 def expected(template: Sequence[str], payload: bytes) -> str | None:
     """The key by the documentation: `{name}` is a field, everything else is text."""
-    texts = [field(document(payload), part[1:-1]) if part.startswith("{") else part for part in template]
+    texts = [field(parsed(payload), part[1:-1]) if part.startswith("{") else part for part in template]
     return None if None in texts else "".join(text for text in texts if text is not None) or None
 
 
