@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.compaction.plan import TOLERANCE, UNIT_TARGETS, Source, Span, Unit, removable, spans, units
+from jetcapture_py.compaction.plan import TOLERANCE, UNIT_TARGETS, Source, Span, Unit, classes, removable, spans, units
 
 TARGET = 100
 
@@ -154,3 +155,48 @@ def test_a_name_alone_tells_the_span() -> None:
     unit = Unit(row_of(145, 10, 5))
     assert spans(unit, TARGET, unit) == [Span(0, 145, 0), Span(145, 160)]
     assert layout.split_overlapping(each.name for each in unit.sources)[1] == []
+
+
+# ------------------------------------------------------------------ columns
+
+INT, BIG, TEXT, NOTHING = pa.int32(), pa.int64(), pa.string(), pa.null()
+
+
+COLUMNS: list[tuple[dict[str, pa.DataType], dict[str, pa.DataType], dict[str, pa.DataType] | None]] = [
+    ({"a": INT}, {"a": INT}, {"a": INT}),
+    ({"a": INT}, {"b": TEXT}, {"a": INT, "b": TEXT}),
+    ({"a": NOTHING}, {"a": TEXT}, {"a": TEXT}),
+    ({"a": INT}, {"a": BIG}, {"a": BIG}),
+    ({"a": BIG}, {"a": pa.float64()}, None),
+    ({"a": pa.float32()}, {"a": pa.float64()}, None),
+    ({"a": pa.uint32()}, {"a": BIG}, None),
+    ({"a": BIG}, {"a": TEXT}, None),
+    ({"a": BIG}, {"A": BIG}, None),
+    ({"a": pa.struct({"x": BIG})}, {"a": pa.struct({"y": TEXT})}, {"a": pa.struct({"x": BIG, "y": TEXT})}),
+    ({"a": pa.struct({"x": INT})}, {"a": pa.struct({"x": BIG})}, None),
+    ({"a": pa.struct({"x": INT})}, {"a": pa.struct({"X": INT})}, None),
+    ({"a": pa.struct({"x": INT})}, {"a": TEXT}, None),
+    ({"a": pa.list_(NOTHING)}, {"a": pa.list_(TEXT)}, {"a": pa.list_(TEXT)}),
+    ({"a": pa.list_(INT)}, {"a": pa.list_(BIG)}, None),
+    ({"a": pa.map_(TEXT, INT)}, {"a": pa.map_(TEXT, BIG)}, None),
+    ({"a": pa.timestamp("ms", "UTC")}, {"a": pa.timestamp("us", "UTC")}, None),
+]
+
+
+def test_columns_go_together_only_where_no_reader_sees_a_difference() -> None:
+    for first, second, together in COLUMNS:
+        for left, right in ((first, second), (second, first)):
+            found = classes([pa.schema(left), pa.schema(right)])
+            if together is None:
+                assert found == [(pa.schema(left), [0]), (pa.schema(right), [1])]
+            else:
+                ((schema, members),) = found
+                assert {field.name: field.type for field in schema}.keys() == together.keys()
+                assert all(_same(field.type, together[field.name]) for field in schema)
+                assert members == [0, 1]
+
+
+def _same(left: pa.DataType, right: pa.DataType) -> bool:
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        return {field.name: field.type for field in left} == {field.name: field.type for field in right}
+    return bool(left == right)

@@ -21,7 +21,7 @@ from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder, ObjectWriter
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import DRIFTED, OPEN, TOLERANCE, classes, units
+from jetcapture_py.compaction.plan import DRIFTED, OPEN, TOLERANCE, units
 from jetcapture_py.compaction.unit import (
     CHANGED,
     CompactionSpec,
@@ -564,51 +564,6 @@ def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(arch
     assert outcome == Skipped(OPEN)
     (outcome,) = compacted(files, 1 << 20, closed=HOUR + 900)
     assert (type(outcome), len(stored(archive))) == (Merged, 1)
-
-
-# ------------------------------------------------------------------ columns
-
-INT, BIG, TEXT, NOTHING = pa.int32(), pa.int64(), pa.string(), pa.null()
-
-
-COLUMNS: list[tuple[dict[str, pa.DataType], dict[str, pa.DataType], dict[str, pa.DataType] | None]] = [
-    ({"a": INT}, {"a": INT}, {"a": INT}),
-    ({"a": INT}, {"b": TEXT}, {"a": INT, "b": TEXT}),
-    ({"a": NOTHING}, {"a": TEXT}, {"a": TEXT}),
-    ({"a": INT}, {"a": BIG}, {"a": BIG}),
-    ({"a": BIG}, {"a": pa.float64()}, None),
-    ({"a": pa.float32()}, {"a": pa.float64()}, None),
-    ({"a": pa.uint32()}, {"a": BIG}, None),
-    ({"a": BIG}, {"a": TEXT}, None),
-    ({"a": BIG}, {"A": BIG}, None),
-    ({"a": pa.struct({"x": BIG})}, {"a": pa.struct({"y": TEXT})}, {"a": pa.struct({"x": BIG, "y": TEXT})}),
-    ({"a": pa.struct({"x": INT})}, {"a": pa.struct({"x": BIG})}, None),
-    ({"a": pa.struct({"x": INT})}, {"a": pa.struct({"X": INT})}, None),
-    ({"a": pa.struct({"x": INT})}, {"a": TEXT}, None),
-    ({"a": pa.list_(NOTHING)}, {"a": pa.list_(TEXT)}, {"a": pa.list_(TEXT)}),
-    ({"a": pa.list_(INT)}, {"a": pa.list_(BIG)}, None),
-    ({"a": pa.map_(TEXT, INT)}, {"a": pa.map_(TEXT, BIG)}, None),
-    ({"a": pa.timestamp("ms", "UTC")}, {"a": pa.timestamp("us", "UTC")}, None),
-]
-
-
-def test_columns_go_together_only_where_no_reader_sees_a_difference() -> None:
-    for first, second, together in COLUMNS:
-        for left, right in ((first, second), (second, first)):
-            found = classes([pa.schema(left), pa.schema(right)])
-            if together is None:
-                assert found == [(pa.schema(left), [0]), (pa.schema(right), [1])]
-            else:
-                ((schema, members),) = found
-                assert {field.name: field.type for field in schema}.keys() == together.keys()
-                assert all(_same(field.type, together[field.name]) for field in schema)
-                assert members == [0, 1]
-
-
-def _same(left: pa.DataType, right: pa.DataType) -> bool:
-    if pa.types.is_struct(left) and pa.types.is_struct(right):
-        return {field.name: field.type for field in left} == {field.name: field.type for field in right}
-    return bool(left == right)
 
 
 @both_layouts

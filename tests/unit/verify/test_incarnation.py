@@ -19,44 +19,41 @@ RESTORED = Incarnation.of(CREATED, mirror=False, restored=3, oldest=OLDEST)
 RECREATED = Incarnation.of(CREATED, mirror=False)
 
 
+MIRROR = Incarnation.of(CREATED, mirror=True)
+MERGED = f"{BEFORE},{CREATED}"
+HOLDS: list[tuple[Incarnation, str, int, int, bool | None]] = [
+    (RECREATED, "", OLDEST, SINCE - 1, False),
+    (RECREATED, "", SINCE, SINCE + 5, True),
+    (RECREATED, "", OLDEST, SINCE, None),
+    (RECREATED, MERGED, OLDEST, SINCE, None),
+    (RESTORED, BEFORE, OLDEST, SINCE - 1, None),
+    (RESTORED, BEFORE, OLDEST - 9, OLDEST - 1, False),
+    (RESTORED, CREATED, OLDEST - 9, OLDEST - 1, True),
+    (MIRROR, CREATED, OLDEST, SINCE, True),
+    (MIRROR, "", OLDEST, SINCE, True),
+    (MIRROR, BEFORE, OLDEST, SINCE, False),
+    (MIRROR, MERGED, OLDEST, SINCE, True),
+    (MIRROR, f"{BEFORE},2026-05-01T11:30:00Z", OLDEST, SINCE, False),
+]
+"""Incarnation, creation times in an object's footer, its oldest and newest message, whether it is of the incarnation;
+None if its rows decide."""
+
+
 def included(life: Incarnation, *messages: tuple[int, int]) -> list[bool]:
     seqs, times = np.array(messages, np.int64).T
-    found: list[bool] = life.includes(seqs, times).tolist()
-    return found
+    inside: list[bool] = life.includes(seqs, times).tolist()
+    return inside
 
 
-def test_a_recreated_stream_has_only_messages_that_are_as_young() -> None:
+def test_a_recreated_stream_has_only_younger_messages_and_a_restored_one_those_of_the_backup() -> None:
     assert included(RECREATED, (1, SINCE - 1), (1, SINCE)) == [False, True]
-    assert RECREATED.holds("", OLDEST, SINCE - 1) is False
-    assert RECREATED.holds("", SINCE, SINCE + 5) is True
-    assert RECREATED.holds("", OLDEST, SINCE) is None
-
-
-def test_a_restored_stream_also_has_those_that_were_in_the_backup() -> None:
     assert included(RESTORED, (1, OLDEST), (3, SINCE - 1), (4, SINCE)) == [True, True, True]
-    assert RESTORED.holds(BEFORE, OLDEST, SINCE - 1) is None, "its rows decide"
+    assert included(RESTORED, (4, SINCE - 1), (1, OLDEST - 1)) == [False, False], "after the backup, or before it all"
 
 
-def test_what_the_earlier_stream_received_after_the_backup_was_made_is_not_in_the_restored_one() -> None:
-    assert included(RESTORED, (4, SINCE - 1)) == [False]
-
-
-def test_a_stream_before_the_one_that_was_backed_up_does_not_count() -> None:
-    assert included(RESTORED, (1, OLDEST - 1)) == [False]
-    assert RESTORED.holds(BEFORE, OLDEST - 9, OLDEST - 1) is False
-
-
-def test_an_objects_footer_decides_where_it_names_the_stream() -> None:
-    assert RESTORED.holds(CREATED, OLDEST - 9, OLDEST - 1) is True
-    mirror = Incarnation.of(CREATED, mirror=True)
-    assert [mirror.holds(created, OLDEST, SINCE) for created in (CREATED, "", BEFORE)] == [True, True, False]
-
-
-def test_what_compaction_has_merged_belongs_to_a_mirror_that_was_created_again() -> None:
-    mirror, merged = Incarnation.of(CREATED, mirror=True), f"{BEFORE},{CREATED}"
-    assert mirror.holds(merged, OLDEST, SINCE) is True
-    assert mirror.holds(f"{BEFORE},2026-05-01T11:30:00Z", OLDEST, SINCE) is False
-    assert RECREATED.holds(merged, OLDEST, SINCE) is None, "its rows decide"
+def test_an_object_is_of_an_incarnation_by_its_footer_and_times_or_by_its_rows() -> None:
+    for life, created, oldest, newest, expected in HOLDS:
+        assert life.holds(created, oldest, newest) is expected, (life, created)
 
 
 EXPIRED: list[tuple[Incarnation | None, str, int, list[int]]] = [
@@ -66,7 +63,7 @@ EXPIRED: list[tuple[Incarnation | None, str, int, list[int]]] = [
     (RECREATED, "", -1, []),
     (RESTORED, "", -1, [1, 2]),
     (RESTORED, BEFORE, -1, [1, 2]),
-    (Incarnation.of(CREATED, mirror=True), "", -1, [1, 2, 7]),
+    (MIRROR, "", -1, [1, 2, 7]),
     (None, "", -1, [1, 2, 7]),
 ]
 """Incarnation, creation time of the objects that expired, age of the oldest message, sequences that count."""
