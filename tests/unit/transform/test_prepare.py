@@ -223,16 +223,6 @@ def test_every_message_is_in_the_rows_or_alone_in_the_quarantine(batch: list[byt
 # ------------------------------------------------------------------ keys
 
 
-def test_rows_are_brought_together_by_key_and_bucket() -> None:
-    messages = [Sent(subject=f"s.{key}".encode(), seconds=at) for key, at in (("a", 0), ("b", 0), ("a", 0), ("a", 900))]
-    prepared = prepare(*messages, key="{subject[1]}")
-    found = [
-        (run.key, run.bucket, seqs(prepared.rows.slice(run.start, run.length)))
-        for run in sorted(prepared.runs, key=lambda run: (run.bucket, str(run.key)))
-    ]
-    assert found == [("a", 0, [1, 3]), ("b", 0, [2]), ("a", 900, [4])]
-
-
 def test_rows_are_brought_together_by_bundle_and_bucket_with_their_keys_as_a_column() -> None:
     keys = ["a", "b", "a", "iceberg", "", "c", "größe"]
     messages = [Sent(subject=f"s.{key}".encode(), seconds=1000 if at < 5 else 0) for at, key in enumerate(keys)]
@@ -325,12 +315,6 @@ def test_large_headers_of_a_message_with_many_rows_quarantine_it_and_those_of_se
     with pytest.raises(BatchTooWideError):
         prepare(*several, decoder=Scripted())
     assert prepare(*several[:2], decoder=Scripted()).rows.num_rows == 40
-
-
-def test_messages_without_the_field_that_is_the_key_have_no_key() -> None:
-    for payload in [b"{}", b'{"x": null}', b'{"y": 1}']:
-        prepared = prepare(payload, payload, decoder=InferringDecoder(), key="{x}")
-        assert [(run.key, run.length) for run in prepared.runs] == [(None, 2)]
 
 
 # ------------------------------------------------------------------ envelope and quarantine
