@@ -8,44 +8,16 @@ from itertools import combinations
 
 import hypothesis.strategies as st
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import MAX_OBJECTS, MAX_RANGES, Identities, Resolved, resolve
-from jetcapture_py.archive.schema import ENVELOPE, REPLY
-from jetcapture_py.archive.writer import EncodedBlock, Encoder
-from tests.support.examples import examples
 
 Message = tuple[int, int]
 Place = tuple[str | None, int]
 """Key and bucket, which follow from the message."""
-
-ENCODER = Encoder(stream="S", interval=900, compression="none", writer="test")
-
-
-def encoded(place: Place, messages: Sequence[Message]) -> EncodedBlock:
-    """The object that a block with these messages becomes."""
-    known = {
-        layout.SEQ: pa.array([seq for seq, _ in messages], pa.int64()),
-        layout.TIMESTAMP: pa.array([time for _, time in messages], pa.timestamp("us", "UTC")),
-        layout.PAYLOAD: pa.array([b"%d/%d" % each for each in messages], pa.binary()),
-        REPLY: pa.array([b"r"] * len(messages), pa.binary()),
-    }
-    arrays = [known.get(field.name, pa.nulls(len(messages), field.type)) for field in ENVELOPE]
-    rows = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
-    return ENCODER.encode(BlockId(key=place[0], bucket=place[1]), "age", [rows])
-
-
-def identities(block: EncodedBlock) -> tuple[list[int], list[int]]:
-    table = pq.read_table(pa.BufferReader(block.data), columns=[layout.SEQ, layout.TIMESTAMP])
-    times = pc.cast(table.column(layout.TIMESTAMP), pa.int64())
-    return table.column(layout.SEQ).to_pylist(), times.to_pylist()
-
 
 Stored = dict[ObjectName, list[Message]]
 
@@ -57,7 +29,6 @@ def identities_in(objects: Stored, names: Sequence[ObjectName]) -> list[Identiti
 
 def read(objects: Stored) -> list[tuple[Place, Message]]:
     """What a reader gets that goes by the rule: disjoint objects as they are, the others as they are resolved."""
-
     alone, shared = layout.split_overlapping(objects)
     assert sorted(map(repr, (*alone, *shared))) == sorted(map(repr, objects))
     found = resolve(shared, partial(identities_in, objects))
@@ -133,11 +104,10 @@ places = st.sampled_from([("a", 0), ("a", 900), (None, 0), ("None", 0), ("__HIVE
         st.tuples(places, st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 1])), min_size=1, max_size=8)),
         max_size=6,
     ),
-    st.randoms(use_true_random=False),
     st.data(),
 )
 def test_copies_compactions_and_later_lives_are_read_once(
-    blocks: list[tuple[Place, list[Message]]], chance: object, data: st.DataObject
+    blocks: list[tuple[Place, list[Message]]], data: st.DataObject
 ) -> None:
     """Blocks are stored; some are delivered again in part; some are merged, and their sources are there still."""
     contents = [(place, sorted({(seq, life * 1000 + seq) for seq, life in found})) for place, found in blocks]
@@ -154,16 +124,3 @@ def test_copies_compactions_and_later_lives_are_read_once(
     objects = {name_of(place, content): content for place, content in contents}
     expected = {(place, message) for place, content in contents for message in content}
     assert read(objects) == sorted(expected, key=repr)
-
-
-@examples(cost=2)
-@given(places, st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=20))
-def test_an_object_has_its_blocks_messages_once_in_order_under_the_name_that_follows_from_them(
-    place: Place, messages: list[Message]
-) -> None:
-    block = encoded(place, messages)
-    distinct = sorted(set(messages))
-    assert list(zip(*identities(block), strict=True)) == distinct
-    assert block.name == name_of(place, distinct)
-    assert (block.messages, block.duplicates) == (len(distinct), len(messages) - len(distinct))
-    assert layout.parse_path(block.name.path) == block.name
