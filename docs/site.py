@@ -54,6 +54,8 @@ HERO = """\
 """
 """What the front page begins with."""
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_CONTENTS = re.compile(r"^- \[[^\n]*\]\(#[^\n]*\n?(?:  \[[^\n]*\n?)*", re.MULTILINE)
+"""A line of a page's list of contents, which the site has beside the page."""
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -79,10 +81,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links to where their targets are on the site, and give the front page its head."""
+    """Lead links to their targets on the site, leave out lists of contents, and give the front page its head."""
     if page.file.src_uri == PAGES["README.md"]:
         markdown = front_page(markdown)
         page.meta["hide"] = ["navigation", "toc"]
+    beginning, heading, rest = markdown.partition("\n## ")
+    markdown = f"{_CONTENTS.sub('', beginning)}{heading}{rest}"
     here = next((name for name, there in PAGES.items() if there == page.file.src_uri), f"docs/{page.file.src_uri}")
 
     def led(match: re.Match[str]) -> str:
