@@ -41,6 +41,8 @@ def test_expired_messages_are_told_apart_by_incarnation() -> None:
     assert expired.messages == 7
     assert expired.ranges([CREATED]) == [(1, 4), (7, 7)]
     assert expired.until == NOON + timedelta(hours=4)
+    later_first = _expired(("2026-03-01T00:00:00Z", [1]), (CREATED, [1]))
+    assert [part.created for part in later_first.incarnations] == [CREATED, "2026-03-01T00:00:00Z"]
 
 
 @given(st.lists(st.lists(st.integers(1, 60), max_size=30), max_size=4), st.sampled_from([0, 4096]))
