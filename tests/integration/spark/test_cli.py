@@ -220,13 +220,3 @@ def test_without_pyspark_a_job_says_what_to_install() -> None:
     done = run([sys.executable, "-c", program, "spark", "query", "file:///x", "ORDERS", SUMS])
     assert done.returncode == 1
     assert done.stderr == "jetcapture: pyspark is missing: pip install 'jetcapture[spark]'\n"
-
-
-def test_the_commands_of_the_capture_load_nothing_of_spark() -> None:
-    program = (
-        "import sys; sys.argv = ['jetcapture', 'spark', '--help']\n"
-        "from jetcapture_py.cli import main\n"
-        "try:\n    main()\nfinally:\n    print(sorted({'pyspark', 'pandas', 'pyarrow', 'nats'} & set(sys.modules)))"
-    )
-    done = run([sys.executable, "-c", program])
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
