@@ -178,6 +178,18 @@ def test_a_restored_stream_that_has_new_messages_alone_is_read_as_the_capture_se
     assert [seq for batch in Query(captured).batches() for seq in batch] == list(range(1, 16))
 
 
+def test_of_a_stream_that_was_created_again_everything_is_read_that_the_capture_selects_now(
+    captured: Captured,
+) -> None:
+    captured.sections["source"] = {"filter_subjects": ["orders.old.*"]}
+    captured.live.fill(5, "orders.old.{}")
+    captured.capture()
+    captured.live.recreate()
+    del captured.sections["source"]
+    captured.live.fill(3, "orders.new.{}")
+    assert Query(captured).batches() == [[1, 2, 3]]
+
+
 def test_options_that_do_not_fit_a_checkpoint_or_each_other_are_refused_in_one_line(
     captured: Captured, tmp_path: Path
 ) -> None:
