@@ -205,14 +205,16 @@ def test_all_frames_arrive_as_from_the_stock_parser() -> None:
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("many", [1, 1 << 40])
-def test_a_split_at_any_byte_changes_nothing(many: int) -> None:
-    whole, _ = outcomes(STREAM)
-    with looking_at(many):
-        for cut in range(len(STREAM) + 1):
-            fast = Fast()
-            fast.feed(STREAM[:cut], STREAM[cut:])
-            assert fast.outcome() == whole, cut
+def test_a_split_at_any_byte_of_a_frame_changes_nothing() -> None:
+    """A frame between its neighbors: what others hold does not matter to a split of this one."""
+    for before, split, after in zip([b"", *FRAMES], FRAMES, [*FRAMES[1:], b""], strict=False):
+        whole, _ = outcomes(before + split + after)
+        for many in (1, 1 << 40):
+            with looking_at(many):
+                for cut in range(len(split) + 1):
+                    fast = Fast()
+                    fast.feed(before + split[:cut], split[cut:] + after)
+                    assert fast.outcome() == whole, cut
 
 
 def test_two_spaces_separate_words_as_in_the_stock_parser() -> None:
