@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jetcapture_py import read_archive
@@ -112,11 +113,33 @@ def test_what_was_removed_is_captured_again_under_the_same_names(
     )
     assert (done.messages, done.stored, done.replaced, done.gone, done.unrepairable) == (count, len(lost), 0, (), ())
     assert done.quarantined == sum(name.rows for name in lost if name.quarantine)
+    assert next(iter(done.lines(report))).endswith(f", {done.quarantined} messages went to the quarantine")
     assert objects(root) == names
     assert before is None or contents(root) == before
     assert {path: (root / path).read_bytes() for path in data} == data
     assert position(asyncio.run(consumer(server.url))) == floor
     assert (root / f"_watermark/{STREAM}/{CONSUMER}.json").read_bytes() == note
+
+
+def test_a_repair_of_a_store_that_takes_nothing_fails_before_it_reads(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "archive"
+    _, found = captured(nats_server, root, 100)
+    remove(root, objects(root)[:1])
+
+    async def refused(_: recapture.Recapture) -> None:
+        raise PermanentStoreError("access denied")
+
+    monkeypatch.setattr(recapture.Recapture, "check_store", refused)
+    names = objects(root)
+    with pytest.raises(PermanentStoreError, match="access denied"):
+        repaired(found)
+    assert objects(root) == names
+
+
+def test_missing_sequences_that_are_close_are_read_at_once() -> None:
+    assert list(module._runs(np.array([1, 3, 6]), 2)) == [(1, 3), (6, 6)]
 
 
 def test_a_complete_archive_is_left_as_it_is(nats_server: Start, tmp_path: Path) -> None:
@@ -168,6 +191,7 @@ def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Pa
     assert [(each.path, each.first, each.last) for each in done.unrepairable] == [(first.path, 1, 30)]
     assert [each.path for each in report.paths(Kind.DAMAGED)] == [first.path]
     assert (done.messages, done.replaced, report.missing, report.exit_code()) == (70, 1, 0, 1)
+    assert [finding.action for finding in report.of(Kind.DAMAGED)] == [""], "this was it"
     text = list(done.lines(report))
     assert text[0] == "repair: 70 messages stored in 2 objects, 1 replaced a damaged one"
     assert text[3:] == [
