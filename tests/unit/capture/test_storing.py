@@ -95,12 +95,15 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
     async def scenario() -> None:
         found: list[int] = []
         objects = [encoded(seq) for seq in range(10)]
-        async for index, _ in uploads(store, "60s").put_all(objects):
+        capture = uploads(store, "60s")
+        async for index, _ in capture.put_all(objects):
             found.append(index)
             if len(found) == 8:
                 assert sorted(found) == [1, 2, 4, 5, 6, 7, 8, 9]
                 store.refused.clear()
         assert sorted(found) == list(range(10))
+        assert capture.storing.retries >= 2
+        assert capture.storing.trouble(asyncio.get_running_loop().time()) is None
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
