@@ -36,15 +36,15 @@ _HEAD = "| setting | type | default | |\n|---|---|---|---|\n"
 
 def tables() -> str:
     """Return one table for each section, and one for the settings outside of any."""
-    found = schema()
+    model = schema()
     sections: dict[str, list[str]] = {}
-    for path, section, setting, required in _settings(found, found["$defs"]):
+    for path, section, setting, required in _settings(model, model["$defs"]):
         row = [f"`{path}`", _type(setting), "required" if required else _default(path, setting)]
         text = setting.get("description", "").replace("|", "\\|")
         sections.setdefault(section, []).append(f"| {' | '.join(row)} | {text} |\n")
     parts = []
     for name, rows in sections.items():
-        title = f"`{name}`\n\n{_about(found, name)}" if name else "Other settings"
+        title = f"`{name}`\n\n{_about(model, name)}" if name else "Other settings"
         parts.append(f"### {title}\n\n{_HEAD}{''.join(rows)}")
     return "\n".join(parts)
 
@@ -65,9 +65,9 @@ def compatibility(text: str) -> str:
 
 def values(text: str) -> str:
     """Return the page on Kubernetes with the table of the chart's values replaced."""
-    found = json.loads((CHART / "values.schema.json").read_text())
+    described = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    rows = "".join(_rows_of_values(found, defaults))
+    rows = "".join(_rows_of_values(described, defaults))
     return _replaced(text, BEGIN_VALUES, f"| value | default | |\n|---|---|---|\n{rows}")
 
 
@@ -76,14 +76,14 @@ def chart_schema() -> str:
 
     Helm knows no lookahead in patterns, and shows whole patterns to the user: they are short here.
     """
-    found = json.loads((CHART / "values.schema.json").read_text())
+    described = json.loads((CHART / "values.schema.json").read_text())
     model = schema()
     definitions = {"Configuration": model, **model.pop("$defs")}
     for name in ("Configuration", "SourceConfig", "StoreConfig"):
         for rule in ("$schema", "title", "required", "oneOf", "anyOf"):
             definitions[name].pop(rule, None)
-    found["$defs"] = _for_helm(definitions)
-    return json.dumps(found, indent=2) + "\n"
+    described["$defs"] = _for_helm(definitions)
+    return json.dumps(described, indent=2) + "\n"
 
 
 def dashboard() -> str:
@@ -97,34 +97,34 @@ def dashboard() -> str:
 
 def _for_helm(node: Any) -> Any:
     if isinstance(node, list):
-        return [_for_helm(each) for each in node]
+        return [_for_helm(item) for item in node]
     if not isinstance(node, dict):
         return node
-    node = {name: _for_helm(each) for name, each in node.items()}
+    node = {name: _for_helm(value) for name, value in node.items()}
     if isinstance(pattern := node.get("pattern"), str):
         for long, short in ((DURATION_PATTERN, _SHORT_DURATION), (SIZE_PATTERN, _SHORT_SIZE)):
             pattern = pattern.replace(long, short)
         node["pattern"] = pattern
     match node.get("anyOf"):
-        case [{"pattern": own} as first, {"type": "string", "pattern": variable}]:
+        case [{"pattern": literal} as first, {"type": "string", "pattern": variable}]:
             del node["anyOf"]
-            return {**node, **first, "pattern": f"{own}|{variable}"}
+            return {**node, **first, "pattern": f"{literal}|{variable}"}
     return node
 
 
 def _rows_of_values(node: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield a row for each value of a section; a section itself is none."""
-    for name, each in node["properties"].items():
+    for name, value in node["properties"].items():
         default = defaults.get(name)
-        if each.get("additionalProperties") is False:
-            yield from _rows_of_values(each, default or {}, f"{path}{name}.")
+        if value.get("additionalProperties") is False:
+            yield from _rows_of_values(value, default or {}, f"{path}{name}.")
             continue
-        if "description" in each:
+        if "description" in value:
             plain = default not in (None, "", [], {}) and not isinstance(default, dict)
             shown = f"`{default if isinstance(default, str) else json.dumps(default)}`" if plain else ""
-            yield f"| `{path}{name}` | {shown} | {each['description']} |\n"
-        if isinstance(each.get("additionalProperties"), dict) and "properties" in each["additionalProperties"]:
-            yield from _rows_of_values(each["additionalProperties"], {}, f"{path}{name}.NAME.")
+            yield f"| `{path}{name}` | {shown} | {value['description']} |\n"
+        if isinstance(value.get("additionalProperties"), dict) and "properties" in value["additionalProperties"]:
+            yield from _rows_of_values(value["additionalProperties"], {}, f"{path}{name}.NAME.")
 
 
 def _replaced(text: str, begin: str, generated: str) -> str:
@@ -137,9 +137,9 @@ def _settings(
     node: Mapping[str, Any], definitions: Mapping[str, Any], path: str = "", section: str = ""
 ) -> Iterator[tuple[str, str, Mapping[str, Any], bool]]:
     """Yield the path, the section, the schema and whether it is required, for each setting."""
-    found = [(name, setting, _section(setting, definitions)) for name, setting in node["properties"].items()]
+    settings = [(name, setting, _section(setting, definitions)) for name, setting in node["properties"].items()]
     sections_first = not path
-    for name, setting, target in sorted(found, key=lambda each: (each[2] is None) is sections_first):
+    for name, setting, target in sorted(settings, key=lambda row: (row[2] is None) is sections_first):
         if target is None or section:
             yield f"{path}{name}", section, setting, name in node.get("required", ())
         if target is not None:
@@ -154,9 +154,9 @@ def _section(setting: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
     return None
 
 
-def _about(found: Mapping[str, Any], name: str) -> str:
-    setting = found["properties"][name]
-    return str(setting.get("description") or _section(setting, found["$defs"])["description"])
+def _about(model: Mapping[str, Any], name: str) -> str:
+    setting = model["properties"][name]
+    return str(setting.get("description") or _section(setting, model["$defs"])["description"])
 
 
 def _type(setting: Mapping[str, Any]) -> str:
@@ -190,7 +190,7 @@ def _default(path: str, setting: Mapping[str, Any]) -> str:
     if value in (None, [], {}):
         return {"block.max_age": "`block.interval`", "key": "`{subject}`"}.get(path, "")
     if isinstance(value, list):
-        return ", ".join(f"`{each}`" for each in value)
+        return ", ".join(f"`{item}`" for item in value)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

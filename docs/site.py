@@ -89,15 +89,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     markdown = f"{_CONTENTS.sub('', beginning)}{heading}{rest}"
     here = next((name for name, there in PAGES.items() if there == page.file.src_uri), f"docs/{page.file.src_uri}")
 
-    def led(match: re.Match[str]) -> str:
+    def lead(match: re.Match[str]) -> str:
         before, target, anchor, after = match.groups()
-        return f"{before}{_led(target, here, page.file.src_uri, str(config.repo_url))}{anchor or ''}{after}"
+        return f"{before}{_target(target, here, page.file.src_uri, str(config.repo_url))}{anchor or ''}{after}"
 
     parts, end = [], 0
     for block in _CODE.finditer(markdown):
-        parts += [_LINK.sub(led, markdown[end : block.start()]), block[0]]
+        parts += [_LINK.sub(lead, markdown[end : block.start()]), block[0]]
         end = block.end()
-    return "".join([*parts, _LINK.sub(led, markdown[end:])])
+    return "".join([*parts, _LINK.sub(lead, markdown[end:])])
 
 
 def front_page(readme: str) -> str:
@@ -107,7 +107,7 @@ def front_page(readme: str) -> str:
     return f"{HERO.format(title=title, about=about)}\n{body}{end[end.index('Licensed under') :]}"
 
 
-def _led(target: str, here: str, page: str, repository: str) -> str:
+def _target(target: str, here: str, page: str, repository: str) -> str:
     if "://" in target or page == REFERENCE:
         return target
     path = normpath(str(PurePosixPath(here).parent / target))
@@ -139,9 +139,9 @@ def reference() -> str:
 
 def _exported() -> Iterator[tuple[str, str]]:
     """Yield each public name, and the full name of what it is."""
-    found = defaultdict[str, str](str)
+    full_names = defaultdict[str, str](str)
     for node in ast.walk(ast.parse((ROOT / "jetcapture_py" / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jetcapture_py."):
             for alias in node.names:
-                found[alias.name] = f"{node.module}.{alias.name}"
-    yield from found.items()
+                full_names[alias.name] = f"{node.module}.{alias.name}"
+    yield from full_names.items()
