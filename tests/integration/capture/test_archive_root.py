@@ -24,9 +24,28 @@ Start = Callable[..., NatsServer]
 COUNT = 300
 
 
-@pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
-    found = Volume(tmp_path)
+class Replaced:
+    """A directory in the place of a volume, which leaves an empty one behind."""
+
+    def __init__(self, directory: Path) -> None:
+        self.point, self.real = directory / "mnt", directory / "mnt"
+        self.point.mkdir()
+
+    def unmount(self) -> None:
+        self.real = self.point.rename(self.point.with_name("elsewhere"))
+        self.point.mkdir()
+
+    def mount(self) -> None:
+        self.point.rmdir()
+        self.real = self.real.rename(self.point)
+
+    def close(self) -> None:
+        """Nothing is mounted."""
+
+
+@pytest.fixture(params=[Replaced, Volume])
+def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replaced | Volume]:
+    found = request.param(tmp_path)
     yield found
     found.close()
 
@@ -45,7 +64,7 @@ async def acknowledged(url: str, published: int) -> int:
 
 
 def test_nothing_is_acknowledged_while_the_root_is_away_and_everything_is_stored_once_it_is_back(
-    nats_server: Start, tmp_path: Path, volume: Volume
+    nats_server: Start, tmp_path: Path, volume: Replaced | Volume
 ) -> None:
     async def scenario() -> None:
         server, port = nats_server(), free_port()
