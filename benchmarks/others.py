@@ -49,17 +49,24 @@ def table(commands: str) -> str:
     return "\n".join([f"<!-- {commands} -->\n", head, *lines, "\n<!-- end -->"])
 
 
-def main() -> None:
-    """Write the tables, each as soon as it is measured."""
+def main() -> int:
+    """Write each table as soon as it is measured; return 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark, such as put")
     names = parser.parse_args().names
+    failed = 0
     for commands in TABLE.findall(PAGE.read_text()):
         if not names or any(f"benchmarks.{name}" in commands for name in names):
-            measured = table(commands)
+            try:
+                measured = table(commands)
+            except subprocess.CalledProcessError as error:
+                print(f"{shlex.join(error.cmd)}: exit code {error.returncode}; its table stays", file=sys.stderr)
+                failed = 1
+                continue
             old = re.compile(rf"<!-- {re.escape(commands)} -->\n\n.*?\n\n<!-- end -->", re.DOTALL)
             PAGE.write_text(old.sub(lambda _, new=measured: new, PAGE.read_text()))  # type: ignore[misc]
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
