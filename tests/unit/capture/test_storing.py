@@ -161,7 +161,10 @@ def test_a_turn_that_failed_is_trouble_until_all_of_it_is_stored() -> None:
     storing.began(first, 10.0)
     storing.began(second, 10.0)
     storing.failed(first, [PermanentStoreError("access denied"), StoreError("again")])
+    before = time.time()
     storing.succeeded(0.1)
+    assert storing.last_success is not None
+    assert before <= storing.last_success <= time.time()
     storing.ended(second)
     assert storing.trouble(11.0) == "access denied"
     storing.began(first, 12.0)
