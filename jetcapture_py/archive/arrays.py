@@ -18,4 +18,4 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
-"""Which of an array's elements are chosen."""
+"""One boolean per element; True selects it."""

@@ -1,4 +1,4 @@
-"""Columns of bytes without Python objects for their values."""
+"""Work on Arrow byte columns without creating a Python object per value."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pyarrow as pa
 from jetcapture_py.archive.arrays import Bytes, Int32s, Int64s
 
 _INLINE = 12
-"""Maximum size of a value that a view of Arrow's contains instead of referring to it."""
+"""Maximum size of a value that Arrow stores inline in a string view."""
 
 
 def text_of(array: pa.BinaryArray) -> tuple[Int64s, Bytes]:
-    """Return the offsets of an array's values, with the end of the last one, and the bytes they refer to."""
+    """Return the offsets of an array's values, including the end of the last one, and the data buffer."""
     _, offsets, data = array.buffers()
     edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     return edges, np.frombuffer(data or b"", np.uint8)
 
 
 def joined(array: pa.BinaryArray) -> Bytes:
-    """Return all values one after another, as an array of bytes without a copy."""
+    """Return the concatenated values as one byte array, without a copy."""
     if not len(array):
         return np.zeros(0, np.uint8)
     edges, text = text_of(array)

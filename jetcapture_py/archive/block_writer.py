@@ -1,6 +1,6 @@
 """Write objects in formats other than Parquet: NDJSON, CSV, and custom formats.
 
-Text is made a column at a time, without a Python object per value.
+Text is made one column at a time, without a Python object per value.
 
 | type | JSON | CSV |
 |---|---|---|
@@ -150,7 +150,7 @@ def _objects(array: pa.StructArray) -> pa.StringArray:
 
 
 def _members(names: Sequence[str], columns: Sequence[pa.Array]) -> list[Any]:
-    """Return what to join for JSON objects up to their last brace."""
+    """Return the pieces of `{"name":value,…`, without the closing brace."""
     parts: list[Any] = []
     for name, column in zip(names, columns, strict=True):
         parts += [f"{',' if parts else '{'}{_quoted(pa.array([name]))[0].as_py()}:", json_values(column)]
@@ -252,7 +252,7 @@ class _Gzip:
 
 @contextmanager
 def compressed(sink: Any, compression: str) -> Iterator[Any]:
-    """Yield what compresses the text that is written to it, as text objects are, and writes it to `sink`."""
+    """Yield a stream that compresses text and writes it to `sink`."""
     if compression == "none":
         yield sink
         return

@@ -14,10 +14,10 @@ from jetcapture_py.archive.arrays import Int64s, UInt32s
 from jetcapture_py.archive.arrow_bytes import text_of
 
 MIN_ROWS, MAX_ROWS = 1 << 14, 1 << 16
-"""Rows of a row group, if the object has as many and they are not too large: small enough to skip most of an object for
-one key."""
+"""Rows of a row group, unless the object has fewer or they are too large. Small row groups let a reader of one key
+skip most of an object."""
 _GROUPS = 16
-"""Row groups that an object is divided into, if they have `MIN_ROWS`."""
+"""Row groups per object, unless they would have fewer than `MIN_ROWS`."""
 
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
@@ -31,21 +31,21 @@ def bundle_numbers(keys: pa.StringArray, bundles: int) -> Int64s:
 
 
 def bundle_of(key: str | None, bundles: int) -> str:
-    """Return the bundle of one key, as in the directory's name."""
+    """Return the bundle of one key as the directory name spells it."""
     return bundle_text(int(bundle_numbers(pa.array([key], pa.string()), bundles)[0]), bundles)
 
 
 def bundle_text(number: int, bundles: int) -> str:
-    """Return a bundle's number as in the directory's name: with as many digits as the last one has."""
+    """Return a bundle's number as the directory name spells it: padded to the digits of the last bundle."""
     return f"{number:0{len(str(bundles - 1))}}"
 
 
 def key_order(keys: pa.ChunkedArray, order: Int64s | None) -> Int64s:
-    """Sort rows by key, without a key first, and otherwise as in `order` (None: as they are); return their indexes."""
+    """Return the indexes that sort rows by key, nulls first. Equal keys keep the order of `order` (None: row order)."""
     encoded = keys.combine_chunks().dictionary_encode()
     ranks = np.empty(len(encoded.dictionary) + 1, np.int64)
     ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(1, len(ranks))
-    ranks[-1] = 0  # what a missing key, whose index is -1, finds
+    ranks[-1] = 0  # nulls have the index -1 and sort first
     ranks = ranks.astype(np.min_scalar_type(len(ranks)))
     codes = ranks[encoded.indices.fill_null(-1).to_numpy()]
     if order is None:
@@ -54,7 +54,7 @@ def key_order(keys: pa.ChunkedArray, order: Int64s | None) -> Int64s:
 
 
 def row_group_rows(rows: int) -> int:
-    """Return the most rows of each row group of an object with `rows` rows; the bytes of large ones end it earlier."""
+    """Return the maximum rows per row group of an object with `rows` rows. A group of large rows ends earlier."""
     wanted = min(max(rows // _GROUPS, MIN_ROWS), MAX_ROWS)
     groups = max(1, rows // wanted, -(-rows // MAX_ROWS))
     return -(-rows // groups)

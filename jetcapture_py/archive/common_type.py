@@ -1,8 +1,8 @@
-"""One type for columns whose types differ, and their conversion to it: for captures, compaction and readers.
+"""Find a common type for columns whose types differ, and convert them: for captures, compaction and readers.
 
-Null gives way, integers widen, integers and floats meet in double, and structs, lists and maps are merged within; names
-of fields match in any case. Types that are declared and never inferred join in: decimals, and unsigned integers beside
-signed ones, become the narrowest type that holds both exactly. What cannot be reconciled becomes text.
+Nulls take any type. Integers widen, integers and floats become double, and structs, lists and maps are merged
+recursively. Field names match in any case. Decimals, and unsigned beside signed integers, become the narrowest type
+that holds both exactly; only declared schemas have these. All other combinations become text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MAX_DIGITS = 38
 def common(types: Iterable[pa.DataType], *, lossless: bool) -> pa.DataType | None:
     """Return the narrowest type for the values of all `types` (at least one).
 
-    Null gives way, and structs, lists and maps are merged within. Other values are converted where types differ, in the
-    end to text. If that must not be, with `lossless`, None.
+    Nulls take any type, and structs, lists and maps are merged recursively. Other types that differ are converted, in
+    the end to text. With `lossless`, return None instead of converting.
     """
     result, *others = types
     for other in others:
@@ -101,9 +101,9 @@ def _is_number(type_: pa.DataType) -> bool:
 def converted(
     array: pa.Array, to: pa.DataType, scalars: Callable[[pa.Array, pa.DataType], pa.Array], nulls: Nulls = pa.nulls
 ) -> pa.Array:
-    """Convert a column to another type: within structs, lists and maps, with `scalars` for everything else.
+    """Convert a column to another type. Recurse into structs, lists and maps; `scalars` converts everything else.
 
-    Fields of structs are matched by name in any case; those that are missing are null.
+    Struct fields match by name in any case; missing ones are null.
     """
     types = pa.types
     if types.is_dictionary(array.type):
@@ -134,7 +134,7 @@ def converted(
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Whether it is any kind of list."""
+    """Whether `type_` is any kind of list."""
     types = pa.types
     return bool(types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_))
 
@@ -145,7 +145,7 @@ def plain_list(array: pa.Array) -> pa.ListArray:
 
 
 def without_slack(array: pa.Array, *children: pa.Array) -> tuple[pa.Array, ...]:
-    """Return where lists or maps start in their `children`, and these, both without what a slice leaves out."""
+    """Return the offsets and the children of lists or maps, without the values outside a slice."""
     offsets = array.offsets
     first, last = offsets[0].as_py(), offsets[-1].as_py()
     return pc.subtract(offsets, first), *(child.slice(first, last - first) for child in children)

@@ -18,7 +18,7 @@ _SAMPLE, _SHARE = 512, 16
 _FEW_ROWS, _FEW_BYTES = 64, 512
 """Below this many rows a dictionary does not pay off, and below this many bytes compression does not."""
 _TASTE, _SHRINKS = 16 << 10, 3
-"""Bytes of text or payloads to sample, and the factor by which they must shrink for `_LEVEL` to be used."""
+"""Bytes of text or payloads to sample, and the compression ratio from which `_LEVEL` is used."""
 _LEVEL = 3
 """zstd level for data with long repetitions, where a higher level is faster: 10 KB of JSON with text take 23 µs and
 1.5 KB, against 28 µs and 2.1 KB with level 1. Other data would take twice the time for nothing."""
@@ -54,7 +54,7 @@ def settings(table: pa.Table, compression: str, *, by_key: bool, compatible: boo
     small: tuple[bool, ...] = (False,) * (len(columns) - 1)
     if table.num_rows < _FEW_BYTES:
         small = tuple(_is_small(column) for column in columns[1:])
-    # the first column's says what was wanted
+    # the first column keeps the configured codec, so that the footer shows it
     settings = _settings(schema, compression, encodings, (False, *small))
     if not by_key:
         return settings

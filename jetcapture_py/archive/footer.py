@@ -20,9 +20,9 @@ from jetcapture_py.archive.varint import varint
 MAGIC = b"PAR1"
 """The first and last bytes of a Parquet file."""
 USUAL = 64 << 10
-"""Size that most footers do not exceed."""
+"""Maximum size of most footers."""
 UNPROVEN = "the checksum of its footer is wrong or missing: it has changed, or jetcapture did not write it"
-"""What is wrong with an object whose footer is not as it was written."""
+"""The problem of an object with a damaged footer."""
 _TEXT = b"\x18"
 """The Thrift type of an entry's value, which follows its name."""
 _ARROW_SCHEMA = b"ARROW:schema"
@@ -30,7 +30,7 @@ _ARROW_SCHEMA = b"ARROW:schema"
 
 
 def length(tail: bytes) -> int:
-    """Return the size of a footer with its length and magic bytes, from a file's last bytes; 0 if it is not Parquet."""
+    """Return the size of a footer, with its length and magic bytes, given the file's last bytes; 0 if not Parquet."""
     return int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == MAGIC else 0
 
 
@@ -50,7 +50,7 @@ def decoded(footer: bytes) -> pq.FileMetaData:
 
 
 def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
-    """Return our own entries of a footer's key-value metadata, without their prefix."""
+    """Return the `jetcapture.` entries of a footer's key-value metadata, without this prefix."""
     prefix = layout.METADATA_PREFIX.encode()
     return {
         name.removeprefix(prefix).decode(): text.decode()
@@ -81,10 +81,10 @@ def is_proven(footer: bytes) -> bool:
 
 
 def number_in(footer: bytes, entry: str) -> int:
-    """Return the number in one of our entries of a footer, without decoding it; 0 if there is none."""
+    """Return the number in a `jetcapture.` entry of an undecoded footer; 0 without the entry."""
     start = f"{layout.METADATA_PREFIX}{entry}".encode() + _TEXT
     at = footer.find(start)
-    if footer.rfind(start) != at:  # a key holds the same bytes
+    if footer.rfind(start) != at:  # the same bytes inside a key
         text = entries(decoded(footer).metadata).get(entry, "")
         return int(text) if text.isdecimal() else 0
     digits = footer[at + len(start) + 1 :][: footer[at + len(start)]] if at >= 0 else b""

@@ -1,4 +1,4 @@
-"""Tell streams of one name apart: whether a stream is the one that an archive knows, and whose a message is.
+"""Distinguish the incarnations of a stream: is this the archive's stream, and to which one does a message belong?
 
 The same messages at the same sequences are the same stream, also after a restore. `created` is only a hint: servers
 move it although nothing was created again (a restart, an edit and another restart, before 2.14.6), and the servers of a
@@ -27,15 +27,15 @@ from jetcapture_py.config.units import microseconds_of
 Bounds = tuple[int, int]
 """First and last sequence, inclusive."""
 Link = tuple[int, int]
-"""When an incarnation was created, in microseconds, and the last sequence that it has of those before; 0 for none."""
+"""An incarnation's creation time in microseconds, and its last sequence from earlier incarnations; 0 for none."""
 _FOREVER = (1 << 63) - 1
 C = TypeVar("C", str, int)
-"""When an incarnation was created: as the server writes it, or in microseconds since the epoch."""
+"""An incarnation's creation time: the server's text, or microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A message that identifies a stream."""
+    """A message by which a stream is recognized."""
 
     seq: int
     time: int
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A stream as an archive or a checkpoint knows it."""
+    """The identity of a stream as recorded by an archive or a checkpoint."""
 
     created: str
     """First known creation time; "" if unknown."""
@@ -54,7 +54,7 @@ class Origin:
     """One of its messages; None if unknown."""
 
     def continues(self, other: Origin) -> bool:
-        """Whether both are known to be the same stream, without asking a server."""
+        """Whether the records alone show that both are the same stream."""
         if self.created == other.created:
             return True
         if self.sample is None or other.sample is None:
@@ -67,7 +67,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """A stream as its server describes it; times in microseconds since the epoch."""
+    """The server's view of a stream; times in microseconds since the epoch."""
 
     created: str
     first: int
@@ -75,22 +75,22 @@ class Ends:
     first_time: int
     last: int
     last_time: int
-    """When the last message was stored, even if it was deleted since."""
+    """Time of the last message, even if it was deleted since."""
 
     @property
     def sample(self) -> Sample | None:
-        """The last message, None if the stream never had one."""
+        """The last message; None if the stream never had one."""
         return Sample(self.last, self.last_time, self.created) if self.last else None
 
 
 async def is_same_stream(
     origin: Origin, now: Ends, time_of: Callable[[int], Awaitable[int | None]], *, progressed: bool = False
 ) -> bool:
-    """Whether a stream is that of `origin`.
+    """Whether a stream is the same as `origin`.
 
-    `time_of` returns the timestamp of the message at a sequence, None without one, or without permission or answer:
-    then the order of timestamps decides, which does not notice other messages after a restore to an earlier sequence.
-    `progressed`: the stream still has the consumer known with `origin`, and it has not started again.
+    `time_of` returns the timestamp of the message at a sequence; None without a message, permission or answer. Then the
+    order of timestamps decides, which misses different messages after a restore to an earlier sequence.
+    `progressed`: the stream still has the consumer recorded with `origin`, and it has not started again.
     """
     sample = origin.sample
     if now.created == origin.created or (sample is not None and now.created == sample.created):
@@ -111,13 +111,13 @@ async def is_same_stream(
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a consumer has come."""
+    """A consumer's progress."""
 
     delivered: int
     acknowledged: int
 
     def continues(self, before: Progress) -> bool:
-        """Whether this may be the same consumer, later: a new one starts again."""
+        """Whether this may be a later state of the same consumer. A new consumer starts again."""
         return self.delivered >= before.delivered and self.acknowledged >= before.acknowledged
 
 
@@ -127,7 +127,7 @@ def moment(created: str) -> int:
 
 
 def check_created(created: str) -> None:
-    """Raise ValueError or TypeError for what is neither a creation time nor empty, which is an unknown one."""
+    """Raise ValueError or TypeError unless `created` is a creation time or "" (unknown)."""
     if created:
         moment(created)
 
@@ -138,14 +138,14 @@ def in_order(created: Iterable[str]) -> list[str]:
 
 
 def owners(begins: Sequence[int], times: Micros) -> npt.NDArray[np.intp]:
-    """Return for each message the index of its incarnation, which began then, oldest first; in microseconds."""
+    """Return the index of each message's incarnation, given their start times, oldest first, in microseconds."""
     return np.maximum(np.searchsorted(np.array(begins, np.int64), times, "right") - 1, 0)
 
 
 def by_incarnation(created: Sequence[C], times: Micros) -> Iterator[tuple[C, Mask]]:
-    """Yield each incarnation that has messages, of those `created`, oldest first, and the mask of its messages.
+    """Yield each incarnation with messages, oldest first, and the mask of its messages.
 
-    "" may be the first one, of which it is not known when it was created.
+    The first of `created` may be "": its creation time is unknown.
     """
     numbers = owners([birth if isinstance(birth, int) else moment(birth) if birth else 0 for birth in created], times)
     for number in np.unique(numbers).tolist() if created else ():
@@ -153,15 +153,15 @@ def by_incarnation(created: Sequence[C], times: Micros) -> Iterator[tuple[C, Mas
 
 
 def bounds_by_incarnation(created: Sequence[C], seqs: Seqs, times: Micros) -> dict[C, Bounds]:
-    """Return the first and last sequence of each incarnation that has messages, of those `created`, oldest first."""
+    """Return the first and last sequence of each incarnation with messages, oldest first."""
     parts = ((birth, seqs[mask]) for birth, mask in by_incarnation(created, times))
     return {birth: (int(part.min()), int(part.max())) for birth, part in parts}
 
 
 def continued(created: Sequence[C], bounds: Mapping[C, Bounds], anew: Collection[C] = frozenset()) -> Sequence[C]:
-    """Return the last of the incarnations `created`, oldest first, after those that it continues.
+    """Return the newest of the incarnations `created` and the earlier ones that it continues, oldest first.
 
-    `bounds` are those of incarnations with messages; those in `anew` are known to continue none.
+    `bounds` covers the incarnations with messages. Those in `anew` continue no other.
     """
     start, first = len(created) - 1, None
     while start > 0 and created[start] not in anew:
@@ -174,8 +174,8 @@ def continued(created: Sequence[C], bounds: Mapping[C, Bounds], anew: Collection
 
 
 def span(created: Collection[str], chosen: Sequence[str]) -> tuple[int, int] | None:
-    """Return from when until before when messages are of the incarnations `chosen`, oldest first, which follow one
-    another, in an object with messages of those in `created`; None for always. Microseconds since the epoch."""
+    """Return the time range (end exclusive) of the messages of `chosen`, consecutive incarnations, oldest first, in an
+    object with messages of `created`; None for all of them. Microseconds since the epoch."""
     if {*created} <= {*chosen}:
         return None
     began, ended = moment(chosen[0]), moment(chosen[-1])
@@ -185,20 +185,20 @@ def span(created: Collection[str], chosen: Sequence[str]) -> tuple[int, int] | N
 
 
 class Life(NamedTuple):
-    """An incarnation that a stream consists of, perhaps among others."""
+    """An incarnation as a part of a stream's lineage."""
 
     created: str
     last: int
-    """The last sequence that the stream has of it."""
+    """The last of its sequences in the stream."""
     restored: int
-    """The last sequence that it has of those before; 0 for none."""
+    """The last sequence from earlier incarnations; 0 for none."""
 
 
 def lineage(created: Iterable[str], restored: Callable[[str], int]) -> tuple[Life, ...]:
-    """Return those of the incarnations `created`, newest first, that the newest one consists of.
+    """Return the incarnations that make up the newest one, newest first.
 
-    `restored` says which sequence is the last that an incarnation has of those before; 0 for none. What they got after
-    it is not of the stream: this is a fork.
+    `restored` returns an incarnation's last sequence from earlier incarnations; 0 for none. Their messages after it are
+    a fork, and not part of the stream.
     """
     lives, last = list[Life](), _FOREVER
     for birth in created:
@@ -210,7 +210,7 @@ def lineage(created: Iterable[str], restored: Callable[[str], int]) -> tuple[Lif
 
 
 def are_of(links: Iterable[Link], seqs: Seqs, times: Micros) -> Mask:
-    """Return a mask of the messages of a stream: of those from before an incarnation, only what that has of them."""
+    """Return a mask of the stream's messages: earlier incarnations count up to the last sequence that was restored."""
     mask = np.ones(len(seqs), np.bool_)
     for since, restored in links:
         mask &= (times >= since) | (seqs <= restored)
@@ -227,7 +227,7 @@ class Incarnation:
     created: str
     """Creation time as sent by the server."""
     since: int
-    """The same in microseconds since the epoch."""
+    """Creation time in microseconds since the epoch."""
     mirror: bool
     """Whether the stream mirrors another one, so that messages may be older than it."""
     restored: int = 0
@@ -243,7 +243,7 @@ class Incarnation:
         return cls(created=created, since=moment(created), mirror=mirror, restored=restored, oldest=oldest)
 
     def includes(self, seqs: Seqs, times: Micros) -> Mask:
-        """Return a mask of the messages of this incarnation."""
+        """Return a mask of this incarnation's messages."""
         if self.mirror:
             return np.ones(len(seqs), np.bool_)
         links = [(self.since, self.restored), *([(self.oldest, 0)] if self.restored else [])]
@@ -252,7 +252,7 @@ class Incarnation:
     def holds(self, created: str, low: int | None, high: int | None) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are of it; None: some or unknown.
 
-        `created` is from the object's footer, "" without one; compaction joins several with commas. `low` and `high`
+        `created` is the footer's entry, "" without one; compaction joins several with commas. `low` and `high`
         are the object's earliest and latest timestamp. They decide if the footer does not, as for objects of several
         incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
         """

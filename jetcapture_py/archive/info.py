@@ -1,6 +1,6 @@
-"""What an object's name, listing and footer say of it, parsed in one place.
+"""Metadata of an object, parsed from its name, listing and footer.
 
-Columns, bucket and bundles are found in a footer's bytes, because a plan asks for those of many objects; the rest is
+A plan needs the columns, bucket and bundles of many objects, so these are read from the footer's bytes. The rest is
 decoded on request, which takes ten times as long.
 """
 
@@ -50,7 +50,7 @@ class RowGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """What takes decoding an object's footer."""
+    """Metadata that needs a decoded footer."""
 
     messages: int
     created: tuple[str, ...]
@@ -59,9 +59,9 @@ class Details:
     sealed_by: str
     key_rule: str | None
     event_time: str
-    """What its bucket is made of; "" for the stream's timestamps."""
+    """Source of the bucket's time; "" for the stream's timestamps."""
     replaces: tuple[str, ...]
-    """The digests of objects that it replaces although it has fewer rows."""
+    """Digests of the objects that it replaces despite having fewer rows."""
     times: tuple[int, int] | None
     """First and last `_nats_timestamp` in microseconds; None without statistics."""
     delivered: int | None
@@ -83,26 +83,26 @@ class Details:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What an object's name, listing and footer say of it."""
+    """Metadata from an object's name, listing and footer."""
 
     name: ObjectName
     size: int
     """Bytes."""
     modified: float | None
-    """When it was written, in seconds since the epoch; None if the store does not tell."""
+    """Modification time in seconds since the epoch; None if the store does not tell."""
     schema: pa.Schema
     """Its columns with their field ids; objects with the same ones share it."""
     schema_number: int
-    """The index of `schema` in those of the reader."""
+    """Index of `schema` in the reader's `schemas`."""
     interval: int
     """Length of its bucket in seconds."""
     bundles: int
-    """The number of bundles of an object in one; else 0."""
+    """Number of bundles; 0 for an object that is not in a bundle."""
     known: Details | None = field(repr=False)
 
     @property
     def details(self) -> Details:
-        """What was decoded on request."""
+        """The decoded footer's metadata."""
         assert self.known is not None, "read without details"  # noqa: S101  # a mistake of the caller
         return self.known
 
@@ -145,7 +145,7 @@ class InfoReader:
 
 
 def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
-    """Return what a decoded footer says."""
+    """Return a decoded footer's metadata."""
     entries = footer.entries(metadata.metadata)
     groups, columns, compression, encodings = [], [], "", set[str]()
     for index in range(metadata.num_row_groups):
@@ -191,7 +191,7 @@ def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
 
 
 def _texts(entries: Mapping[str, str], entry: str) -> tuple[str, ...]:
-    """Return the values of an entry that compaction joins with commas; none for the empty text."""
+    """Split an entry that compaction joined with commas."""
     text = entries.get(entry, "")
     return tuple(map(intern, text.split(","))) if text else ()
 

@@ -31,10 +31,10 @@ TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("ndjson", "csv") for end in C
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 QUARANTINE = "_quarantine"
 MARKER = ".jetcapture=archive"
-"""In the root of a local archive. No key's directory can have this name, in which "=" is escaped: with `{key}` in the
-URL the keys' roots lie beside it."""
+"""Marker file in the root of a local archive. With `{key}` in the URL, the keys' roots lie beside it; none can have
+this name, because "=" is escaped in keys."""
 PROBE = "_probe"
-"""Directory of small objects that a start writes and removes."""
+"""Directory of the small objects that startup checks write and remove."""
 MAX_INTERVAL = 86_400
 """Names give only the start of a bucket: an object's messages may be this many seconds later."""
 MAX_KEY_BYTES = 240
@@ -86,7 +86,7 @@ FIELD_IDS = {
 }
 """Parquet field ids of the archive's own columns. No number is ever given to another column."""
 QUARANTINE_FIELD_IDS = {STAGE: 15, ERROR: 16, RAW_HEADERS: 17}
-"""Those of the columns that only the quarantine has; elsewhere, decoded fields may have these names."""
+"""Field ids of the quarantine's own columns; in other objects, decoded fields may have these names."""
 MIN_FIELD_ID, MAX_FIELD_ID = 1000, 2_147_483_447
 """Range of the field ids of decoded fields. Iceberg reserves the numbers above it."""
 
@@ -165,9 +165,9 @@ def digest(seqs: bytes, timestamps: bytes) -> str:
 
 
 def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str:
-    """Return 16 hex digits over bytes given in pieces, with the 16 characters at each of `places` taken as "0".
+    """Return a checksum of 16 hex digits over bytes in pieces; the 16 characters at each of `places` count as "0".
 
-    There the digits themselves are written, once they are known.
+    The digits are written there later.
     """
     state = hashlib.blake2b(digest_size=CHECKSUM_DIGITS // 2)
     ordered, position = sorted(places), 0
@@ -187,7 +187,7 @@ def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str
 def checksum_offsets(footer: bytes, entry: str, digits: str = "") -> list[int]:
     """Return the possible offsets of an entry's digits in a Parquet footer; a key may contain the same bytes.
 
-    With `digits`, only where it is these, and nothing that could not know them holds them too.
+    With `digits`, return only the offsets of these digits. User data cannot contain them by chance.
     """
     before = f"{METADATA_PREFIX}{entry}".encode() + bytes((0x18, CHECKSUM_DIGITS))  # Thrift: text of that length
     offsets, place = [], footer.find(before + digits.encode())
@@ -201,10 +201,10 @@ def field_ids(families: Mapping[str, str], *, quarantine: bool = False) -> dict[
     """Return the Parquet field id of each column and nested field of an object, whatever their order.
 
     `families` has the family of each field's type (`schema.family`) by path. A path is the names from the column
-    inward, joined by NUL; those inside lists and maps are `element`, `key` and `value`. Decoded fields have a hash of
-    their path in lower case, because names that differ in case only are one column, with the families along it, so
-    that a number is only ever given to values that one column of a table can hold; of two with the same hash, the later
-    path gets the next free number.
+    inward, joined by NUL; those inside lists and maps are `element`, `key` and `value`. The id of a decoded field is a
+    hash of its path and the families along it, so that all values with one id fit one column of a table. Paths are in
+    lower case, because names that differ in case only are one column. If two paths have the same hash, the later one
+    gets the next free number.
     """
     field_ids = FIELD_IDS | (QUARANTINE_FIELD_IDS if quarantine else {})
     ids = {path: field_ids[path] for path in families if path in field_ids}
@@ -256,12 +256,12 @@ Group = tuple[str, bool, int, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
-    """The facts in an object's path.
+    """An object's path, parsed.
 
     `key` is None for messages without a key, in the quarantine and in bundles; `bundle` is the bundle's number as in
-    the directory's name, "" for objects that are not in bundles. `bucket` is the start of the interval, in seconds
-    since the epoch, UTC, and with `event_time` not made of the stream's timestamps; `first_seq` and `last_seq` are
-    inclusive stream sequences; `rows` counts rows. `suffix` says the format.
+    the directory's name, "" for objects that are not in bundles. `bucket` is the start of the interval in seconds since
+    the epoch, UTC; with `event_time`, of an interval of event time. `first_seq` and `last_seq` are inclusive stream
+    sequences. `suffix` identifies the format.
     """
 
     stream: str
@@ -276,7 +276,7 @@ class ObjectName:
     suffix: str = SUFFIX
     bundle: str = ""
     _parsed: str = field(init=False, repr=False, compare=False, default="")
-    """The path that it was parsed from: plans of many objects ask for it again and again."""
+    """The parsed path, cached because large plans ask for it repeatedly."""
 
     @property
     def directory(self) -> str:
@@ -311,11 +311,12 @@ class ObjectName:
 
     @property
     def group(self) -> Group:
-        """All copies of a message lie in objects of the same group, unless its bucket has several layouts: `groups`."""
+        """Deduplication group: all copies of a message are in one group, unless its bucket has several layouts
+        (`groups`)."""
         return self.stream, self.quarantine, self.bucket, self.bundle, self.key
 
 
-@lru_cache(maxsize=4096)  # objects are many, buckets are few, and formatting a time takes longer than all the rest
+@lru_cache(maxsize=4096)  # there are few buckets, and formatting a time takes longer than everything else
 def _bucket_names(bucket: int) -> tuple[str, str]:
     """Return a bucket's directories, and the start of its objects' names."""
     at = datetime.fromtimestamp(bucket, UTC)
@@ -329,7 +330,7 @@ def bucket_text(bucket: int) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_bucket(text: str) -> int | None:
-    """Return the bucket that objects' names begin with, less the suffix; None if it is none."""
+    """Parse the bucket at the start of an object's name, without the suffix; None if invalid."""
     try:
         return int(datetime.strptime(text, "%Y%m%dT%H%M%S").replace(tzinfo=UTC).timestamp())
     except ValueError:
@@ -337,7 +338,7 @@ def parse_bucket(text: str) -> int | None:
 
 
 def parse_path(path: str) -> ObjectName | None:
-    """Parse a path relative to the archive's root; return None if it is not that of an object."""
+    """Parse a path relative to the archive's root; None if it is not an object's."""
     parts = path.split("/")
     quarantine = parts[0] == QUARANTINE
     parts = parts[1:] if quarantine else parts
@@ -378,7 +379,7 @@ Bundles = Mapping[ObjectName, int]
 
 
 def groups(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Callable[[ObjectName], Group]:
-    """Return what gives each of these objects its group; a bucket with several layouts is one group."""
+    """Return a function from an object to its deduplication group. A bucket with several layouts is one group."""
     layouts: dict[tuple[str, int], int] = {}
     mixed: set[tuple[str, int]] = set()
     for name in names:
@@ -402,16 +403,16 @@ def overlap(one: ObjectName, other: ObjectName) -> bool:
 
 
 def is_one_of(bundle: str, bundles: str) -> bool:
-    """Whether a bundle, as in a directory's name, is one of `bundles`, as in a footer; both are "" without bundles."""
+    """Whether the bundle in a directory's name is one of the footer's `bundles`; both are "" without bundles."""
     if not (bundle and bundles):
         return bundle == bundles
     return bundles.isdecimal() and int(bundle) < int(bundles) and len(bundle) == len(str(int(bundles) - 1))
 
 
 def layout_of(name: ObjectName, bundles: Bundles | None = None) -> int:
-    """Return the number of bundles that an object is one of, 0 for an object under its key.
+    """Return the number of bundles of an object's layout; 0 for an object under its key.
 
-    If that is not among `bundles`, it is a negative number that only bundles with as many digits share.
+    If it is not in `bundles`, return minus the number of digits, which only layouts of as many digits share.
     """
     return bundles.get(name, -len(name.bundle)) if bundles else -len(name.bundle)
 
@@ -419,7 +420,7 @@ def layout_of(name: ObjectName, bundles: Bundles | None = None) -> int:
 def split_overlapping(
     names: Iterable[ObjectName], bundles: Bundles | None = None
 ) -> tuple[list[ObjectName], list[ObjectName]]:
-    """Split objects into those that share no message with any other, and those that may.
+    """Split objects into those without copies elsewhere and those that may share messages.
 
     Objects may share a message only when they are of one group and their sequence ranges overlap.
     """

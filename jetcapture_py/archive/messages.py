@@ -21,7 +21,7 @@ _MICROSECONDS = pa.timestamp("us", "UTC")
 
 
 class MessageSet:
-    """Messages in order, each once; 16 bytes of memory for each."""
+    """A sorted set of messages; each takes 16 bytes of memory."""
 
     seqs: Seqs
     """Their sequences."""
@@ -29,7 +29,7 @@ class MessageSet:
     """Their timestamps in microseconds."""
 
     def __init__(self, seqs: Seqs = _NONE, times: Micros = _NONE) -> None:
-        """Take messages in any order, also with repetitions."""
+        """Accept messages in any order, with duplicates."""
         if not _ascending(seqs, times):
             order = np.lexsort((times, seqs))
             seqs, times = seqs[order], times[order]
@@ -51,14 +51,14 @@ class MessageSet:
         return len(self.seqs)
 
     def contains(self, seqs: Seqs, times: Micros) -> Mask:
-        """Return a mask of the messages that are in the set."""
+        """Return a mask of the members."""
         return self.positions(seqs, times) >= 0
 
     def positions(self, seqs: Seqs, times: Micros) -> Int64s:
-        """Return the position of each message among those of the set in order; -1 for others."""
+        """Return the index of each message in the set; -1 for others."""
         positions = np.full(len(seqs), -1, np.int64)
         at, ends = np.searchsorted(self.seqs, seqs), np.searchsorted(self.seqs, seqs, "right")
-        while len(open_ := np.flatnonzero(at < ends)):  # once for each message that had the same sequence
+        while len(open_ := np.flatnonzero(at < ends)):  # one iteration per message with the same sequence
             equal = open_[self.times[at[open_]] == times[open_]]
             positions[equal] = at[equal]
             at = at + 1
@@ -89,12 +89,12 @@ def first_of_each(seqs: Seqs, times: Micros) -> Mask:
 
 
 def runs(seqs: Seqs) -> Iterator[tuple[int, int]]:
-    """Yield sorted sequences as ranges; one that is there several times is in several."""
+    """Yield runs of consecutive sequences; a duplicate starts a new run."""
     yield from map(tuple, bounds_of(seqs).tolist())
 
 
 def bounds_of(seqs: Seqs) -> Int64s:
-    """Return sorted sequences as `runs` does, as an array with a row for each range."""
+    """Return the `runs` of sorted sequences as an array with one row per range."""
     starts = np.flatnonzero(np.diff(seqs, prepend=-2) != 1)
     ends = np.append(starts[1:], len(seqs))[: len(starts)] - 1
     return np.stack([seqs[starts], seqs[ends]], axis=1).astype(np.int64)
@@ -142,7 +142,7 @@ class RowIds:
         return RowIds(self.seqs[chosen], self.times[chosen], self.rows[chosen])
 
     def order(self, sources: Int64s) -> Int64s:
-        """Return the indexes that sort the identities; equal ones by `sources`, the number of the object of each."""
+        """Return the indexes that sort the identities, and equal ones by `sources`, the number of each one's object."""
         order = np.argsort(self.seqs, kind="stable")
         seqs = self.seqs[order]
         if (seqs[1:] == seqs[:-1]).any():

@@ -1,4 +1,4 @@
-"""The small files of an archive: JSON objects with the `format` and the `stream` they belong to, and nothing secret.
+"""The archive's metadata files: JSON objects with a `format` and a `stream`, and without secrets.
 
 Fields with their default are left out, unknown ones are ignored, and times are RFC 3339 in UTC.
 """
@@ -18,15 +18,15 @@ Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class SmallFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="format", tag=1):
-    """What every small file has. A subclass declares its further fields.
+    """Base of the metadata files; subclasses declare their fields.
 
-    A class of its own that a field has is in JSON what its method `encoded` returns and its `decoded` reads.
+    A field of a custom class is converted to JSON and back by that class's `encoded` and `decoded`.
     """
 
     stream: str
 
     def encode(self) -> bytes:
-        """The file's content: the same for the same values."""
+        """Encode deterministically: equal values give equal bytes."""
         return msgspec.json.encode(self, order="deterministic", enc_hook=lambda value: value.encoded()) + b"\n"
 
     @classmethod
@@ -51,12 +51,12 @@ def damaged(path: str, error: Exception) -> JetcaptureError:
 
 
 def present(paths: Iterable[str], read: Callable[[list[str]], Iterable[bytes | None]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the small files among `paths` with their contents, in order. `read` returns None for one that is gone."""
+    """Yield the metadata files among `paths` with their contents, in order. `read` returns None for a removed one."""
     names = sorted(filter(is_path, paths))
     yield from ((path, data) for path, data in zip(names, read(names), strict=True) if data is not None)
 
 
 def is_path(path: str) -> bool:
-    """Whether this can be a small file, and not a temporary one that a crash left behind."""
+    """Whether the path is a metadata file's, rather than a temporary file's left by a crash."""
     name = path.rpartition("/")[2]
     return name.endswith(".json") and not name.startswith(".")

@@ -18,7 +18,7 @@ from jetcapture_py.archive.messages import first_of_each
 PIECE_BYTES = 28 << 20
 """Bytes to copy at once: those of a row group, without the column of the stream's name."""
 _PIECE = 64
-"""Mean rows per slice of a batch from which writing slices is cheaper than copying them together."""
+"""From this mean number of rows per slice, writing slices is cheaper than concatenating them."""
 
 
 def ordered(table: pa.Table, size: int = PIECE_BYTES, *, by_key: bool = False) -> tuple[Iterator[pa.Table], int]:
@@ -38,7 +38,7 @@ def ordered(table: pa.Table, size: int = PIECE_BYTES, *, by_key: bool = False) -
             nbytes = table.nbytes  # which takes long for many slices
         ends = _group_ends(_upto(texts, sorted_rows, nbytes), nbytes, size)
         if nbytes <= 2 * size:
-            table = table.combine_chunks()  # one copy more, but rows of many batches take several
+            table = table.combine_chunks()  # one extra copy; sorting rows of many batches would take several
         return _pieces(table, sorted_rows, ends), table.num_rows - len(sorted_rows)
     ends = _ends(table, order, messages, size)
     return _pieces(table, order, ends), table.num_rows - ends[-1]

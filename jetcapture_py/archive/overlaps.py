@@ -28,8 +28,8 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class Resolved:
-    """Objects to read completely, objects to read only in ranges of sequences (inclusive), and objects to compare row
-    by row. Objects with copies only are in none of them."""
+    """Objects to read completely, objects to read in sequence ranges (inclusive), and objects to compare row by row.
+    Objects with nothing but copies are in none of them."""
 
     whole: list[ObjectName] = field(default_factory=list)
     parts: dict[ObjectName, list[Range]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def resolve(
 
 
 def _first_copies(objects: Sequence[Identities]) -> list[list[Range] | None] | None:
-    """Return for each object the ranges of sequences that earlier objects lack; None for the whole object.
+    """Return each object's sequence ranges that earlier objects lack; None for the whole object.
 
     Returns None instead of the list if ranges cannot describe the copies: a sequence has two timestamps, an object has
     a message twice or in several rows, or there would be too many ranges.

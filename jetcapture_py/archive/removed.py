@@ -1,10 +1,11 @@
-"""Notes of what was removed from an archive on purpose: buckets that have expired, and messages that were erased.
+"""Records of deliberate removals: expired buckets and erased messages.
 
     {store.url}/_expired/{stream}.json
     {store.url}/_erased/{stream}/{time}-{id}.json
 
-Both are written before anything is removed, so that what is absent is never taken for lost. The first only grows; of
-the second, called tombstones, there is one for every erasure, and it never changes. Neither has any content.
+Both are written before anything is removed, so that a removed message is never reported as lost. The first file only
+grows. The second kind, a tombstone, is written once per erasure and never changes. Neither contains any part of a
+message.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jetcapture_py.archive.metadata import SmallFile, Time, damaged, is_path, pr
 EXPIRED, ERASED = "_expired", "_erased"
 """Directories of the notes."""
 MAX_LISTED = 4096
-"""Maximum ranges of sequences, or timestamps, that a note lists as numbers; more are compressed."""
+"""Maximum sequence ranges or timestamps written as numbers; longer lists are compressed."""
 
 
 def expired_path(stream: str) -> str:
@@ -64,7 +65,7 @@ def _printable(text: str) -> str:
 
 
 class SequenceRanges(bytes):
-    """Ranges of sequences, in order, as the first and last one of each in int64: a stream may have millions.
+    """Sorted ranges of sequences as int64 bounds: a stream may have millions.
 
     In JSON, they are what `_encoded_ranges` returns.
     """
@@ -91,10 +92,10 @@ class SequenceRanges(bytes):
 class ExpiredMessages(
     msgspec.Struct, frozen=True, kw_only=True, rename={"created": "stream_created", "expired": "ranges"}
 ):
-    """The messages of one incarnation of a stream that have expired."""
+    """The expired messages of one incarnation of a stream."""
 
     created: str
-    """When the stream was created, as in `stream_created` of footers; "" if unknown."""
+    """The stream's creation time as in the footers' `stream_created`; "" if unknown."""
     oldest: Time
     """Timestamp of the oldest one, UTC."""
     expired: SequenceRanges = SequenceRanges()
@@ -125,10 +126,10 @@ class ExpiredMessages(
 
 
 class Expired(SmallFile, frozen=True, kw_only=True):
-    """Which messages of a stream were removed with their buckets, because these were older than `maintain.keep`."""
+    """Messages of a stream that were removed with buckets older than `maintain.keep`."""
 
     until: Time
-    """The latest end of a bucket that was removed, UTC."""
+    """The latest end of a removed bucket, UTC."""
     incarnations: tuple[ExpiredMessages, ...] = ()
     """In the order of their creation."""
 
@@ -146,12 +147,12 @@ class Expired(SmallFile, frozen=True, kw_only=True):
         return structs.replace(self, until=max(self.until, until), incarnations=ordered)
 
     def ranges(self, created: Iterable[str]) -> list[tuple[int, int]]:
-        """Return the ranges of sequences of these incarnations."""
+        """Return these incarnations' ranges."""
         chosen = {*created}
         return [span for part in self.incarnations if part.created in chosen for span in part.ranges]
 
     def contains(self, seqs: Seqs) -> Mask:
-        """Return a mask of the sequences that a message of any incarnation had."""
+        """Return a mask of the sequences that expired in any incarnation."""
         mask = np.zeros(len(seqs), np.bool_)
         for part in self.incarnations:
             mask |= part.contains(seqs)
@@ -163,9 +164,9 @@ class Expired(SmallFile, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tombstone:
-    """Which messages of a stream one erasure has removed, when, by whom and why; nothing of their content.
+    """The record of one erasure: the removed messages, when, by whom and why. It has none of their content.
 
-    Each has its timestamp: a stream that was rewound or created again gives its sequence to a later one, which stays.
+    Messages have timestamps, because a rewound or recreated stream reuses sequences; later messages stay.
     """
 
     stream: str
@@ -179,7 +180,7 @@ class Tombstone:
 
     @property
     def path(self) -> str:
-        """The file's path, relative to the archive's root; its digits tell erasures at one second apart."""
+        """The file's path, relative to the archive's root; its digits distinguish erasures in the same second."""
         digits = hashlib.blake2b(self.encode(), digest_size=4).hexdigest()
         return f"{erased_directory(self.stream)}/{self.time:%Y%m%dT%H%M%SZ}-{digits}.json"
 
@@ -213,7 +214,7 @@ class Erased(MessageSet):
     """All erased messages of a stream. Without tombstones it is false."""
 
     def __init__(self, tombstones: Mapping[str, Tombstone] | None = None, known: Erased | None = None) -> None:
-        """`tombstones` by the paths of their files; `known` has those that were read before."""
+        """`tombstones` by path; `known` has the ones read earlier."""
         new = tombstones or {}
         self.tombstones: frozenset[str] = (known.tombstones if known is not None else frozenset()) | new.keys()
         """Paths of the tombstones."""
@@ -228,13 +229,13 @@ class Erased(MessageSet):
         read_notes: Callable[[Iterable[str]], Iterable[bytes | None]],
         known: Erased | None = None,
     ) -> Erased:
-        """Read a stream's tombstones, but not those in `known` again.
+        """Read a stream's tombstones, except those in `known`.
 
-        `list_notes` lists the files in a directory, and `read_notes` reads files, None for one that is gone. Raises
-        JetcaptureError, also if a tombstone is damaged.
+        `list_notes` lists a directory, and `read_notes` reads files, None for a removed one. Raises JetcaptureError,
+        also if a tombstone is damaged.
         """
         paths = {path for path in list_notes(erased_directory(stream)) if is_path(path)}
-        if known is not None and not known.tombstones <= paths:  # somebody has removed one
+        if known is not None and not known.tombstones <= paths:  # a tombstone was removed
             known = None
         new = paths - (known.tombstones if known is not None else frozenset())
         if known is not None and not new:

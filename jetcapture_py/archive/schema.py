@@ -49,7 +49,7 @@ _FAMILIES: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
     pa.time64("us"): "time",
 }
-"""Families of types that are not the only ones of theirs, or are called otherwise in tables."""
+"""Families with several types, or with another name in tables."""
 
 
 def with_key_column(schema: pa.Schema) -> pa.Schema:
@@ -60,7 +60,7 @@ def with_key_column(schema: pa.Schema) -> pa.Schema:
 
 
 def key_position(schema: pa.Schema) -> int:
-    """Return where the key belongs among columns of which the envelope's come first."""
+    """Return the key's position: after the envelope's columns."""
     return sum(name in _OWN for name in schema.names)
 
 
@@ -71,7 +71,7 @@ def with_field_ids(schema: pa.Schema, *, quarantine: bool = False) -> pa.Schema:
 
 
 def family(type_: pa.DataType) -> str:
-    """Return the name of the types that one column of a table can hold beside `type_`: the family of its field id.
+    """Return the family of a type: one column of a table can hold all types of a family.
 
     A table can widen integers, floats, and decimals of one scale. Fields of a struct are columns of their own, but
     lists and maps of other families are another family.
@@ -194,7 +194,7 @@ def _is_exact(array: pa.Array, to: pa.DataType) -> bool:
 def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -> pa.RecordBatch:
     """Convert `batch` to `schema`, a result of `unify` that includes its own schema; missing columns are null.
 
-    The number of rows is the batch's own: Arrow counts none where there is no column, so hand over the envelope too.
+    Include the envelope: Arrow takes the number of rows from the columns, and counts 0 without any.
     """
     if batch.schema.equals(schema):
         return batch
@@ -205,7 +205,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -
 
 
 def shared_nulls() -> Nulls:
-    """Return a function that creates nulls, which share their memory with earlier ones of the same type."""
+    """Return a factory of null arrays that share one buffer per type."""
     made: dict[pa.DataType, pa.Array] = {}
 
     def nulls(rows: int, of: pa.DataType) -> pa.Array:
@@ -224,7 +224,7 @@ def _scalars(array: pa.Array, to: pa.DataType) -> pa.Array:
 
 
 def _text(value: Any) -> str | None:
-    """Return a string unchanged, any other value as JSON text, without nulls in objects, which were not sent."""
+    """Return a string unchanged, any other value as JSON text. Nulls in objects are left out: they were not sent."""
     plain = _without_nulls(msgspec.to_builtins(value))
     return plain if plain is None or isinstance(plain, str) else msgspec.json.encode(plain).decode()
 

@@ -1,7 +1,7 @@
 """Choose the columns of an object when decoders leave out columns without values.
 
-Readers that take one object's schema for all of them want every object to have every column. A column without values
-costs a small object more than its rows, so it is there only while all such columns together are cheap.
+Readers that apply one object's schema to all need every column in every object. But empty columns can cost a small
+object more than its rows, so they are written only while all of them together are cheap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAF_BYTES = 110
 
 @dataclass(frozen=True, slots=True)
 class ColumnSet:
-    """All columns that a decoder knows of."""
+    """All columns of a decoder."""
 
     schema: pa.Schema
     names: frozenset[str] = field(init=False)
@@ -103,7 +103,7 @@ def _type_with_values(column: pa.ChunkedArray) -> pa.DataType | None:
 
 
 def _smallest(of: pa.DataType) -> pa.DataType:
-    """Return the type with one field in every struct, the minimum in Parquet."""
+    """Keep one field of every struct: Parquet has no empty groups."""
     if pa.types.is_list(of):
         return pa.list_(_smallest(of.value_type))
     if pa.types.is_struct(of):

@@ -20,10 +20,10 @@ _CREATED = re.compile(r"[0-9TZ:.+-]{1,64}")
 
 
 class StreamConfig(SmallFile, frozen=True, kw_only=True, rename={"created": "stream_created"}):
-    """A stream's configuration as the server last had it, in the words of the JetStream API.
+    """A stream's last configuration on the server, as JSON of the JetStream API.
 
-    `created` is when the stream was created, as the server writes it. `continues`: it may have messages from before, of
-    an earlier stream of its name, because it is or was a mirror, or was restored.
+    `created` is the server's creation time. `continues`: the stream may have messages from before it, because it is or
+    was a mirror, or was restored.
     """
 
     created: str
@@ -35,7 +35,7 @@ class StreamConfig(SmallFile, frozen=True, kw_only=True, rename={"created": "str
 
 
 def is_time(created: str) -> bool:
-    """Whether this can be part of a file's name."""
+    """Whether `created` has only characters allowed in a file name."""
     return _CREATED.fullmatch(created) is not None
 
 
@@ -56,7 +56,7 @@ def read(
 ) -> list[StreamConfig]:
     """Read a stream's files, oldest incarnation first. Raises JetcaptureError if one is damaged.
 
-    `list_notes` lists the files in a directory, and `read_notes` reads files, None for one that is gone.
+    `list_notes` lists a directory, and `read_notes` reads files, None for a removed one.
     """
     files = present(list_notes(directory(stream)), read_notes)
     configs = [StreamConfig.decode(data, stream, path) for path, data in files]

@@ -7,7 +7,7 @@ _LAST = 63
 
 
 def varint(data: bytes, offset: int = 0) -> tuple[int, int]:
-    """Return the unsigned number at `offset`, of up to 64 bits, and where it ends. Raises ValueError."""
+    """Return the unsigned number of up to 64 bits at `offset`, and its end. Raises ValueError."""
     value = shift = 0
     try:
         while (byte := data[offset]) >= 0x80 and shift < _LAST:

@@ -72,7 +72,7 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, sample: Sample | None) -> Self | None:
-        """The message as the file has it."""
+        """Convert a sample."""
         if sample is None:
             return None
         return cls(seq=sample.seq, time=moment_of(sample.time), stream_created=sample.created)
@@ -83,7 +83,7 @@ class ConsumerWatermark(metadata.SmallFile, frozen=True, kw_only=True, rename={"
     whose `_nats_timestamp` is not after `time` (UTC), is in the archive or the quarantine, but for doubtful ones.
 
     Messages that were removed from the stream while a capture held them may be archived later.
-    A recreated stream counts from 1 again. Times are those of the servers' clocks.
+    A recreated stream counts from 1 again. Times are by the servers' clocks.
     """
 
     consumer: str
@@ -93,25 +93,23 @@ class ConsumerWatermark(metadata.SmallFile, frozen=True, kw_only=True, rename={"
     time: metadata.Time
     """`NEVER` until known."""
     deliveries: int = 0
-    """Deliveries that the consumer has made, which identify it; 0 if unknown."""
+    """The consumer's deliveries so far, which identify it; 0 if unknown."""
     stream_message: StreamMessage | None = None
-    """One that is not necessarily stored; None if unknown."""
+    """A message to recognize the stream by, not necessarily stored; None if unknown."""
     last_stored: metadata.Time | None = None
-    """When an object was stored last, by its writer's clock; None if unknown."""
+    """Time of the last stored object, by its writer's clock; None if unknown."""
     filters: tuple[Filters, ...] = ()
-    """The consumer's filters over time, in order, the last ones the present ones.
+    """History of the consumer's filters, oldest first.
 
-    Before the first entry's `after` they are not known. A change that was undone before any replica saw it is missing.
+    Filters before the first entry's `after` are unknown. A change that was undone before any replica saw it is missing.
     """
     key_rule: str | None = None
     """The rule for keys of the capture, as in footers; None if unknown."""
     interval: int = 0
     """Its `block.interval` in seconds; 0 if unknown."""
     bucket_time: str = STREAM_TIME
-    """What buckets are made of.
-
-    Unless it is the stream's timestamp, which `time` is about, a message may still join a bucket that ended before
-    `time`.
+    """Source of the buckets' time. Unless it is the stream's timestamp, a message may still join a bucket that ended
+    before `time`.
     """
 
     def __post_init__(self) -> None:
@@ -131,7 +129,7 @@ class ConsumerWatermark(metadata.SmallFile, frozen=True, kw_only=True, rename={"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
-    """What holds for all captures of a stream in an archive: the minimum of their files."""
+    """The watermark of a stream: the minimum of its captures' files."""
 
     stream: str
     created: str
@@ -142,13 +140,13 @@ class Watermark:
     sample: Sample | None = None
     """A message of this incarnation; None if unknown."""
     last_stored: datetime | None = None
-    """When an object was stored last; None if unknown."""
+    """Time of the last stored object; None if unknown."""
     bucket_time: str = STREAM_TIME
-    """What buckets are made of; an event time if it is one for any of the captures."""
+    """Source of the buckets' time; an event time if any capture uses one."""
     filters: tuple[tuple[int, Subjects], ...] = ()
     """Subjects the captures together select after each sequence, in order; empty if unknown."""
     counted: tuple[ConsumerWatermark, ...] = ()
-    """Files that count."""
+    """The files that decide the minimum."""
     files: tuple[ConsumerWatermark, ...] = ()
     """All files."""
 
@@ -157,7 +155,7 @@ class Watermark:
         return Origin(self.created, self.sample)
 
     def of(self, consumer: str) -> ConsumerWatermark | None:
-        """Return the file of a consumer; None without one."""
+        """Return a consumer's file; None without one."""
         return next((mark for mark in self.files if mark.consumer == consumer), None)
 
 
@@ -190,7 +188,7 @@ def stretches(filters: Sequence[Filters]) -> Iterator[Stretch]:
 
 
 def union(filters: Iterable[Subjects]) -> Subjects:
-    """Return filter subjects for a consumer that match whatever any of these filters matches.
+    """Return filter subjects that match everything that any of these filters matches.
 
     All subjects if patterns overlap without one covering the other.
     """
@@ -208,8 +206,8 @@ def all_covered(subjects: Subjects, by: Subjects) -> bool:
 def minimum(files: Sequence[ConsumerWatermark]) -> Watermark | None:
     """Return the watermark of a stream from its captures' files; None without any.
 
-    A file does not count if another one, which has got as far, has all of its messages from there on. One of an earlier
-    incarnation of the stream is at position 0 of the newest one.
+    A file is ignored if another one is as far and covers its filters from there on. A file of an earlier incarnation
+    counts as position 0 of the newest one.
     """
     if not files:
         return None

@@ -1,4 +1,4 @@
-"""Weigh ranges of sequences, as if each one's weight were spread evenly over it, and cut them into equal weights.
+"""Split sequence ranges into parts of equal weight; each range's weight is spread evenly over it.
 
 Ranges may overlap; their first and last sequences (inclusive) and their weights are arrays.
 """
@@ -22,13 +22,13 @@ def cut(firsts: Seqs, lasts: Seqs, weights: Weights, target: float) -> Seqs:
 
 
 def reached(firsts: Seqs, lasts: Seqs, weights: Weights, limit: float) -> int:
-    """Return the sequence before which the ranges weigh `limit`; the one after all of them if they weigh less."""
+    """Return the sequence at which the ranges' cumulative weight reaches `limit`; if none does, the one after all."""
     edges, totals = _cumulated(firsts, lasts, weights)
     return int(edges[-1]) if totals[-1] <= limit else int(np.interp(limit, totals, edges))
 
 
 def _cumulated(firsts: Seqs, lasts: Seqs, weights: Weights) -> tuple[Seqs, npt.NDArray[np.float64]]:
-    """Return the sequences where a range begins, or after which it ends, and the weight of everything before each."""
+    """Return the boundaries of the ranges, and the cumulative weight before each."""
     edges = np.unique(np.concatenate([firsts, lasts + 1]))
     slopes = np.zeros(len(edges))
     rates = weights / (lasts + 1 - firsts)

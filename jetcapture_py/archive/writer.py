@@ -64,12 +64,12 @@ class EncodedBlock:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that `data` uses."""
+        """Memory used by `data`, in bytes."""
         return 0 if self.in_file else int(self.data.size)
 
 
 class FileSink(Protocol):
-    """A file that an object is written to in place of memory.
+    """A file to write an object to, instead of memory.
 
     Obligations: `write` raises OSError when there is no room, after which `failed` is true; `getvalue` returns what was
     written as a writable buffer that outlives the file's name.
@@ -78,13 +78,9 @@ class FileSink(Protocol):
     failed: bool
 
     @property
-    def closed(self) -> bool:
-        """Whether nothing more can be written."""
-        ...
+    def closed(self) -> bool: ...
 
-    def write(self, data: Any) -> int:
-        """Append bytes."""
-        ...
+    def write(self, data: Any) -> int: ...
 
     def tell(self) -> int: ...
 
@@ -105,10 +101,10 @@ class FileSink(Protocol):
 class Encoder:
     """Writes blocks of one stream; `interval` is the block interval in seconds.
 
-    `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
-    does, which names this process. `time` says what buckets are made of. `format` writes what is not
-    Parquet; the quarantine is always Parquet. `bundles` is the number of bundles of blocks that are bundles. `replaces`
-    are the digests of objects that these replace without some of their rows.
+    `stream_created` (RFC 3339), `consumer`, `key_rule` and `writer`, the name of this process, only go into the footer.
+    `time` is the source of the buckets' time. `format` writes formats other than Parquet; the quarantine is always
+    Parquet. `bundles` is the number of bundles of a bundled block. `replaces` are the digests of objects that the new
+    ones replace without some of their rows.
     """
 
     stream: str
@@ -146,8 +142,8 @@ class Encoder:
 
         CPU-bound; call it in a thread.
 
-        `known` are all columns of a decoder that leaves those without a value out of its batches. The object is made in
-        memory, or in `sink`, whose errors are raised.
+        `known` are all columns of a decoder that omits those without a value. The object is made in memory, or in
+        `sink`, whose errors are raised.
         """
         if known is not None:
             batches = [known.with_values(batch) for batch in batches]
@@ -168,10 +164,10 @@ class Encoder:
             return writer.finish(sealed_by, duplicates)
 
     def _constants(self, block: BlockId, schema: pa.Schema) -> list[tuple[int, pa.Field, str | None]]:
-        """Return position, field and value of columns to add: the stream's name and, under keys, the key.
+        """Return position, field and value of the constant columns: the stream's name and, under keys, the key.
 
-        The quarantine has no keys, and other formats have them in bundles only: Spark finds the columns of CSV by their
-        position, without those that are in the path.
+        The quarantine has no keys. Other formats have them in bundles only: Spark reads CSV columns by position,
+        without those in the path.
         """
         stream = (0, STREAM_FIELD, self.stream)
         if self.format is not None or block.quarantine or block.bundle:
@@ -219,7 +215,7 @@ class Encoder:
             return self.encode(block, sealed_by, batches, known, sink)
         except BaseException as error:  # PyO3's PanicException is no Exception
             if sink is not None and sink.failed:
-                raise  # the file's fault, not that of the rows
+                raise  # the file failed, not the rows
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
             return self.salvage(block, batches, error, sink)
 
@@ -350,7 +346,7 @@ def _name(
     rows: int,
     suffix: str = layout.SUFFIX,
 ) -> layout.ObjectName:
-    """Return the name of an object with these messages."""
+    """Name the object by its messages."""
     seqs, timestamps = messages.seqs, messages.times
     return layout.ObjectName(
         stream=encoder.stream,
@@ -368,7 +364,7 @@ def _name(
 
 
 def _joined(parts: Sequence[tuple[Seqs, Micros]]) -> MessageSet:
-    """Return the messages of pieces, of which those of a bundle are not in order."""
+    """Join the messages of pieces. Those of a bundle are not sorted."""
     return MessageSet(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -384,13 +380,13 @@ def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
 
 @lru_cache(maxsize=256)
 def _described(schema: pa.Schema, quarantine: bool) -> tuple[str, pa.Schema]:
-    """Return the schema's id, and the schema with field ids."""
+    """Return the schema's id and the schema with field ids."""
     own = layout.schema_id(f"{column.name}:{column.type}" for column in schema)
     return own, with_field_ids(schema, quarantine=quarantine)
 
 
 def _cleared(sink: FileSink | None) -> FileSink | None:
-    """Return the sink without what a failed attempt wrote; None if it is closed."""
+    """Discard a failed attempt's output from the sink; return None if it is closed."""
     if sink is None or sink.closed:
         return None
     sink.clear()

@@ -1,7 +1,7 @@
-"""Reduce the memory and CPU of a capture's process: its allocator, and when it returns memory that it keeps.
+"""Reduce the memory and CPU of a capture's process: choose its allocator, and return unused memory at the right time.
 
-Kept memory is reused at no cost, while returned memory has to be mapped again page by page: doing so after each block
-took a seventh of the CPU time. pyarrow is imported late, because the allocator is chosen before.
+Retained memory is reused at no cost, while returned memory has to be mapped again page by page: returning it after
+each block took a seventh of the CPU time. pyarrow is imported late, after the allocator is chosen.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _keep_what_was_freed() -> None:
 
 
 class Resident:
-    """Watches the process's resident memory, which may grow by `step` bytes before unused memory is returned."""
+    """Returns unused memory whenever the process's resident memory has grown by `step` bytes."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         self._low = _resident() or 0
 
     def release_unused(self) -> None:
-        """Return unused memory if the process has grown, or always where its size is unknown."""
+        """Return unused memory if the process has grown, or always if its size is unknown."""
         now = _resident()
         if now is not None and now <= self._low + self._step:
             self._low = min(self._low, now)

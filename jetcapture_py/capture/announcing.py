@@ -110,7 +110,7 @@ class Announcer:
     def __init__(self, config: Config, source: PullSource, call: OnStored | None, others: Notifiers = tuple) -> None:
         self.subject = config.stored_subject
         self.notifier: Notifier | None = None
-        """Known once the subject has been checked."""
+        """Set once the subject has been checked."""
         self.failures: Counter[str] = Counter()
         """Objects that were not announced, by receiver."""
         self._source, self._others = source, others
@@ -199,7 +199,7 @@ class Announcer:
         reconnects = self._source.reconnects
         if self._denied_on != reconnects:
             self._denied_on = reconnects
-            self._limits["subject"] = LogLimit()  # this line is not held back
+            self._limits["subject"] = LogLimit()  # not rate-limited
             self._failed("subject", refusal(subject), "")
         else:
             self.failures["subject"] += 1
@@ -225,7 +225,7 @@ class _Receiver:
 
 
 class _CallThread:
-    """Calls a user's function in a thread of its own, where an awaitable result is awaited for at most `timeout` s."""
+    """Calls a user's function in a dedicated thread, and awaits an awaitable result for at most `timeout` seconds."""
 
     def __init__(self, call: OnStored, timeout: float) -> None:
         self._call, self._timeout = call, timeout

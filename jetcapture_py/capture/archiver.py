@@ -1,7 +1,7 @@
-"""Received messages in, stored blocks out: decode and route, put into blocks, encode, store. It knows no server.
+"""Turn received messages into stored objects: decode, route, block, encode, store. Independent of the server.
 
-A capture is a source, an archiver and acknowledgements; repair and redecode are an archiver and a choice of messages.
-It is used in one event loop; decoding, encoding and storing have threads, which change nothing that is shared.
+A capture is a source, an archiver and acknowledgements; repair and redecode are an archiver and a selection of
+messages. It runs in one event loop. Threads decode, encode and store; they change no shared state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jetcapture_py.transform.prepare import Prepared, Preparer
 
 
 class Archiver:
-    """Archives messages as `config` says. `ledger` has the memory that its messages take."""
+    """Archives messages as `config` says. `ledger` counts their memory."""
 
     def __init__(self, config: Config, ledger: Ledger, store: Store, preparer: Preparer, encoder: Encoder) -> None:
         block, spool, memory = config.block, config.limits.spool, config.limits.memory
@@ -49,7 +49,7 @@ class Archiver:
         self.uploads = Uploads(store, config.store)
         self.encoding = Encoding(encoder, ledger, self.spooling, self.uploads.threads)
         self.sealed_by: Counter[str] = Counter()
-        """Blocks by the reason for which they were sealed."""
+        """Number of blocks by the reason for sealing."""
         self.waiting = WaitingBlocks()
         self.progress = asyncio.Event()
         """Set whenever memory was freed or blocks are done with."""
@@ -60,7 +60,7 @@ class Archiver:
     # ------------------------------------------------------------------ messages to blocks
 
     def add(self, prepared: Prepared) -> None:
-        """Put a piece of `decoding` into blocks, and seal those that are full."""
+        """Put a decoded piece into blocks, and seal full ones."""
         self.encoding.set_columns(prepared.columns)
         self.add_rows(prepared.rows, prepared.runs)
         self.add_rows(prepared.quarantine, prepared.quarantine_runs, quarantine=True)
@@ -70,7 +70,7 @@ class Archiver:
         self._opened.set()
 
     async def memory_freed(self) -> None:
-        """Wait while blocks hold more than `limits.memory`, if some are on their way to the store or the spool."""
+        """While blocks hold more than `limits.memory`, wait for those being stored or spooled."""
         ledger = self.ledger
         while self.blocks.memory + ledger["encoded"] + ledger.elsewhere > ledger.memory.limit and self._leaving:
             await self.progressed()
@@ -82,11 +82,11 @@ class Archiver:
 
     @property
     def _leaving(self) -> bool:
-        """Whether some blocks are on their way to the store, or rows to the spool."""
+        """Whether blocks are being stored, or rows spooled."""
         return self.blocks.sealed > 0 or (self.spooling is not None and self.spooling.active)
 
     def replies(self) -> list[pa.BinaryArray]:
-        """Return the ack subjects of all messages that are held."""
+        """Return the ack subjects of all held messages."""
         return [self.decoding.batch.replies, *(replies for block in self.blocks for replies in block.replies())]
 
     # ------------------------------------------------------------------ sealing: `sealing` decides
@@ -95,7 +95,7 @@ class Archiver:
         """Seal the largest blocks when open blocks take too much of a budget, and spooling does not help."""
         spooling, blocks, everything = self.spooling, self.blocks, demand.starved
         spools = spooling is not None and spooling.begin(starved=demand.starved)
-        if spooling is not None:  # what is on its way frees memory soon
+        if spooling is not None:  # blocks being stored free memory soon
             everything = everything and demand.idle and not (blocks.sealed or self.decoding.batch)
         amount = sealing.excess(
             Amount(blocks.messages, blocks.resident, blocks.open),
@@ -114,7 +114,7 @@ class Archiver:
         self._send(self.blocks.seal_all(reason))
 
     def release(self) -> None:
-        """Drop open blocks: another replica receives their messages."""
+        """Drop open blocks, because another replica receives their messages."""
         for block in self.blocks.seal_all("released"):
             self.blocks.release(block)
             self.forget(block)
@@ -145,7 +145,7 @@ class Archiver:
         blocks = await self.waiting.next()
         objects = await self.encode(blocks)
         async for index, location in self.uploads.put_all(objects):
-            encoded = objects[index]  # None if nothing is left of the block, because all of it was erased
+            encoded = objects[index]  # None if all messages of the block were erased
             self.free(encoded)
             self._stored.put_nowait(StoredBlock.of(blocks[index], encoded, location))
 
@@ -157,7 +157,7 @@ class Archiver:
         return stored
 
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock | None]:
-        """Make objects of blocks, and free their rows; None for a block of which nothing is left."""
+        """Make objects of blocks, and free their rows; None for a block whose messages were all erased."""
         objects = await self.encoding.encode(blocks)
         for block, encoded in zip(blocks, objects, strict=True):
             self.blocks.release(block)
@@ -166,7 +166,7 @@ class Archiver:
         return objects
 
     def free(self, encoded: EncodedBlock | None) -> None:
-        """Count the memory of an object as free: it is stored."""
+        """Release the memory of a stored object."""
         self.ledger["encoded"] -= 0 if encoded is None else encoded.memory
 
     def forget(self, block: Block) -> None:
@@ -215,7 +215,7 @@ class WaitingBlocks:
         return block
 
     async def next(self) -> list[Block]:
-        """Wait for blocks: a large one, or several small ones that share a thread's turn."""
+        """Wait for one large block, or several small ones for one thread."""
         while not self._blocks:
             self._filled.clear()
             await self._filled.wait()

@@ -1,6 +1,6 @@
 """Blocks: messages received and not yet stored. `sealing` says when one is sealed.
 
-Routed batches are kept whole as chunks, in which every block's rows are one run; a block is a list of (chunk, run).
+A routed batch is kept whole as a chunk, in which each block's rows are one run; a block is a list of (chunk, run).
 Ten thousand keys cost ten thousand short lists, not ten thousand tables. A chunk's memory is freed with its last run,
 and a mostly freed chunk is rewritten, so one slow key cannot hold the memory of fast ones. Small chunks are merged, so
 messages that arrive one by one do not hold a batch each.
@@ -36,13 +36,13 @@ BUFFER_OVERHEAD = 512
 SMALL = 4
 """A chunk is small when its content is less than this many times its overhead."""
 TOGETHER = 8
-"""Small chunks that are merged at once. Merged ones have eight times the rows and are merged with their like, so a row
-is copied once for each power of eight."""
+"""Number of small chunks merged at once. Merged chunks have eight times the rows and are merged with their like, so a
+row is copied once per power of eight."""
 _EMPTY = pa.RecordBatch.from_arrays([], names=[])
 
 
 class _Columns:
-    """Numbers all columns and those nested in them, so that a set of columns is an int with a bit for each."""
+    """Numbers all columns, including nested ones, so that a set of columns is a bit mask."""
 
     def __init__(self) -> None:
         self._bits: dict[tuple[int, str, int], int] = {}
@@ -73,12 +73,12 @@ class _Columns:
 
 
 class Chunk:
-    """A routed batch, of which each run belongs to one of `owners` until it is released.
+    """A routed batch. Each of its runs belongs to one of `owners` until it is released.
 
-    `rows` are in memory or, but for their ack subjects, `spooled`. `runs` are the start and length of each owner's
-    rows, and `sizes` their bytes. `live` counts the rows and `size` the bytes that are not released, `open_size` those
-    of them that belong to open blocks. `memory` is what the chunk takes of it, and `resident` the open blocks' share.
-    Only chunks of one `family` are merged.
+    `rows` are in memory or, except for their ack subjects, `spooled`. `runs` has the start and length of each owner's
+    rows, and `sizes` their bytes. `live` counts the unreleased rows and `size` their bytes; `open_size` is the share of
+    open blocks. `memory` is the chunk's memory, and `resident` the open blocks' share of it. Only chunks of one
+    `family` are merged.
     """
 
     __slots__ = (
@@ -135,10 +135,10 @@ class Block:
     """Items in lists, which have values in the columns nested in them."""
     columns: int = 0
     values: float = 0
-    """Values in those of the columns that the rows came with."""
+    """Values in the columns that the rows arrived with."""
     sealed_by: Reason = ""
     sealed_at: float = 0.0
-    """Time when it was handed on to the store."""
+    """Time of sealing."""
     pieces: list[_Piece] = field(default_factory=list)
     _replies: pa.BinaryArray | None = None
 
@@ -156,17 +156,17 @@ class Block:
         return [_replies(batch) for batch in self.batches()] if self._replies is None else [self._replies]
 
     def keep_replies(self) -> None:
-        """Hold the ack subjects, and no rows."""
+        """Keep only the ack subjects."""
         self._replies = pa.concat_arrays(self.replies())
         self.pieces = []
 
 
 class StoredBlock(NamedTuple):
-    """A block that is stored, without the object's data, which would take memory until the server confirms the acks."""
+    """A stored block that waits for its acks. It does not hold the object's data."""
 
     block: Block
     name: layout.ObjectName | None = None
-    """None if all of its messages were erased, and nothing is stored."""
+    """None if all of its messages were erased, so that nothing was stored."""
     messages: int = 0
     bytes: int = 0
     location: str = ""
@@ -180,7 +180,7 @@ class StoredBlock(NamedTuple):
 
 
 class Blocks:
-    """All blocks that are not acknowledged yet: open ones, and sealed ones being stored."""
+    """All unacknowledged blocks: open ones, and sealed ones being stored."""
 
     together = TOGETHER
 
@@ -202,7 +202,7 @@ class Blocks:
 
     @property
     def memory(self) -> int:
-        """Bytes that all chunks take."""
+        """Memory of all chunks, in bytes."""
         return self._ledger["open"] + self._ledger["sealed"]
 
     @property
@@ -216,7 +216,7 @@ class Blocks:
 
     @property
     def sealed(self) -> int:
-        """How many blocks are sealed and not acknowledged yet."""
+        """Number of blocks that are sealed and not acknowledged."""
         return len(self._sealed)
 
     def open_keys(self) -> int:
@@ -225,7 +225,7 @@ class Blocks:
 
     @property
     def opened(self) -> float | None:
-        """When the first message of the oldest open block came; None without one."""
+        """Arrival time of the oldest open block's first message; None without one."""
         return next((block.opened for block in self._open.values()), None)
 
     def oldest_age(self, now: float) -> float:
@@ -243,7 +243,7 @@ class Blocks:
     # ------------------------------------------------------------------ adding
 
     def add(self, rows: pa.RecordBatch, runs: Sequence[Run], now: float, *, quarantine: bool = False) -> list[Block]:
-        """Put routed rows into their blocks; return the blocks that were sealed because they are full."""
+        """Put routed rows into their blocks; return the blocks that this filled and sealed."""
         if not runs:
             return []
         full: list[Block] = []
@@ -288,7 +288,7 @@ class Blocks:
         return full
 
     def _more_rows(self, block: Block, columns: int, items: float, values: float) -> int:
-        """Return how many rows with these columns fit into a block with others, because of the nulls they make."""
+        """Return how many rows with these columns fit into a block with other columns, given the nulls they cause."""
         both, count = block.columns | columns, self._columns.values
         lacking = count(both, block.rows, block.items) - block.values
         return self.rules.with_others(lacking, count(both, 1, items) - values)
@@ -306,7 +306,7 @@ class Blocks:
     # ------------------------------------------------------------------ memory
 
     def _hold(self, chunk: Chunk, rows: pa.RecordBatch, *, spooled: bool = False) -> None:
-        """Measure `rows`, and have `chunk` hold them."""
+        """Measure `rows` and put them into `chunk`."""
         self.large.pop(chunk, None)
         self.spooled.pop(chunk, None)
         chunk.rows, chunk.spooled = rows, spooled
@@ -331,7 +331,8 @@ class Blocks:
     def move(
         self, chunk: Chunk, rows: pa.RecordBatch, kept: Iterable[tuple[int, int]], *, spooled: bool = False
     ) -> None:
-        """Have `chunk` hold `rows` instead, those of the runs `kept`; runs released since then stay released."""
+        """Replace the rows of `chunk` by `rows`, which are those of the runs `kept`. Runs released meanwhile stay
+        released."""
         position = 0
         for index, length in kept:
             if chunk.runs[index][1]:
@@ -341,7 +342,7 @@ class Blocks:
             self._hold(chunk, rows, spooled=spooled)
 
     def rewrite(self, chunk: Chunk) -> None:
-        """Keep only what is still needed of a chunk, in memory."""
+        """Copy the unreleased rows of a chunk, in memory."""
         kept, slices = chunk.kept()
         self.move(chunk, pa.concat_batches(slices), kept)
 
@@ -352,7 +353,7 @@ class Blocks:
         self._release(pieces)
 
     def _release(self, pieces: Iterable[_Piece]) -> None:
-        """Free runs; rewrite a chunk when less than half of it is still needed."""
+        """Free runs; rewrite a chunk that is mostly released."""
         for chunk, index in pieces:
             owner, size = chunk.owners[index], chunk.sizes[index]
             chunk.live -= chunk.runs[index][1]
@@ -447,7 +448,7 @@ class Blocks:
         return self.seal(list(self._open.values()), reason)
 
     def seal_largest(self, amount: Amount, limit: int = 1 << 30) -> list[Block]:
-        """Seal the largest blocks, at most `limit`, until this much is sealed."""
+        """Seal the largest blocks, at most `limit`, until `amount` is sealed."""
         messages, size, blocks = amount
         if limit <= 0 or (messages <= 0 and size <= 0 and blocks <= 0):
             return []
@@ -488,7 +489,7 @@ def _items(array: pa.Array) -> int:
 
 
 def _overhead(rows: pa.RecordBatch) -> int:
-    """Return the bytes that rows take besides the content of their buffers."""
+    """Return the overhead of rows in bytes: their memory beyond the content of their buffers."""
     return CHUNK_OVERHEAD + BUFFER_OVERHEAD * sum(len(column.buffers()) for column in rows.columns)
 
 

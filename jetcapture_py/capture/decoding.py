@@ -15,7 +15,7 @@ from jetcapture_py.transform.prepare import Prepared, Preparer
 
 
 class Decoding:
-    """The decoder, with its thread. `batch` are the messages that were taken and are in no block."""
+    """The decoder and its thread. `batch` has the received messages that are in no block yet."""
 
     def __init__(self, preparer: Preparer, ledger: Ledger) -> None:
         self.preparer = preparer
@@ -27,11 +27,11 @@ class Decoding:
 
     @property
     def seconds(self) -> float:
-        """How long the present piece has been in the decoder and the key function; 0 without one."""
+        """Seconds that the current piece has spent in the decoder and the key function; 0 without one."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     async def pieces(self, received: Received) -> AsyncGenerator[Prepared]:
-        """Yield messages in pieces; each has to be put into blocks at once."""
+        """Yield decoded messages in pieces. The caller puts each into blocks before the next one."""
         self._take(received)
         while self.batch:
             piece, rest = self.batch.split(self._messages)

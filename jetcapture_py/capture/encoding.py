@@ -25,7 +25,7 @@ _Work = tuple[BlockId, str, Sequence[pa.RecordBatch], ColumnSet | None]
 
 
 class Encoding:
-    """Encodes blocks with `encoder`, and with all columns that the decoder is known to have."""
+    """Encodes blocks with `encoder` and all columns seen from the decoder."""
 
     def __init__(self, encoder: Encoder, ledger: Ledger, spooling: Spooling | None, threads: Executor) -> None:
         self.encoder, self.threads = encoder, threads
@@ -33,7 +33,7 @@ class Encoding:
         self.erased = Erased()
         """Messages that are not stored again."""
         self.left_out = 0
-        """How many of them were delivered again."""
+        """Erased messages that were delivered again."""
         self._ledger, self._spooling = ledger, spooling
         self._known: ColumnSet | None = None
         self._resident = Resident(ledger.memory.limit // RELEASE_SHARE)
@@ -44,7 +44,7 @@ class Encoding:
             self._known = ColumnSet(columns)
 
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock | None]:
-        """Encode blocks without erased messages; None for a block of which nothing is left."""
+        """Encode blocks without erased messages; None for a block that has no others."""
         async with self._ledger.encoding(sum(map(self._memory, blocks))):
             work = [
                 (block.spooled, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
@@ -58,7 +58,7 @@ class Encoding:
         return None if block.id.quarantine else self._known
 
     def _encode(self, work: Sequence[tuple[bool, _Work]], erased: Erased) -> tuple[list[EncodedBlock | None], int]:
-        """Return the objects, and how many messages were left out because they are erased."""
+        """Return the objects, and the number of erased messages that were left out."""
         objects: list[EncodedBlock | None] = []
         left_out = 0
         try:
@@ -76,7 +76,7 @@ class Encoding:
         return self.encoder.encode_or_salvage(*work)
 
     def _encode_to_file(self, work: _Work) -> EncodedBlock:
-        """Make the object of spooled rows in the spool as well; in memory, where that fails."""
+        """Make the object of spooled rows in the spool or, if that fails, in memory."""
         spooling = self._spooling
         if spooling is not None and spooling.works:
             try:
@@ -94,14 +94,15 @@ class Encoding:
         return self.encoder.encode_or_salvage(*work)
 
     def _memory(self, block: Block) -> int:
-        """Bytes that making an object takes. One in a file takes a few pieces, unless its writer needs all rows."""
+        """Memory for making an object, in bytes. An object in a file needs a few pieces, unless its writer needs all
+        rows."""
         copies = ENCODING_COPIES * block.bytes
         whole = self.encoder.whole_blocks and not block.id.quarantine
         return min(copies, ENCODING_PIECES * PIECE_BYTES) if block.spooled and not whole else copies
 
 
 def without_erased(batches: Sequence[pa.RecordBatch], erased: Erased) -> tuple[list[pa.RecordBatch], int]:
-    """Return rows without those of erased messages, which are delivered again, and the number of these messages."""
+    """Drop the rows of erased messages that were delivered again; also return the number of these messages."""
     kept, count = [], 0
     for batch in batches:
         seqs = batch.column(layout.SEQ).to_numpy()

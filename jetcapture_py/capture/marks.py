@@ -1,4 +1,4 @@
-"""What a capture writes beside its objects, the watermark and the stream's configuration, and what it reads back."""
+"""Keep a capture's metadata files: the watermark and the stream's configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAST_MARK = 5.0
 
 
 class Marks:
-    """The small files of one capture; none are written with one root per key, or if the store cannot keep notes."""
+    """The metadata files of one capture. None are written with one root per key, or if the store cannot keep them."""
 
     def __init__(self, block: BlockConfig, source: PullSource, archiver: Archiver, stats: Stats, url: str) -> None:
         """`url` is that of the store."""
@@ -43,11 +43,11 @@ class Marks:
         self.key_rule: str | None = None
         """The rule for keys, as in footers; None if unknown."""
         self.store_hangs = False
-        """Whether a thread may still be waiting for the store at the end."""
+        """Whether a thread may still be waiting for the store at exit."""
         self._block, self._source, self._archiver, self._stats = block, source, archiver, stats
 
     def saw(self, prepared: Prepared) -> None:
-        """Record the messages of a piece that was received."""
+        """Record received messages."""
         for seq, timestamp in prepared.span:
             self.observer.saw(seq, timestamp)
 
@@ -83,8 +83,8 @@ class Marks:
                 await self.write(IDLE_MARK)
 
     async def read_erased(self) -> None:
-        """Read which messages were erased, so that they are not stored again. A failure is logged and retried with the
-        next watermark."""
+        """Read the erased messages, so that they are not stored again. A failure is logged and retried with the next
+        watermark."""
         archiver, stream = self._archiver, self._source.stream
         before = archiver.encoding.erased
         try:

@@ -74,7 +74,7 @@ def _made(path: str, make: Callable[[S], T], setting: S) -> T:
 
 
 def describe_key(template: str, decode: DecodeConfig, key: KeyFunction | None, decoder: Decoder | None) -> str:
-    """Describe how keys are made: the template or the name of a function, and where the template's fields come from."""
+    """Describe the rule for keys: the template or the function's name, and the source of the template's fields."""
     if key is not None:
         return _name(key)
     if plugins.is_reference(template):
@@ -91,7 +91,7 @@ def describe_key(template: str, decode: DecodeConfig, key: KeyFunction | None, d
 
 
 def describe_time(block: BlockConfig) -> str:
-    """Describe the time that buckets are made of: `timestamp`, `placed_at`, `header.X-At in ms, else timestamp`."""
+    """Describe the source of the buckets' time: `timestamp`, `placed_at`, `header.X-At in ms, else timestamp`."""
     unit = f" in {block.time_unit}" if block.time_unit else ""
     return f"{block.time}{unit}{f', else {block.time_fallback}' if block.time_fallback else ''}"
 

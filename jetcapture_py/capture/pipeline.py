@@ -62,7 +62,7 @@ class Capture:
         self.side_tasks = SideTasks(self.acks, self.archiver)
         self.opened = False
         self.ended: str | None = None
-        """None until the capture has ended, then the reason for its failure, or "" after a drain."""
+        """None while running; then the reason for the failure, or "" after a drain."""
 
     @property
     def draining(self) -> bool:
@@ -99,7 +99,7 @@ class Capture:
             raise await startup_checks.advised(source.failure, source, self.marks)
 
     async def _intake(self) -> None:
-        """Put received messages into blocks; seal blocks that are full, or that exceed a budget together."""
+        """Put received messages into blocks; seal full blocks, and the largest ones when a budget is exceeded."""
         archiver = self.archiver
         while (received := await self.source.receive()) is not None:
             async for prepared in archiver.decoding.pieces(self.acks.admit(received)):  # decoded and routed
@@ -130,7 +130,7 @@ class Capture:
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`.
 
-        Raises DrainError unless every message that was delivered here is acknowledged.
+        Raises DrainError unless every message delivered here is acknowledged.
         """
         source, deadline = self.source, asyncio.get_running_loop().time() + self.config.drain_timeout
         try:

@@ -1,4 +1,4 @@
-"""Store messages without a consumer, as a capture with this configuration would: an archiver, and a choice of rows.
+"""Store messages without a consumer, as a capture with this configuration would: an archiver and a selection of rows.
 
 Nothing is acknowledged, and the watermark stays. Names follow from messages: to store the same ones again changes
 nothing.
@@ -25,18 +25,18 @@ from jetcapture_py.store import configured_store, notes_of, read_erased
 from jetcapture_py.transform.keys import Run
 
 RETRY_FOR = 60.0
-"""Seconds for which a failing store is retried at most: somebody waits for the answer."""
+"""Maximum seconds to retry a failing store, because a user is waiting."""
 
 Rows = tuple[pa.RecordBatch, Sequence[Run]]
-"""Routed rows, and where those of each block are."""
+"""Routed rows, and the runs of each block."""
 Choose = Callable[[pa.RecordBatch, Sequence[Run], bool], Rows]
-"""Returns those of routed rows that are to be stored. The flag says that they are for the quarantine."""
+"""Selects the routed rows to store. The flag is True for rows of the quarantine."""
 Put = Callable[[EncodedBlock], Awaitable[None]]
 """Stores an object. Raises StoreError."""
 
 
 class Recapture:
-    """Stores messages; objects name `sealed_by` as why they were sealed. A context manager: it ends threads."""
+    """Stores messages; `sealed_by` is the objects' reason for sealing. A context manager that ends its threads."""
 
     def __init__(self, config: Config, sealed_by: Reason, choose: Choose, put: Put | None = None) -> None:
         """`put` is called instead of the method of this name. Raises ConfigError."""
@@ -64,22 +64,22 @@ class Recapture:
             pass
 
     def set_source(self, stream_created: str, consumer: str) -> None:
-        """Set what footers of the following objects name as their source."""
+        """Set the source recorded in the footers of later objects."""
         encoding = self.archiver.encoding
         encoding.encoder = encoding.encoder.for_stream(stream_created, consumer)
 
     async def check_store(self) -> None:
-        """Raise StoreError unless objects can be stored. Read which messages were erased, and are not stored again.
+        """Raise StoreError unless objects can be stored. Read the erased messages, which are not stored again.
 
-        Raises JetcaptureError if that cannot be read.
+        Raises JetcaptureError if they cannot be read.
         """
         uploads, encoding = self.archiver.uploads, self.archiver.encoding
         await uploads.probe(asyncio.Event())
         encoding.erased = await uploads.call(read_erased, self.notes, self._stream, encoding.erased)
 
     async def add(self, consumer: str, received: Received) -> None:
-        """Decode and route messages delivered to `consumer`, and put them into blocks; store those that are full, or
-        too much together. Raises StoreError."""
+        """Decode and route messages delivered to `consumer`, and put them into blocks. Store full blocks, and the
+        largest ones when a budget is exceeded. Raises StoreError."""
         archiver = self.archiver
         archiver.decoding.preparer = replace(archiver.decoding.preparer, consumer=consumer)
         async for prepared in archiver.decoding.pieces(received):

@@ -1,4 +1,4 @@
-"""When a block is sealed. `Blocks` holds blocks, `Archiver` seals them; the reasons and their limits are here.
+"""Decide when a block is sealed: reasons and limits. `Blocks` holds blocks, `Archiver` seals them.
 
     bytes      the next message would make it larger than `block.max_bytes` (or a part of the memory), or give it too
                many nulls, because its columns are others
@@ -50,7 +50,7 @@ class SealRules:
     max_rows: int
 
     def fitting(self, size: int, before: Sequence[int], start: int, stop: int) -> int:
-        """Return up to which of rows from `start` to `stop` a block of `size` bytes is not larger than it may be.
+        """Return the end of the rows from `start` to `stop` that fit into a block of `size` bytes.
 
         `before` are the bytes of the rows before each one.
         """
@@ -58,30 +58,30 @@ class SealRules:
         return stop if before[stop] <= room else bisect_right(before, room, start, stop) - 1
 
     def with_others(self, lacking: float, more: float) -> int:
-        """Return how many rows with other columns fit into a block that lacks values: each makes it lack `more`."""
+        """Return how many rows with other columns fit into a block with `lacking` nulls; each adds `more`."""
         return int((MAX_NULLS - lacking) // max(more, MAX_NULLS / self.max_rows))
 
     def full(self, rows: int, size: int) -> Reason:
-        """Return why a block of so many rows and bytes is full; "" if it is not."""
+        """Return the reason why a block of this size is full; "" if it is not."""
         return "messages" if rows >= self.max_rows else "bytes" if size >= self.max_bytes else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the source needs, so that it can go on receiving."""
+    """The source's conditions for receiving more messages."""
 
     unacked_limit: int = _UNLIMITED
-    """Messages that may be held."""
+    """Maximum held messages."""
     starved: bool = False
-    """Whether a pull waits for memory only: a few large messages can fill it."""
+    """Whether a pull waits only for memory, which a few large messages can fill."""
     idle: bool = True
-    """Whether no received message waits."""
+    """Whether no received message is waiting."""
     overdue: float | None = None
-    """Up to when blocks were opened that keep too many later messages from being acknowledged; None for none."""
+    """Blocks opened before this time block the acks of too many later messages; None for none."""
 
 
 class Amount(NamedTuple):
-    """What open blocks hold, or how much of it is to be sealed."""
+    """An amount of blocks, messages and bytes: held, or to be sealed."""
 
     messages: int = 0
     bytes: int = 0
@@ -91,9 +91,9 @@ class Amount(NamedTuple):
 def excess(
     opened: Amount, limits: LimitsConfig, unacked_limit: int = _UNLIMITED, *, max_bytes: int, everything: bool = False
 ) -> Amount:
-    """Return how much to seal of open blocks, so that each budget has room for what is being stored.
+    """Return the amount of open blocks to seal, so that each budget has room for the blocks being stored.
 
-    `max_bytes` is the memory that open blocks may take; `everything` says that there must be none.
+    `max_bytes` is the memory limit of open blocks; with `everything`, seal all of them.
     """
     messages = opened.messages - unacked_limit // OPEN_UNACKED_SHARE
     size = opened.bytes - (0 if everything else max_bytes)
@@ -106,6 +106,6 @@ def excess(
 
 
 def room(workers: int, waiting: int, waiting_bytes: int) -> int:
-    """Return how many more blocks may be sealed under pressure where so many wait for the store already."""
+    """Return how many more blocks may be sealed under pressure, given the number waiting for the store."""
     small = waiting_bytes < workers * SMALL_BLOCKS * SMALL_BLOCK_BYTES
     return workers * (SMALL_BLOCKS if small else LARGE_BLOCKS_WAITING) - waiting

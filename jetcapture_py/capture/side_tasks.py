@@ -1,4 +1,4 @@
-"""What a capture does beside its pipeline: relieve memory, keep messages alive, watch the consumer and the decoder."""
+"""A capture's background tasks: relieve memory, keep messages alive, watch the consumer and the decoder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TICK_SHARE = 0.001
 """Minimum seconds of a tick per capture of the process, so that ticks do not take all of its time."""
 POLL = 1.0
 IDLE_POLL = 5.0
-"""Seconds between checks of what only messages can change, while there are none."""
+"""Seconds between checks while no message arrives."""
 QUIET = 1.0
 """Seconds without a message after which tasks wait for one instead of looking every `TICK`."""
 STALLED = 0.1
 """Seconds without a message, while many are held, after which the consumer's limit may have been reached."""
 STALLED_FOR = 10.0
-"""Seconds without a message after which nothing depends on it any more."""
+"""Seconds without a message after which a stall is no longer checked."""
 KEEP_ALIVE_PER_WAIT = 3
 CATCH_UP_POLL = 0.01
 ARRIVING = 0.5
@@ -42,13 +42,13 @@ DECODER_SLOW = 30.0
 
 
 class SideTasks:
-    """The tasks of one capture, and what they have in common."""
+    """The tasks of one capture, and their shared state."""
 
     def __init__(self, acks: Acks, archiver: Archiver) -> None:
         self._acks, self._source, self._archiver = acks, acks.source, archiver
 
     def tasks(self, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
-        """Return all of them; the caller cancels those still running at the end."""
+        """Return all tasks. The caller cancels those still running at the end."""
         work = [self._archiver.seal_by_age(), self._relieve(), self._keep_alive(), self._watch(), self._watch_decoder()]
         if not self._source.config.block.bundles:
             work.append(self._watch_keys())
@@ -68,11 +68,11 @@ class SideTasks:
         self._archiver.relieve(demand)
 
     def held_replies(self) -> pa.BinaryArray:
-        """Return the ack subjects of every message that was received and not acknowledged."""
+        """Return the ack subjects of all unacknowledged messages."""
         return pa.concat_arrays([self._source.waiting_replies(), *self._archiver.replies()])
 
     async def _pause(self, seconds: float, *, quiet: float) -> None:
-        """Wait for `seconds`; if nothing arrives or is in progress, longer: `quiet` seconds, or for a message."""
+        """Wait for `seconds`; on an idle stream, for `quiet` seconds or a message."""
         source = self._source
         seconds = max(seconds, TICK_SHARE * self._archiver.ledger.memory.captures)
         busy = source.waiting or self._archiver.busy or source.pulls.starved or source.pulls.stopped
@@ -88,7 +88,8 @@ class SideTasks:
         await asyncio.sleep(seconds)
 
     async def _relieve(self) -> None:
-        """Relieve the memory, and pull again, when others have changed it; while draining, do not wait for pulls."""
+        """Relieve memory and pull again when another capture has changed its use. While draining, do not wait for
+        pulls."""
         source, archiver = self._source, self._archiver
         while True:
             await self._pause(TICK, quiet=POLL if archiver.blocks.open else IDLE_POLL)
@@ -98,7 +99,7 @@ class SideTasks:
             source.pulls.wake_for_more()
 
     async def _spool(self, spooling: Spooling) -> None:
-        """Move rows to the spool whenever the memory is short; where that fails, blocks are sealed."""
+        """Move rows to the spool whenever memory is short; if that fails, blocks are sealed."""
         progress = self._archiver.progress
         await spooling.check()
         while True:
@@ -121,7 +122,7 @@ class SideTasks:
             await self._acks.keep_alive(self.held_replies())
 
     async def _watch(self) -> None:
-        """Refresh the consumer's limits and what other replicas hold; immediately when messages stop arriving."""
+        """Refresh the consumer's limits and the other replicas' share; immediately when messages stop arriving."""
         loop, source = asyncio.get_running_loop(), self._source
         last = wait = 0.0
         while True:
@@ -138,7 +139,7 @@ class SideTasks:
                 last = loop.time()
 
     async def _watch_decoder(self) -> None:
-        """Log each batch once that the decoder or the key function does not return in time."""
+        """Log a batch once if the decoder or the key function does not return in time."""
         logged = None
         while True:
             await self._pause(POLL, quiet=DECODER_SLOW)
@@ -148,7 +149,7 @@ class SideTasks:
                 logged = batch
 
     async def _watch_keys(self) -> None:
-        """Log once that there are so many keys that bundles would store them with fewer requests and less CPU."""
+        """Log once that bundles would store this many keys with fewer requests and less CPU."""
         blocks = self._archiver.blocks
         while True:
             await self._pause(POLL, quiet=KEYS_POLL)
@@ -158,7 +159,7 @@ class SideTasks:
                 return
 
     async def _catch_up(self, stop: asyncio.Event) -> None:
-        """Stop once nothing is left to deliver and nothing is unacknowledged, here or at another replica."""
+        """Stop once everything is delivered and acknowledged, here and at other replicas."""
         loop, reached, source = asyncio.get_running_loop(), 0.0, self._source
         source.pulls.catch_up()
         while not stop.is_set():

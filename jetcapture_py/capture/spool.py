@@ -1,4 +1,4 @@
-"""Keep rows and objects that do not fit in memory in files on local disk, and choose what is moved there.
+"""Spool rows and objects that do not fit in memory to local disk, and choose which ones.
 
 The files have no names: they disappear with their last use, or with the process. Rows are Arrow IPC files, mapped into
 memory, so the system can reclaim their pages at any time. Nothing is synced: after a crash the server delivers the
@@ -83,7 +83,7 @@ class Spool:
             return used + self._reserved(size) <= self.size and self._taken["files"] < MAX_FILES
 
     def write(self, rows: pa.RecordBatch, *, spare: bool = True) -> pa.RecordBatch:
-        """Write rows; return the same rows, mapped. Their file is gone with their last use.
+        """Write rows; return the same rows, mapped. Their file is removed with their last use.
 
         The ack subjects stay in memory: keeping messages alive must not wait for a disk.
         """
@@ -100,18 +100,18 @@ class Spool:
         return mapped.add_column(position, rows.schema.field(position), replies)
 
     def take(self, kind: str, size: int) -> None:
-        """Count bytes of `kind` that are about to be written. Raises UsedUpError."""
+        """Reserve bytes of `kind` before they are written. Raises UsedUpError."""
         with self._lock:
             if self._used() + size > self.size:
                 raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
             self._taken[kind] += size
 
     def free(self, kind: str, size: int) -> None:
-        """Count bytes that are gone. Takes no lock, because the garbage collector may call it anywhere."""
+        """Count freed bytes. Takes no lock, because the garbage collector may call it anywhere."""
         self._freed.append((kind, size))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Make a call that waits for the disk. Raises its OSError, or TimeoutError if it is not done in time."""
+        """Make a blocking disk call. Raises its OSError, or TimeoutError if it takes too long."""
         if (self.disk.busy_for or 0) < TIMEOUT:
             future = self.disk.submit(work)
             try:
@@ -129,19 +129,19 @@ class Spool:
         self.disk.close()
 
     def _used(self) -> int:
-        """Bytes in all files, without what was freed since; the lock must be held."""
+        """Bytes in all files, less the freed ones. The caller holds the lock."""
         while self._freed:
             kind, size = self._freed.popleft()
             self._taken[kind] -= size
         return self._taken["rows"] + self._taken["objects"]
 
     def _reserved(self, size: int) -> int:
-        """Bytes of the objects that are later written from all rows, with `size` bytes of further ones."""
+        """Bytes reserved for the objects of all spooled rows and `size` bytes more."""
         return self._growth * (self._taken["rows"] + size + self._resident)
 
 
 def _close_result(future: Future[Any]) -> None:
-    """Close a file that nobody waits for any more."""
+    """Close a file whose caller has timed out."""
     with suppress(Exception):
         future.result().close()
 
@@ -197,7 +197,7 @@ class SpoolFile:
         self._size = 0
 
     def close(self) -> None:
-        """Discard what was written and not returned."""
+        """Discard written data that was not returned."""
         if not self.closed:
             self.closed = True
             self._spool.free(self._kind, self._size)
@@ -229,7 +229,7 @@ def _append(file: IO[bytes], rest: memoryview) -> None:
 
 
 def _unmap(spool: Spool, mapped: mmap.mmap, kind: str, size: int) -> None:
-    """Free what a file held, after its last use."""
+    """Free a file's bytes after its last use."""
     spool.free(kind, size)
     spool.free("files", 1)
     spool.disk.submit(mapped.close)  # which removes the file
@@ -266,7 +266,7 @@ class Spooling:
 
     @property
     def works(self) -> bool:
-        """Whether the last failure was long ago."""
+        """Whether the last failure is `RETRY` seconds ago."""
         return time.monotonic() >= self._retry_at
 
     def begin(self, *, starved: bool) -> bool:
@@ -317,6 +317,6 @@ class Spooling:
         self._blocks.move(chunk, rows, kept, spooled=to_file)
 
     def _moved(self, slices: Sequence[pa.RecordBatch], *, to_file: bool, spare: bool) -> pa.RecordBatch:
-        self._resident.release_unused()  # what was spooled before
+        self._resident.release_unused()  # earlier spooled rows
         rows = slices[0] if to_file and len(slices) == 1 else pa.concat_batches(slices)
         return self.spool.write(rows, spare=spare) if to_file else rows

@@ -1,4 +1,4 @@
-"""Checks at the start: the store accepts writes, the archive is the expected one, and its rule for keys is the same.
+"""Startup checks: the store accepts writes, the archive is the expected one, and its rule for keys is unchanged.
 
 All copies of a message are under one key and bucket as long as the rule stays the same. Copies of messages in flight
 during a change may not be, and then only full deduplication drops them.
@@ -59,7 +59,7 @@ async def open_source(acks: Acks, marks: Marks) -> None:
 
 
 async def advised(error: SourceError, source: PullSource, marks: Marks) -> SourceError:
-    """Return the error; if the stream does not exist, with how to restore it from the archive, if that has it."""
+    """Return the error. If the stream is missing but archived, add how to restore it."""
     stream, notes = source.stream, marks.notes
     if isinstance(error, MissingStreamError) and notes is not None:
         with suppress(JetcaptureError):
@@ -77,7 +77,7 @@ def _warn_of_new_archive(store: Store, consumer: ConsumerState) -> None:
 
 
 def _warn_of_new_consumer(source: PullSource, mark: ConsumerWatermark | None) -> None:
-    """Warn when a consumer was created again and begins elsewhere than its watermark ends."""
+    """Warn if a recreated consumer does not begin where its watermark ends."""
     if source.state.deliveries:
         return
     begins = source.state.delivered + 1
@@ -97,7 +97,7 @@ def _warn_of_changed_rule(mark: ConsumerWatermark | None, encoder: Encoder) -> N
 
 
 def _changes(mark: ConsumerWatermark, encoder: Encoder) -> dict[str, str]:
-    """Compare the rule in the watermark with the encoder's: what it was and what it is, where that differs."""
+    """Return the old and new values of the rule that differ between the watermark and the encoder."""
     changes: dict[str, str] = {}
     if None not in (mark.key_rule, encoder.key_rule) and mark.key_rule != encoder.key_rule:
         changes |= {"key_before": str(mark.key_rule), "key": str(encoder.key_rule)}

@@ -28,7 +28,7 @@ MAX_LOGGED_REASONS = 5
 MAX_OBJECTS = 10
 MAX_REASONS = 20
 MAX_STAGES = 20
-"""Maximum stages that are counted by name; your own decoder may name any. Further ones count as `other`."""
+"""Maximum stages counted by name, because a custom decoder may name any. Further ones count as `other`."""
 _NEW_REASONS = 5
 """Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
 
@@ -66,7 +66,7 @@ class QuarantineReason:
 
 
 class Quarantine:
-    """The last reasons for the quarantine, and its log: when it begins, then a summary a minute while it goes on."""
+    """Recent quarantine reasons. Logs the first quarantined messages at once, then a summary every minute."""
 
     def __init__(self) -> None:
         self.stages: Counter[str] = Counter()
@@ -100,13 +100,13 @@ class Quarantine:
             known = stage["values"] in self.stages or len(self.stages) < MAX_STAGES
             self.stages[stage["values"] if known else "other"] += stage["counts"]
         self._logged.update(self._counted(rows))
-        if len(self._logged) > MAX_REASONS * _NEW_REASONS:  # texts with a value in them
+        if len(self._logged) > MAX_REASONS * _NEW_REASONS:  # error texts that contain a value
             self._logged = Counter(dict(self._logged.most_common(MAX_REASONS)))
         if self._timer is None:
             self._tick()
 
     def end(self) -> None:
-        """Log what has not been logged yet."""
+        """Log the messages that are not logged yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -139,7 +139,7 @@ class Quarantine:
         return reasons
 
     def _tick(self) -> None:
-        """Log a summary, and the next one in a while; after a while without any, the next message begins anew."""
+        """Log a summary and schedule the next one. After a minute without messages, the next one is logged at once."""
         again = asyncio.get_running_loop().call_later
         self._timer = again(SUMMARY_EVERY, self._tick) if self._unlogged else None
         self._summarize()
@@ -157,7 +157,7 @@ class Quarantine:
 
 @dataclass(slots=True)
 class Stats:
-    """What a capture has received, stored and acknowledged since its start."""
+    """Messages received, stored and acknowledged since the capture's start."""
 
     received: int = 0
     redelivered: int = 0
@@ -174,7 +174,7 @@ class Stats:
     _stray_limit: LogLimit = field(default_factory=LogLimit)
 
     def count_prepared(self, prepared: Prepared) -> None:
-        """Count a batch that has been put into blocks."""
+        """Count a batch put into blocks."""
         self.received += prepared.messages
         self.redelivered += prepared.redelivered
         self.strays += prepared.strays
@@ -183,7 +183,7 @@ class Stats:
             event(log, logging.WARNING, "receive.strays", frames=frames)
 
     def count_stored(self, stored: Sequence[StoredBlock]) -> None:
-        """Count and log blocks that are stored."""
+        """Count and log stored blocks."""
         objects = [(stored_block, stored_block.name) for stored_block in stored if stored_block.name is not None]
         if not objects:
             return

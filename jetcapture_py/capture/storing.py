@@ -1,4 +1,4 @@
-"""Put objects into the store, with retries, and tell how it goes."""
+"""Put objects into the store with retries, and report its state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Storing:
         self.seconds = Histogram()
         """Durations of successful puts."""
         self.errors: Counter[str] = Counter()
-        """By kind: temporary or permanent."""
+        """Failures by kind: temporary or permanent."""
         self.retries = 0
         self.last_success: float | None = None
         """Seconds since the epoch; None before the first object."""
@@ -74,7 +74,7 @@ class Storing:
         self.last_success = time.time()
 
     def failed(self, turn: object, errors: list[Exception]) -> None:
-        """Objects of this turn were not stored, and will be retried."""
+        """Record that objects of this turn will be retried."""
         for error in errors:
             self.errors["permanent" if isinstance(error, PermanentStoreError) else "temporary"] += 1
         first = errors[0]
@@ -83,12 +83,12 @@ class Storing:
         self._asked.pop(turn, None)
 
     def ended(self, turn: object) -> None:
-        """The turn ended: everything is stored, or given up."""
+        """Record the end of a turn: everything is stored, or given up."""
         self._asked.pop(turn, None)
         self._failing.pop(turn, None)
 
     def trouble(self, now: float) -> str | None:
-        """Return in one line why objects are not being stored; None when they are, or when there are none."""
+        """Return in one line why objects are not being stored; None without a problem."""
         for reason, _ in self._failing.values():
             return reason
         waited = now - min(self._asked.values(), default=now)
@@ -101,7 +101,7 @@ class Storing:
 
 
 class Uploads:
-    """The store, its threads, and how storing goes. Errors are retried for `store.retry_for` seconds."""
+    """The store, its threads and its state. Errors are retried for `store.retry_for` seconds."""
 
     def __init__(self, store: Store, config: StoreConfig) -> None:
         self.store, self.workers, self.retry_for = store, config.concurrency, config.retry_for
@@ -141,8 +141,8 @@ class Uploads:
     async def put_all(self, objects: Sequence[EncodedBlock | None]) -> AsyncIterator[tuple[int, str]]:
         """Store every object; yield index and location of each as soon as it is stored, in any order.
 
-        Where there is no object, there is nothing to store, and the location is "". Failures are retried with backoff
-        and jitter; after `store.retry_for` the error is raised.
+        For None, nothing is stored and the location is "". Failures are retried with backoff and jitter; after
+        `store.retry_for` the error is raised.
         """
         loop, turn, storing = asyncio.get_running_loop(), object(), self.storing
         give_up = loop.time() + self.retry_for
@@ -177,12 +177,12 @@ class Uploads:
                     raise errors[0]
                 await asyncio.sleep(delay)
                 storing.retries += len(failed)
-                pending = [*failed[1:], *failed[:1]]  # the first is always tried, so each comes first at some time
+                pending = [*failed[1:], *failed[:1]]  # the first is always tried, so every object gets its turn
         finally:
             storing.ended(turn)
 
     def close(self) -> None:
-        """End the threads after their present work, without waiting for them."""
+        """End the threads after their current work, without waiting."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -214,7 +214,7 @@ def _put(store: Store, encoded: EncodedBlock) -> str | Exception:
 
 
 def _drop_tracebacks(error: BaseException) -> None:
-    """Drop those of an error and its causes: their frames hold the object, and often the error as well, in a cycle."""
+    """Drop the tracebacks of an error and its causes: their frames hold the object, and often the error, in a cycle."""
     errors: list[BaseException] = [error]
     for cause in errors:
         cause.__traceback__ = None

@@ -1,7 +1,7 @@
-"""Watch the stream: keep its configuration in the archive, and notice that the server has lost messages of it.
+"""Watch the stream: keep its configuration in the archive, and detect messages that the server has lost.
 
-A *rewind*: the stream ends before a message that it had, and gives that sequence to another one later. It does not end
-the capture: new messages are archived beside the earlier ones of the same sequences, which differ in their timestamps.
+A *rewind*: the stream has lost its last messages and reuses their sequences. It does not end the capture: new
+messages are archived beside the earlier ones of the same sequences, which differ in their timestamps.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ CONFIRM_EVERY = 1.0
 
 
 class StreamWatch:
-    """What is known of the stream of `source`; `notes` are the archive's small files, None where none can be kept."""
+    """Watches the stream of `source`. `notes` stores the archive's metadata files; None if it cannot keep any."""
 
     def __init__(self, source: PullSource, notes: NoteStore | None, uploads: Uploads, observer: Observer) -> None:
         self.end: int | None = None
-        """The last sequence that the stream is known to have had; None before it was asked."""
+        """The highest last sequence seen; None before the first answer."""
         self.losses: Counter[str] = Counter()
-        """By kind: rewind or recreated."""
+        """Losses by kind: rewind or recreated."""
         self._source, self._notes, self._uploads, self._observer = source, notes, uploads, observer
-        self._config: bytes | None = None  # what was last written of its configuration
+        self._config: bytes | None = None  # the configuration last written
 
     async def keep_config(self) -> None:
         """Write the stream's configuration if it has changed; a failure is logged and retried with the next watermark.
@@ -72,7 +72,7 @@ class StreamWatch:
             event(log, logging.WARNING, "stream_config.failed", error=error)
 
     async def watch(self, info: Mapping[str, Any]) -> None:
-        """Compare the server's answer to STREAM.INFO with what is known; log and count a loss once."""
+        """Compare the server's answer to STREAM.INFO with the last state; log and count a loss once."""
         self.end = self.end or 0
         if (last := int(info["state"]["last_seq"])) >= self.end:
             # by a message with a lower sequence: the stream was rewound, and has grown since, or a clock was set back
@@ -100,10 +100,10 @@ class StreamWatch:
         self._observer.forget()
 
     async def recognize(self, mark: ConsumerWatermark | None = None) -> bool:
-        """Compare the stream with the archive's watermark; log and count a stream that was created again.
+        """Compare the stream with the archive's watermark; log and count a recreated stream.
 
-        The same stream keeps the archive's creation time. `mark` is the capture's file if it has been read; without
-        one, those of other captures tell. False without an answer from the store.
+        The same stream keeps the archive's creation time. `mark` is the capture's file, if already read; without one,
+        other captures' files decide. Return False without an answer from the store.
         """
         if self._notes is None or self.end is not None:
             return True
@@ -142,7 +142,8 @@ def _continues(info: Mapping[str, Any], created: str) -> bool:
 
 
 def _changed(now: StreamConfig, before: bytes | None) -> bytes | None:
-    """Return what to write. A stream that continued an earlier one still does when it has none of its messages left."""
+    """Return the configuration to write. A stream that continued an earlier one still does after its messages are
+    gone."""
     if before is not None:
         with suppress(JetcaptureError):  # a damaged file is replaced
             kept = StreamConfig.decode(before, now.stream, path(now.stream, now.created))
@@ -152,7 +153,7 @@ def _changed(now: StreamConfig, before: bytes | None) -> bytes | None:
 
 
 def _known(notes: NoteStore, stream: str, consumer: str) -> tuple[ConsumerWatermark | None, Origin | None]:
-    """Return the capture's file, and the stream as the archive knows it. Raises JetcaptureError."""
+    """Return the capture's file and the archive's record of the stream. Raises JetcaptureError."""
     if (mark := read_own_watermark(notes, stream, consumer)) is not None:
         return mark, mark.origin
     archived = read_watermark(notes, stream)

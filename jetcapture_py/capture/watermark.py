@@ -41,7 +41,7 @@ from jetcapture_py.store import NoteStore, change_note, removal_of
 log = logging.getLogger("jetcapture.capture")
 
 SILENT = 20.0
-"""Seconds without an answer after which the server's figures are old; it is asked every few seconds."""
+"""Seconds without an answer after which the server's figures are stale; it is asked every few seconds."""
 _MAX_SAMPLES = 4096
 _MAX_FILTERS = 100
 _MICROSECOND = timedelta(microseconds=1)
@@ -50,7 +50,7 @@ _MICROSECOND = timedelta(microseconds=1)
 def move_watermark(
     store: NoteStore, current: ConsumerWatermark, seen: Sequence[ConsumerState], idle: timedelta
 ) -> ConsumerWatermark:
-    """Merge `current` into the consumer's file, if that changes it; return what the file then contains."""
+    """Merge `current` into the consumer's file, if that changes it; return the file's content."""
     updates: list[WatermarkUpdate] = []
 
     def change(data: bytes | None) -> bytes | None:
@@ -70,7 +70,7 @@ class WatermarkUpdate:
     content: ConsumerWatermark
     """What the file contains afterwards."""
     data: bytes | None
-    """What to write; None leaves the file as it is."""
+    """Bytes to write; None leaves the file unchanged."""
     warnings: tuple[tuple[str, Mapping[str, object]], ...] = ()
     """Log events with their fields."""
 
@@ -80,8 +80,8 @@ def update_watermark(
 ) -> WatermarkUpdate:
     """Return how `current` changes a file that contains `data`.
 
-    `seen` are states of the consumer that the file may not know, the last one that of `current`. A file of which only
-    the time changed, by less than `idle`, stays unchanged.
+    `seen` are consumer states that the file may lack; the last one is that of `current`. If only the time changed, by
+    less than `idle`, the file stays unchanged.
     """
     warnings: list[tuple[str, Mapping[str, object]]] = []
     stored: ConsumerWatermark | None = None
@@ -139,10 +139,10 @@ def _merged(
 def observed(mark: ConsumerWatermark, state: ConsumerState) -> ConsumerWatermark:
     """Return the watermark with the filters of the consumer's state.
 
-    After a change, the server does not report up to where it had searched with the filters before. A consumer that was
-    created again may have started after messages that the earlier one had not acknowledged. If it has started before
-    what is stored, and selects messages that were not selected there, the watermark starts over. Its time does whenever
-    more is selected: it may have passed messages that are delivered only now.
+    After a change, the server does not report how far it had searched with the earlier filters. A recreated consumer
+    may have started after messages that the earlier one had not acknowledged. If it started before the watermark and
+    selects more messages there, the watermark starts over. Its time starts over whenever more is selected, because it
+    may have passed messages that are delivered only now.
     """
     *earlier, last = mark.filters
     subjects, same = _subjects(state), is_consumer_of(state, mark)
@@ -168,7 +168,7 @@ def observed(mark: ConsumerWatermark, state: ConsumerState) -> ConsumerWatermark
 
 
 def _closed(filters: Sequence[Filters], delivered: int) -> Iterator[Filters]:
-    """Yield the filters; a delivery after the last change ends its doubtful range."""
+    """Yield the filters. A delivery after the last change ends its doubtful range."""
     *earlier, last = filters
     if not earlier:  # of replicas that start together, the first one knows best
         yield replace(last, after=min(last.after, delivered))
@@ -206,24 +206,24 @@ def _joint(filters: Sequence[Filters], after: int, last: int, subjects: Subjects
 class Observer:
     """Translates the ack floor into time, using the messages that this replica has received.
 
-    A message after sequence s has no earlier timestamp than that of s, so when everything up to s is stored, so is
-    everything before that timestamp.
+    Timestamps never decrease with the sequence. So when everything up to s is stored, so is everything before the
+    timestamp of s.
     """
 
     def __init__(self, stream: str, consumer: str) -> None:
         self._stream, self._consumer = stream, consumer
         self._samples: list[tuple[int, int]] = []
         self.seen: list[ConsumerState] = []
-        """Consumer states that the file may lack."""
+        """Consumer states that may be missing from the file."""
         self.overtaken: tuple[int, int] | None = None
-        """Sequence and timestamp of a message, if a later one had a lower sequence: the server may have lost it."""
+        """Sequence and timestamp of a message after which a lower sequence arrived: the server may have lost it."""
 
     def began(self, state: ConsumerState) -> None:
-        """Record the consumer before anything is pulled: its filters until then are unknown."""
+        """Record the consumer's state before the first pull; its earlier filters are unknown."""
         self.seen = [state]
 
     def recorded(self) -> None:
-        """Forget the states seen: the file has them."""
+        """Forget the states that the file now has."""
         self.seen.clear()
 
     def saw(self, seq: int, timestamp: int) -> None:
@@ -237,12 +237,12 @@ class Observer:
             del self._samples[1 : -_MAX_SAMPLES // 2 : 2]  # the oldest one tells the lag
 
     def forget(self) -> None:
-        """Start over: the stream gives sequences of received messages to new ones."""
+        """Start over, because the stream reuses the sequences of received messages."""
         self._samples.clear()
         self.overtaken = None
 
     def lag(self, state: ConsumerState) -> timedelta:
-        """Return the age of the oldest message that is not stored, as far as this replica knows.
+        """Return the age of the oldest message that is not stored, as far as this replica can tell.
 
         Zero when everything is stored. The age of messages received elsewhere is estimated from those received here;
         the maximum over all replicas is exact. While the server does not answer, the lag grows: a message may have come
@@ -257,7 +257,7 @@ class Observer:
         return max(timedelta(), state.asked - moment_of(oldest)) + since
 
     def watermark(self, state: ConsumerState, origin: Origin) -> ConsumerWatermark | None:
-        """Return the watermark that the consumer's state allows, without filters.
+        """Return the watermark for the consumer's state, without filters.
 
         None for a consumer with `max_deliver`: its floor moves past messages that were never acknowledged.
         """
@@ -290,7 +290,7 @@ def _subjects(state: ConsumerState) -> Subjects:
 
 
 async def abandoned(api: Api, archived: Watermark, own: str, url: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return deleted consumers, except `own`, whose files hold readers back, each with a line about it.
+    """Return deleted consumers, except `own`, whose files hold readers back, with a line about each.
 
     Skips consumers about which the server does not answer.
     """
