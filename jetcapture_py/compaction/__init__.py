@@ -1,1 +1,1 @@
-"""Merges small and overlapping objects without Spark: what to merge, the merge, its check, and what may be removed."""
+"""Merge small and overlapping objects without Spark: plan, merge, check, and choose the objects to remove."""

@@ -1,4 +1,4 @@
-"""Write objects that hold the rows of others: encode them in the same way, put, read back, compare."""
+"""Write the rows of objects as new objects: encode alike, put, read back, compare."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NewWriter = Callable[[], ObjectWriter]
 
 
 def columns_to_write(name: ObjectName, schema: pa.Schema) -> pa.Schema:
-    """Return the columns of an object that is written again."""
+    """Return the columns of a rewritten object."""
     return schema if name.quarantine else with_key_column(schema)
 
 
@@ -35,9 +35,9 @@ def rows_to_write(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def writer_like(infos: Sequence[ObjectInfo], schema: pa.Schema, replaces: Iterable[str] = ()) -> NewWriter:
-    """Return what writes rows of these objects, which are in one directory, as further ones.
+    """Return an encoder that writes rows of these objects, which are in one directory, in the same way.
 
-    `replaces` are digests of objects that they replace although they have fewer rows (see `rewrite`).
+    `replaces` are digests of objects that the new ones replace despite having fewer rows (see `rewrite`).
     """
     name, details = infos[0].name, [info.details for info in infos]
     encoder = Encoder(
@@ -57,7 +57,7 @@ def writer_like(infos: Sequence[ObjectInfo], schema: pa.Schema, replaces: Iterab
 
 
 def _agreed(rules: Iterable[str | None]) -> str | None:
-    """Return the rule that all objects agree on; None if they differ or one lacks it."""
+    """Return the value that all objects share; None if they differ or one lacks it."""
     distinct = set(rules)
     return distinct.pop() if len(distinct) == 1 else None
 
@@ -69,7 +69,7 @@ def _joined(names: Iterable[Sequence[str]]) -> str:
 
 
 def put(files: Files, encoded: EncodedBlock) -> Source:
-    """Store an object; return it as it is stored. Raises JetcaptureError if it is damaged."""
+    """Store an object and check it; return the stored file. Raises JetcaptureError if it is damaged."""
     files.put(encoded.name, encoded.data)
     file = files.archive.at(encoded.name.path)
     stored = Source(encoded.name, file.size)
@@ -90,14 +90,14 @@ def _has_bytes(files: Files, source: Source, data: pa.Buffer) -> bool:
 
 
 def overwrite(archive: ArchiveFiles, name: ObjectName, data: pa.Buffer) -> None:
-    """Store an object atomically in place of one of the same name."""
+    """Replace the object of the same name atomically."""
     content = data.to_pybytes()
     change_note(archive.store, name.path, lambda _: content)
 
 
 def check(files: Files, stored: Source, rows: int, hashes: int) -> None:
-    """Read an object back. Raises JetcaptureError unless it has exactly the rows of its name, and these rows: as many,
-    with this sum of their identities' hashes."""
+    """Read an object back. Raises JetcaptureError unless its rows match its name, this number, and this sum of the
+    identities' hashes."""
     name = stored.name
     ids = RowIds.of(files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
     ids = ids.take(ids.order(np.zeros(len(ids), np.int64)))  # those of bundles are sorted by key

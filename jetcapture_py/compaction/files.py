@@ -1,4 +1,4 @@
-"""An archive's objects as a compaction reads them: it keeps schemas, and the bytes of small remote objects."""
+"""Read an archive's objects for compaction, with a cache of schemas and of small remote objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CACHE = 64 << 20
 
 
 class Files:
-    """The objects of `archive`. Methods raise JetcaptureErrors that name the object."""
+    """The objects of `archive`. Errors are JetcaptureErrors that name the object."""
 
     def __init__(self, archive: ArchiveFiles) -> None:
         self.archive = archive
@@ -39,19 +39,19 @@ class Files:
         return [Source(file.name, file.size) for file in files if file.name is not None]
 
     def at(self, path: str) -> File | None:
-        """Return the file at `path` as it is now; None if there is none."""
+        """Return the current file at `path`; None without one."""
         try:
             return self.archive.at(path)
         except VanishedError:
             return None
 
     def put(self, name: ObjectName, data: pa.Buffer) -> None:
-        """Store an object atomically; one of the same name stays."""
+        """Store an object atomically; keep an existing one of the same name."""
         self.archive.store.put(name, data)
 
     def info(self, source: Source) -> ObjectInfo:
-        """Return what an object's footer says, in detail; its schema has no field ids."""
-        # what is read back may have another size than what was written
+        """Return an object's decoded footer; its schema has no field ids."""
+        # an object that is read back may have another size than the written one
         file = self.archive.at(source.name.path, None if self.archive.local else source.size)
         data = self._whole(file)
         (end,) = self.archive.footers([file]) if data is None else (footer.find(lambda size: data[-size:]),)
@@ -59,17 +59,17 @@ class Files:
         if isinstance(info, BadObject):
             raise self.archive.refusal(info)
         plain = pa.schema([_plain(field) for field in info.schema])
-        return replace(info, schema=self._schemas.setdefault(plain, plain))  # of many objects, few differ
+        return replace(info, schema=self._schemas.setdefault(plain, plain))  # most objects have the same schema
 
     def info_at(self, path: str) -> ObjectInfo | None:
-        """Return what the footer of the object at `path` says now; None if there is none."""
+        """Return the current footer of the object at `path`; None without an object."""
         file = self.at(path)
         return None if file is None or file.name is None else self.info(Source(file.name, file.size))
 
     def rows(
         self, source: Source | ObjectInfo, row_group: int | None = None, columns: Sequence[str] | None = None
     ) -> pa.Table:
-        """Read an object's rows: one row group or all, and those of `columns` that exist, or all."""
+        """Read an object's rows: one row group or all, and all columns or the existing ones of `columns`."""
         with self._open(source) as file:
             names = file.schema_arrow.names
             chosen = None if columns is None else [name for name in columns if name in names]
@@ -89,7 +89,7 @@ class Files:
             yield parquet
 
     def _whole(self, file: File) -> bytes | None:
-        """Return the bytes of a small remote object; None for others, of which parts are read."""
+        """Return the bytes of a small remote object; None for others, which are read in parts."""
         if self.archive.local or file.size > _SMALL:
             return None
         data = self._cache.get(file.path)

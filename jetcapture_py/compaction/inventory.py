@@ -1,7 +1,7 @@
-"""What an archive and its table have, bucket by bucket, in some 150 bytes for each file.
+"""Inventory of the files of an archive and its table by bucket, in some 150 bytes per file.
 
-An archive may have millions of objects. Their names are parsed again when a bucket is looked at, so that there are
-never many of them as Python objects.
+An archive may have millions of objects. Their names are kept as text and parsed again per bucket, so that few of them
+are Python objects at a time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from jetcapture_py.archive.arrays import Int64s, Mask
 
 Entry = tuple[str, Sequence[int]]
-"""The path of a file, and whole numbers about it."""
+"""A file's path, and integers about it."""
 
 
 class Inventory:
-    """Files by bucket, each with whole numbers about it: as text, of which little is in objects at once."""
+    """Files by bucket, each with integers about it, stored as text."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, bytearray] = {}
         self.files = 0
-        """How many there are, with those that were taken."""
+        """Number of files, including taken ones."""
 
     def add(self, bucket: int, path: str, *numbers: int) -> None:
         entry = f"{path}\0{' '.join(map(str, numbers))}\0"
@@ -33,11 +33,11 @@ class Inventory:
 
     @property
     def buckets(self) -> Iterable[int]:
-        """The buckets of the files that were not taken."""
+        """The buckets with files that were not taken."""
         return self._buckets.keys()
 
     def of(self, bucket: int) -> Iterator[Entry]:
-        """Yield the files of a bucket, in the order in which they were added."""
+        """Yield the files of a bucket in the order of adding."""
         return _entries(self._buckets.get(bucket, b""))
 
     def take(self, bucket: int) -> Iterator[Entry]:
@@ -51,12 +51,12 @@ class Inventory:
 
 def _entries(data: bytes | bytearray) -> Iterator[Entry]:
     parts = iter(bytes(data).split(b"\0"))
-    for path, numbers in zip(parts, parts, strict=False):  # after the last one is an empty part
+    for path, numbers in zip(parts, parts, strict=False):  # the part after the last one is empty
         yield path.decode("utf-8", "surrogateescape"), [*map(int, numbers.split())]
 
 
 class PathSet:
-    """A set of paths in eight bytes each: of their hashes, so that it may hold one more with a chance of 1 to 2^64."""
+    """A set of paths, stored as hashes of eight bytes. A false positive has a chance of 1 to 2^64 per path."""
 
     __slots__ = ("_hashes", "_sorted")
 
@@ -65,7 +65,7 @@ class PathSet:
         self._sorted: Int64s | None = None
 
     def add(self, path: str) -> None:
-        """Add a path that it does not have."""
+        """Add a path that is not in the set."""
         self._hashes.append(hash(path))
         self._sorted = None
 
@@ -76,15 +76,13 @@ class PathSet:
         return isinstance(path, str) and bool(self._has([path])[0])
 
     def isdisjoint(self, paths: Iterable[str]) -> bool:
-        """Whether it has none of these paths."""
         return not self._has(list(paths)).any()
 
     def issuperset_of(self, other: PathSet) -> bool:
-        """Whether it has all paths of another set."""
         return bool(np.isin(np.frombuffer(other._hashes, np.int64), np.frombuffer(self._hashes, np.int64)).all())
 
     def _has(self, paths: Sequence[str]) -> Mask:
-        """Return a mask of the paths that it has."""
+        """Return a mask of the paths in the set."""
         if not paths or not self._hashes:
             return np.zeros(len(paths), np.bool_)
         if self._sorted is None:

@@ -1,6 +1,6 @@
-"""Bound the memory of compaction, expiry and erasure: work waits until the most that it takes is free.
+"""Bound the memory of compaction, expiry and erasure: work waits until its maximum is free.
 
-What is counted are objects that are made, what is downloaded from a remote store, row groups, and rows' identities.
+New objects, downloads from a remote store, row groups and row identities count.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ROW_GROUPS = 3
 _MAX_RATIO = 16
 """Uncompressed bytes of a row group for each byte of an object, if it is small."""
 _ROW_BYTES = 140
-"""Bytes for the identity of each row of an object, while it is surveyed, named and checked."""
+"""Bytes for the identity of a row while its object is surveyed, named and checked."""
 _TEXT_PIECES = 64 << 20
 """Bytes for the text of an object that is parsed, compared and compressed, piece by piece."""
 
 
 class MemoryBudget:
-    """The part of `limits.memory` that work in several threads shares. Thread-safe."""
+    """A share of `limits.memory` for work in several threads. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         """`limit` is `limits.memory`, in bytes."""
@@ -41,7 +41,7 @@ class MemoryBudget:
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Wait until `size` bytes are free, or everything for more than that, and take them."""
+        """Reserve `size` bytes, or everything for a larger size; wait until they are free."""
         size = min(size, self.size)
         with self._freed:
             self._freed.wait_for(lambda: self._free >= size)
@@ -55,9 +55,9 @@ class MemoryBudget:
 
 
 def merging(sources: Sequence[Source], size: int, spec: CompactionSpec, *, local: bool) -> int:
-    """Return the bytes of memory that compacting a unit of `size` bytes takes at most.
+    """Return the maximum memory for compacting a unit of `size` bytes.
 
-    That is one new object, of which a remote store gets a copy, the identities of its rows, and row groups.
+    It holds one new object (twice for a remote store), the identities of its rows, and row groups.
     """
     rows = sum(source.name.rows for source in sources)
     share = min(1.0, spec.target * TOLERANCE / max(size, rows * spec.row_bytes, 1))
@@ -67,7 +67,7 @@ def merging(sources: Sequence[Source], size: int, spec: CompactionSpec, *, local
 
 
 def searching(source: Source, *, local: bool) -> int:
-    """Return the bytes of memory that reading some columns of an object's rows takes at most."""
+    """Return the maximum memory for reading some columns of an object."""
     size, identities = source.size, source.name.rows * _ROW_BYTES
     if source.name.parquet:
         return identities + _pieces(size) + (0 if local else min(size, CACHE))
@@ -75,7 +75,7 @@ def searching(source: Source, *, local: bool) -> int:
 
 
 def rewriting(source: Source, *, local: bool) -> int:
-    """Return the bytes of memory that writing an object again, and reading both, takes at most.
+    """Return the maximum memory for rewriting an object and reading both.
 
     The new object grows in memory, and a remote store gets a copy; text is downloaded as a whole.
     """
@@ -83,5 +83,5 @@ def rewriting(source: Source, *, local: bool) -> int:
 
 
 def _pieces(size: int) -> int:
-    """Return the bytes of row groups that are in memory at once, of objects of `size` bytes."""
+    """Return the memory of the row groups held at once for objects of `size` bytes."""
     return min(_ROW_GROUPS * ROW_GROUP_BYTES, _MAX_RATIO * size)

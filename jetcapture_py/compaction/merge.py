@@ -28,13 +28,13 @@ from jetcapture_py.errors import JetcaptureError
 _BATCH_ROWS = 1 << 18
 _BATCH_OBJECTS = 256
 _PIECE_BYTES, _PIECE_ROWS = 32 << 20, 1 << 18
-"""Uncompressed bytes of rows that are read before their copies are dropped, and their number: repeated values take few
-bytes in an object, and many in memory."""
+"""Limits of the rows read before their copies are dropped: uncompressed bytes, and number. Repeated values take few
+bytes in an object and many in memory."""
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.ROW)
 
 
 class Survey:
-    """Counts, uncompressed bytes and hash sums of distinct rows between any two of its `marks`, which are sequences."""
+    """Counts, uncompressed bytes and hash sums of the distinct rows between any two `marks` (sequences)."""
 
     def __init__(self, marks: Seqs, counts: Int64s, weights: Floats, checks: Hashes) -> None:
         self.marks = marks
@@ -47,11 +47,11 @@ class Survey:
         return int(self._counts[self._at(end)] - self._counts[self._at(first)])
 
     def weight(self, first: int, end: int) -> float:
-        """Return their approximate uncompressed bytes."""
+        """Approximate uncompressed size of the rows between two marks."""
         return float(self._weights[self._at(end)] - self._weights[self._at(first)])
 
     def check(self, first: int, end: int) -> int:
-        """Return the sum of their hashes, modulo 2⁶⁴."""
+        """Sum of the hashes of the rows between two marks, modulo 2⁶⁴."""
         return (int(self._checks[self._at(end)]) - int(self._checks[self._at(first)])) % (1 << 64)
 
     def ahead(self, first: int, weight: float) -> int:
@@ -95,12 +95,12 @@ def survey(files: Files, unit: Unit[ObjectInfo], step: float) -> Survey:
 
 
 def disjoint(files: Files, unit: Unit[ObjectInfo]) -> list[ObjectName] | None:
-    """Return objects of a unit that together have all its rows, each once; None if some must be compared row by row.
+    """Return objects that together have each row of a unit once; None if some must be compared row by row.
 
     Raises JetcaptureError if an object's rows do not match its name.
     """
     ranks = np.argsort(np.argsort(-unit.counts, kind="stable"))  # the largest objects stay
-    further = np.zeros(len(unit.sources), np.int64)  # rows of each object that no larger one has
+    further = np.zeros(len(unit.sources), np.int64)  # rows of each object that are in no larger one
     for rows, sources, _ in _swept(files, unit):
         order = rows.order(ranks[sources])
         first = ~rows.take(order).repeated()
@@ -111,7 +111,7 @@ def disjoint(files: Files, unit: Unit[ObjectInfo]) -> list[ObjectName] | None:
 
 
 def _swept(files: Files, unit: Unit[ObjectInfo]) -> Iterator[tuple[RowIds, Int64s, int]]:
-    """Yield identities by rising sequence, with the number of each one's object, and the sequence at which they end."""
+    """Yield identities by rising sequence with their objects' numbers, and the sequence at which they end."""
     held: list[tuple[RowIds, Int64s]] = []
     for batch, frontier in _batches(unit):
         read = files.archive.map(lambda part: _identities(files, unit.sources[part.source], part), batch)
@@ -124,7 +124,7 @@ def _swept(files: Files, unit: Unit[ObjectInfo]) -> Iterator[tuple[RowIds, Int64
 
 
 class _Part(NamedTuple):
-    """An object, or one of the row groups of a large one, which are surveyed one by one."""
+    """A small object, or one row group of a large one: the unit of a survey."""
 
     first: int
     """The first sequence."""
@@ -136,7 +136,7 @@ class _Part(NamedTuple):
 
 
 def _parts(unit: Unit[ObjectInfo]) -> list[_Part]:
-    """Return what to read of a unit, in the order of sequences."""
+    """Return the parts of a unit to read, by sequence."""
     parts = []
     for index, info in enumerate(unit.sources):
         name, groups = info.name, info.details.groups
@@ -149,7 +149,7 @@ def _parts(unit: Unit[ObjectInfo]) -> list[_Part]:
 
 
 def _batches(unit: Unit[ObjectInfo]) -> Iterator[tuple[list[_Part], int]]:
-    """Yield what to read together, and the sequence (exclusive) up to which all rows are known afterwards."""
+    """Yield parts to read together, and the sequence (exclusive) up to which they complete the rows."""
     batch: list[_Part] = []
     rows = 0
     parts = _parts(unit)
@@ -175,8 +175,8 @@ def read_rows(
 ) -> pa.Table:
     """Return the rows of a unit with sequences from `first` to `end` (exclusive), object by object.
 
-    They have the columns of `schema`, the unified schema. Copies are left out as they are read: all of them would not
-    fit in memory together. With `in_file`, all rows are read, and lie in a mapped file without a name.
+    They have the columns of `schema`, the unified schema. Copies are dropped while reading, because all of them would
+    not fit in memory. With `in_file`, all rows are read into a mapped file without a name.
     """
     parts = [
         (index, group)
@@ -197,7 +197,7 @@ def read_rows(
     pieces = (pa.concat_tables(files.archive.map(read, batch)) for batch in some)
     if not in_file:
         return pa.concat_tables([schema.empty_table(), *_without_copies(pieces)])
-    with TemporaryFile() as file:  # without a name, so that nothing is left of it after a kill
+    with TemporaryFile() as file:  # without a name, so that it disappears after a kill
         with pa.ipc.new_file(file, schema) as writer:
             for table in pieces:
                 writer.write_table(table)
@@ -206,7 +206,7 @@ def read_rows(
 
 
 def _without_copies(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield tables without copies of rows, of which the first stays."""
+    """Yield tables with the first copy of each row."""
     seen = RowIds.concat([])
     for table in tables:
         rows = RowIds.concat([seen, RowIds.of(table)])

@@ -1,8 +1,8 @@
-"""Decide what a compaction merges, keeps and may remove, from objects' names, sizes and footers. Pure.
+"""Plan a compaction: decide from names, sizes and footers which objects to merge, keep and remove. Pure.
 
 `units` divides the objects of a bucket by their names. A unit is processed as a whole: objects of one group that share
-no message with objects outside the unit. `mergeable` divides it by what footers say, and `spans` the objects of each
-part into spans of sequences. A span is either complete in one of its objects, which is kept, or becomes new objects.
+no message with objects outside the unit. `mergeable` divides it by the footers, and `spans` divides each part into
+spans of sequences. A span is either complete in one of its objects, which is kept, or becomes new objects.
 
 One rule makes removal safe even if other compactions run at the same time and plan differently: **an object may only be
 replaced by objects with more rows.** Of all objects that ever had a message, the one with the most rows can never be
@@ -70,15 +70,15 @@ class Tally(Protocol):
     def rows(self, first: int, end: int) -> int: ...
 
     def size(self, first: int, end: int) -> float:
-        """Estimate their bytes as one object."""
+        """Estimated size of the rows as one object, in bytes."""
         ...
 
 
 class Unit(Generic[S]):
-    """Objects of one group in the order of their sequences, as arrays; `ends` are exclusive.
+    """Objects of one group as arrays in the order of their sequences; `ends` are exclusive.
 
-    If its objects do not overlap, it is also a `Tally`. A row counts as `row_bytes` at least in `sizes`, so that an
-    object with as many rows as there is memory for is large.
+    If its objects do not overlap, it is also a `Tally`. In `sizes`, a row counts as at least `row_bytes`, so that an
+    object with as many rows as fit in memory is large.
     """
 
     def __init__(self, sources: Iterable[S], row_bytes: float = 0.0) -> None:
@@ -171,14 +171,14 @@ def _parts(group: Sequence[Source], target: int) -> Iterator[list[Source]]:
 
 
 def is_open(bucket: int, infos: Iterable[ObjectInfo], closed: float, *, unreadable: bool = False) -> bool:
-    """Whether messages may still be added to a bucket, by the length that its objects say; at worst, a day."""
+    """Whether messages may still be added to a bucket, judging by its objects' interval, or a day if unknown."""
     return bucket + (MAX_INTERVAL if unreadable else max(info.interval for info in infos)) > closed
 
 
 def mergeable(infos: Sequence[ObjectInfo]) -> tuple[list[tuple[pa.Schema, list[ObjectInfo]]], list[str]]:
-    """Divide the objects of a unit into those that may be merged with one another, with the columns of the result.
+    """Divide the objects of a unit into mergeable sets, each with the columns of its result.
 
-    Also return why others are not merged.
+    Also return the reasons why other objects are not merged.
     """
     digests = {info.name.digest for info in infos}
     if not all(digests.isdisjoint(info.details.replaces) for info in infos):
@@ -220,7 +220,7 @@ def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
 def _go_together(one: pa.Schema, other: pa.Schema) -> bool:
     names: dict[str, str] = {}
     if any(names.setdefault(path.lower(), path) != path for path, _ in (*fields_in(one), *fields_in(other))):
-        return False  # a column or field would be called otherwise
+        return False  # a column or field would change its name
     integer = pa.types.is_signed_integer
     types = {field.name: field.type for field in one}
     pairs = [(types[field.name], field.type) for field in other if field.name in types]
@@ -228,7 +228,7 @@ def _go_together(one: pa.Schema, other: pa.Schema) -> bool:
 
 
 def spans(unit: Unit[S], target: int, tally: Tally) -> list[Span]:
-    """Divide a unit into spans to keep and spans to rewrite, in order, leaving out ranges without messages."""
+    """Divide a unit into spans to keep and spans to rewrite, in order. Ranges without messages are in none."""
     large = _large(unit, target, tally)
     while True:
         division = _around(unit, large, tally)
@@ -261,7 +261,7 @@ def _around(unit: Unit[S], large: Sequence[int], tally: Tally) -> list[Span]:
 
 
 def _needed(unit: Unit[S], large: Sequence[int], division: Sequence[Span], target: int, tally: Tally) -> int | None:
-    """Find a large object to merge with its neighbor, which would be too small otherwise; None if there is none."""
+    """Find a large object to merge with a neighbor that would be too small; None without one."""
     for number, span in enumerate(division):
         beside = (*division[max(number - 1, 0) : number], *division[number + 1 : number + 2])
         neighbours = [other.kept for other in beside if other.kept is not None and other.kept in large]
@@ -282,7 +282,7 @@ def _needed(unit: Unit[S], large: Sequence[int], division: Sequence[Span], targe
 def removable(unit: Unit[S], holders: Iterable[ObjectName]) -> list[int]:
     """Return the indexes of the sources that may be removed once `holders` together have all messages of the unit.
 
-    Holders are never among them: none has more rows than itself.
+    A holder is never among them, because no object has more rows than itself.
     """
     names = list(holders)
     firsts = np.array([name.first_seq for name in names], np.int64)

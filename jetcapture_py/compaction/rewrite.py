@@ -1,12 +1,12 @@
-"""Remove messages from objects: write each object again without them, read it back, compare, and remove the old one.
+"""Remove messages from objects: write a new object without them, read it back, compare, and remove the old one.
 
-The new object has fewer rows than the one that it replaces, against the rule of `plan`. A compaction that ran at the
-same time could therefore take it for a copy of the old one, and each would remove what the other relies on. So the new
-object's footer names the objects that it replaces, and a compaction leaves a unit alone that has both. While both
-exist, readers compare their messages; afterwards the new object is one like any other.
+The new object has fewer rows than the old one, against the rule of `plan`. A concurrent compaction could therefore take
+the new object for a copy of the old one, and each side would remove the object that the other relies on. So the new
+object's footer names the objects that it replaces, and a compaction skips a unit that has both. While both exist,
+readers compare their messages; afterwards the new object is like any other.
 
-A compaction that has read the old object before may write the messages once more, with others, in a new object. To
-remove them again finds them there.
+A compaction that read the old object earlier may write the removed messages into another object. Running the removal
+again finds them there.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal, remove
 
 Change = Callable[[pa.Table], pa.Table]
-"""Returns the rows that are to be stored instead of these; as many, of the same messages."""
+"""Returns replacements for these rows: as many, of the same messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """An object whose messages are stored in another one, but those that are to be removed."""
+    """A source object and the object that replaces it."""
 
     source: Source
-    """The object that was read."""
+    """The object that is replaced."""
     target: ObjectName | None
-    """The object that has its other rows; None if there are none."""
+    """The object with its remaining rows; None without any."""
     dropped: int
-    """Rows that are not in it."""
+    """Number of removed rows."""
     removal: Removal | None
-    """How to remove the source. None if it was replaced in place, or if an object of the target's name existed that did
-    not say that it replaces the source: a compaction may be about to remove it in favor of the source. The next run
-    removes the source."""
+    """How to remove the source. None if it was replaced in place, or if the target existed without naming the source in
+    its footer: a compaction may be about to remove the target in favor of the source. The next run removes the
+    source."""
     sha256: str | None = None
     """SHA-256 of the target's bytes; None if an earlier run has written it."""
 
@@ -62,10 +62,10 @@ class Rewritten:
 def rewrite(
     archive: ArchiveFiles, source: Source, dropped: MessageSet, sealed_by: str, change: Change | None = None
 ) -> Rewritten:
-    """Store the rows of an object in Parquet again without the messages `dropped`, and with the others as in `change`.
+    """Store the rows of a Parquet object again, without the messages `dropped`; `change` may change the others.
 
-    Nothing is removed: `remove_replaced` does that. Raises VanishedError, StoreError, JetcaptureError if what was
-    written does not read like the source.
+    `remove_replaced` removes the source. Raises VanishedError, StoreError, and JetcaptureError if the new object does
+    not read like the source.
     """
     files, read = Files(archive), archive.at(source.name.path)
     info = files.info(source)
@@ -77,7 +77,7 @@ def rewrite(
     name, written = encoded.name, encoded.data
     new = files.at(name.path) is None
     if new:
-        files.put(name, written)  # which replaces nothing that a capture stores meanwhile
+        files.put(name, written)  # a capture's object of the same name stays
     expected: Callable[[], Iterator[pa.Table]] = rows
     known = files.info_at(name.path)
     before = () if known is None else known.details.replaces
@@ -85,14 +85,14 @@ def rewrite(
         every = dict.fromkeys((*replaces, *before))
         whole = _encode(info, sealed_by, rows(), [digest for digest in every if digest != name.digest])
         written = (whole or encoded).data
-        if name == source.name:  # whose rows cannot be read again afterwards
+        if name == source.name:  # its rows cannot be read again after that
             expected = partial(_rows_in, files, name, written)
             if not equal_rows(rows(), expected()):
                 raise JetcaptureError(f"{files.shown}/{name.path} cannot be written again with the same messages")
         overwrite(archive, name, written)
     elif not new:
         written = None  # it has been written before
-    again = Files(archive)  # without what the other has in its cache
+    again = Files(archive)  # with an empty cache, unlike the other
     holder, stored = again.at(name.path), again.info_at(name.path)
     if (
         holder is None
@@ -112,16 +112,16 @@ def rewrite(
 
 
 def _rows_in(files: Files, name: ObjectName, data: pa.Buffer) -> Iterator[pa.Table]:
-    """Yield the rows of an object that is not stored yet."""
+    """Yield the rows of an object that is not yet stored."""
     with files.archive.parquet(files.archive.at(name.path, data.size), data.to_pybytes()) as file:
         for index in range(file.metadata.num_row_groups):
             yield plain_rows(file.read_row_group(index, use_threads=False))
 
 
 def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[int, list[str]]:
-    """Remove sources; return how many were removed, and why others could not be. What changed meanwhile stays.
+    """Remove sources; return their number and the failures. An object that has changed meanwhile stays.
 
-    Before that, the caller makes sure that the messages that were dropped are where they belong.
+    The caller first makes sure that the dropped messages are stored where they belong.
     """
     results = remove(archive, [rewritten.removal for rewritten in done if rewritten.removal is not None])
     failed = [result for result in results if isinstance(result, StoreError)]
@@ -130,14 +130,14 @@ def remove_replaced(archive: ArchiveFiles, done: Sequence[Rewritten]) -> tuple[i
 
 
 class _Rows:
-    """Reads the rows that stay, as often as it is called; keeps up to `ROW_GROUP_BYTES` of them for the next call."""
+    """Reads the remaining rows, each time it is called; caches up to `ROW_GROUP_BYTES` of them."""
 
     def __init__(self, read: Callable[[], Iterator[pa.Table]]) -> None:
         self._read = read
         self._kept: list[pa.Table] | None = None
 
     def __call__(self) -> Iterator[pa.Table]:
-        """Yield them, some at a time."""
+        """Yield the remaining rows in batches."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -155,7 +155,7 @@ class _Rows:
 
 
 def _rows(files: Files, info: ObjectInfo, dropped: MessageSet, change: Change | None) -> Iterator[pa.Table]:
-    """Yield the rows that stay, in order, with the columns that the object is to have; some at a time."""
+    """Yield the remaining rows in order, in batches with the new object's columns."""
     schema = info.schema
     held: list[pa.Table] = []
     for group in row_groups(files, info):

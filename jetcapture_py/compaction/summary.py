@@ -1,4 +1,4 @@
-"""Summarize what a compaction did or would do, for people and programs."""
+"""Summarize a compaction or its dry run, for people and programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Effect on all selected objects. A dry run has none, only what is `planned`.
+    """Effect on all selected objects; a dry run has only `planned` units.
 
     `left` counts the groups that were not compacted, by reason; `errors` are failures, which another run may fix.
     """
@@ -134,11 +134,11 @@ def total(summary: Summary) -> str:
 
 
 def waiting_line(objects: int) -> str:
-    """Say that replaced objects are still there."""
+    """Say that replaced objects still exist."""
     return f"{plural(objects, 'replaced object')} left for readers until a later run"
 
 
 def failure(errors: Sequence[str]) -> str:
-    """Return what failed, in one line; "" if nothing did."""
+    """Return the failures in one line; "" without any."""
     more = f" (and {plural(len(errors) - 1, 'more failure')})" if len(errors) > 1 else ""
     return f"{errors[0]}{more}" if errors else ""

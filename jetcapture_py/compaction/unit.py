@@ -1,7 +1,7 @@
 """Compact one unit (see `plan`): write new objects, read them back and compare them with the sources.
 
-Nothing is removed here. An `Outcome` names the objects that may be removed after the grace period, if those that
-replace them still exist.
+Nothing is removed here. An `Outcome` names the objects that may be removed after the grace period, if their
+replacements still exist.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SEALED_BY = "compact"
 CHANGED = "another compaction changed it meanwhile"
 
 _STEPS = 64
-"""Minimum number of marks per object of the target size or row group, at which it could end."""
+"""Minimum number of marks, where it could end, per object of the target size or row group."""
 _PIECE_ROWS = 1 << 18
-"""Rows that are read at once, at most about."""
+"""Approximate maximum number of rows read at once."""
 _CLOSE = 0.05
-"""Share of its intended size that an object may lack."""
+"""An object may be smaller than intended by this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSpec:
     """Settings: make objects of `target` bytes in buckets that ended before `closed` (seconds since the epoch).
 
-    A row counts as `row_bytes` of an object at least: its identity is in memory while the object is written.
+    A row counts as at least `row_bytes`, because its identity is in memory while its object is written.
     """
 
     target: int
@@ -65,35 +65,35 @@ class CompactionSpec:
 
 @dataclass(slots=True, kw_only=True)
 class Merged:
-    """Objects of one key or bundle with compatible columns, and what was made of them; nothing yet in a dry run."""
+    """Objects of one key or bundle with compatible columns, and the result; a dry run has no result."""
 
     key: str | None
     bucket: int
     bundle: str
     objects: int
-    """Objects that were read."""
+    """Number of objects read."""
     size: int
-    """Their bytes."""
+    """Size of the objects read, in bytes."""
     written: Sequence[tuple[str, int]] = ()
     """Paths and bytes of new objects."""
     holders: Sequence[str] = ()
-    """Paths of the objects that together have all messages now."""
+    """Paths of the objects that together hold every message."""
     removals: Sequence[Removal] = ()
-    """How to remove objects that the holders replace, after the grace."""
+    """How to remove the replaced objects after the grace."""
     since: float = 0.0
-    """When the last of all these was written, in seconds since the epoch."""
+    """Time of the last write of a holder, in seconds since the epoch."""
     duplicates: int = 0
     """Copied rows."""
 
     @property
     def removable(self) -> list[str]:
-        """Paths of the objects that may be removed."""
+        """Paths of the replaced objects."""
         return [removal.target.path for removal in self.removals]
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Objects that were not compacted, or not all."""
+    """Objects that were not compacted, or only in part."""
 
     reason: str
 
@@ -115,7 +115,7 @@ def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) 
 
 
 def _attempted(work: Callable[[], T]) -> T | Skipped | Failed:
-    """Return the result of `work`, or why there is none."""
+    """Return the result of `work`, or its failure."""
     try:
         return work()
     except VanishedError:
@@ -127,7 +127,7 @@ def _attempted(work: Callable[[], T]) -> T | Skipped | Failed:
 def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     infos: list[ObjectInfo] = []
     outcomes: list[Outcome] = []
-    for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
+    for some in (sources[:1], sources[1:]):  # the first object usually shows that a bucket is open
         for info in files.archive.map(lambda source: _attempted(partial(_info, files, source)), some):
             if isinstance(info, Skipped):
                 return [info]
@@ -156,7 +156,7 @@ def _info(files: Files, source: Source) -> ObjectInfo:
 def _merged(
     files: Files, spec: CompactionSpec, unit: Unit[ObjectInfo], schema: pa.Schema, infos: Iterable[ObjectInfo]
 ) -> Merged:
-    """Merge objects whose columns go together, or only count them in a dry run."""
+    """Merge objects with compatible columns; a dry run only counts them."""
     name, size = unit.sources[0].name, sum(info.size for info in unit.sources)
     merged = Merged(key=name.key, bucket=name.bucket, bundle=name.bundle, objects=len(unit.sources), size=size)
     return merged if spec.dry_run else _Compaction(files, spec, unit, columns_to_write(name, schema), infos).run(merged)
@@ -173,7 +173,7 @@ class _Compaction:
         schema: pa.Schema,
         infos: Iterable[ObjectInfo],
     ) -> None:
-        """`infos` are all objects of the key or bundle, also those of which none is merged with these."""
+        """`infos` are all objects of the key or bundle, including those not merged with these."""
         self._files = files
         self._spec = spec
         self._unit = unit
@@ -212,7 +212,7 @@ class _Compaction:
         )
 
     def _removals(self, holders: Sequence[ObjectName], obsolete: Sequence[ObjectInfo]) -> list[Removal]:
-        """Return how to remove the objects that have not changed since they were read, each with its holders."""
+        """Return the removals of objects that have not changed since they were read, with their holders."""
         if not obsolete:
             return []
         self._read_through({name.path for name in holders}, obsolete)
@@ -230,8 +230,8 @@ class _Compaction:
         ]
 
     def _read_through(self, holders: Collection[str], obsolete: Sequence[ObjectInfo]) -> None:
-        """Read existing objects in full before they replace others: a killed pass may have written them without
-        comparing them. Raises JetcaptureError if one is damaged."""
+        """Read existing objects in full before they replace others: a killed pass may have written them unchecked.
+        Raises JetcaptureError if one is damaged."""
         for source in self._existing.values():
             if source.name.path in holders and any(layout.overlap(source.name, other.name) for other in obsolete):
                 self._files.read_through(source)
@@ -241,11 +241,11 @@ class _Compaction:
         return self._survey.rows(first, end)
 
     def size(self, first: int, end: int) -> float:
-        """Estimate the compressed bytes by the last rows written, or before that by the unit's first rows."""
+        """Estimate the compressed bytes from the last rows written, or at first from the unit's first rows."""
         return self._counted(self._survey.weight(first, end) * self._compression(), first, end)
 
     def _counted(self, size: float, first: int, end: int) -> float:
-        """Return what an object of `size` bytes with these rows counts as."""
+        """Return the counted size of an object of `size` bytes with these rows."""
         return max(size, self.rows(first, end) * self._spec.row_bytes)
 
     def _compression(self) -> float:
@@ -260,7 +260,7 @@ class _Compaction:
         return self._ratio
 
     def _rows(self, first: int, end: int) -> Iterator[pa.Table]:
-        """Yield the distinct rows of a range as they are written, in bundles sorted by key; a table is a row group."""
+        """Yield the distinct rows of a range, one table per row group; those of a bundle are sorted by key."""
         table = read_rows(self._files, self._unit, self._schema, first, end, in_file=self._bundle)
         return ordered(table, by_key=self._bundle)[0] if table.num_rows else iter(())
 
@@ -283,7 +283,7 @@ class _Compaction:
             begin = end
 
     def _encode(self, begin: int, end: int) -> tuple[EncodedBlock, int]:
-        """Encode one object of the rows from `begin` on; return it and the start of the next one."""
+        """Encode one object of rows starting at `begin`; return it and the start of the next one."""
         with self._new_writer() as writer:
             position = begin
             while (cut := self._cut(begin, position, end, self._counted(writer.size, begin, position))) > position:
@@ -312,7 +312,7 @@ class _Compaction:
         left = self.size(position, end)
         total = written + left
         intended = total / max(1, round(total / target))
-        if intended == total or not left:  # without rows that are left, none can be moved to a further object
+        if intended == total or not left:  # the last rows cannot be moved to another object
             return end
         lacking = intended - written
         weight = lacking / left * survey_.weight(position, end)

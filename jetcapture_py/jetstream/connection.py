@@ -168,7 +168,7 @@ def _login(config: NatsConfig) -> dict[str, Any]:
 
 
 def _renewals(config: NatsConfig, options: Mapping[str, Any]) -> Iterator[Callable[[], Mapping[str, Any]]]:
-    """Yield functions that read files again: password, token, credentials and certificates."""
+    """Yield functions that re-read files: password, token, credentials and certificates."""
 
     def credentials(file: Path) -> dict[str, Any]:
         options["user_credentials"].data = _credentials(file)  # nats-py reads it at each attempt
@@ -183,7 +183,7 @@ def _renewals(config: NatsConfig, options: Mapping[str, Any]) -> Iterator[Callab
 
 
 def _credentials(file: Path) -> str:
-    """Return the content of a credentials file that is complete; nats-py may read an incomplete one without end."""
+    """Return the content of a complete credentials file; on an incomplete one, nats-py may never return."""
     text = _secret(None, file, "nats.creds")
     seed = _SEED.search(text)
     if seed is None or not _JWT.search(text) or not _is_seed(seed[1]):
@@ -201,7 +201,7 @@ def _secret(value: SecretStr | None, file: Any, path: str) -> str:
 
 
 def _jwt_login(jwt: str, seed: SecretStr | None) -> dict[str, Any]:
-    """Log in with a JWT; without a seed it is a bearer token, and nothing is signed."""
+    """Log in with a JWT. Without a seed it is a bearer token, and nothing is signed."""
     if seed is None:
         return {"user_jwt_cb": lambda: bytearray(jwt.encode()), "signature_cb": lambda _: b""}
     if not _is_seed(seed.get_secret_value()):
@@ -238,7 +238,7 @@ class Api:
         self._client = client
         self.prefix = config.js_api
         self.imported = config.api_prefix is not None
-        """Whether requests probably pass from one account to another."""
+        """Whether requests probably cross accounts."""
         self.subjects = (f"{config.inbox_prefix}.*.>", "$JS.ACK.>", "$JS.API.>", f"{self.prefix}.>")
         """Subjects of deliveries, which have two tokens after the prefix, acknowledgements and requests."""
 
@@ -257,8 +257,8 @@ class Api:
     ) -> None:
         """Request the next messages (ADR-13); they and statuses are sent to `reply`. Times are in seconds.
 
-        `max_bytes` 0 sets no limit. That is allowed even where the consumer limits what a pull may ask for. `group` is
-        the consumer's priority group and `pin` the id with which it is pinned to this client (ADR-42), "" for none.
+        `max_bytes` 0 sets no limit, which is allowed even if the consumer limits a pull's bytes. `group` is the
+        consumer's priority group and `pin` the id that pins it to this client (ADR-42), "" for none.
         """
         body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d%s%s}' % (
             batch,
@@ -272,9 +272,9 @@ class Api:
         await self._client.write(head.encode() + body + b"\r\n")
 
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` when nobody answers.
+        """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` without an answer.
 
-        A cluster that elects a leader may answer that it is temporarily unavailable: it is asked again for a while.
+        A cluster that elects a leader may answer that it is temporarily unavailable; the request is then repeated.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _API_TIMEOUT
@@ -289,7 +289,7 @@ class Api:
                 await asyncio.sleep(_AGAIN)
 
     async def message(self, stream: str, **which: Any) -> dict[str, Any] | None:
-        """Return one message as the API has it, from the stream's leader; None without such a message."""
+        """Return one message in the API's form, from the stream's leader; None without such a message."""
         try:
             message: dict[str, Any] = (await self.request(f"STREAM.MSG.GET.{stream}", which))["message"]
         except MissingMessageError:

@@ -1,4 +1,4 @@
-"""The consumer on the server: found or created, compared with the configuration, and followed while it is the same."""
+"""The consumer on the server: find or create it, compare it with the configuration, detect a recreated one."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _MEANS_NOTHING = {
     "storage": "file",
     "src": ">",
 }
-"""Values of settings that are left out."""
+"""Values that mean the same as a missing setting."""
 _UNORDERED = frozenset({"subjects", "filter_subjects", "sources", "tags"})
 _NO_TIME = "0001-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A setting whose value is not the configured one; both as the API has them, None for left out."""
+    """A setting with another value than the configured one, both in the API's form; None for a missing one."""
 
     name: str
     configured: Any
@@ -61,10 +61,10 @@ class Difference:
 
 
 def differing(configured: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Difference]:
-    """Compare the settings in `configured` with the server's answer; settings that `configured` lacks do not count.
+    """Compare the settings in `configured` with the server's answer; other settings are ignored.
 
-    The server writes the same setting in several ways: what is not set is left out, or 0, or -1, or an empty list, and
-    it adds notes of its own to the metadata. Those are no differences. In the metadata, each name is one.
+    Equivalent settings are not differences: the server leaves an unset one out, or writes 0, -1 or an empty list, and
+    adds its own metadata. Metadata is compared name by name.
     """
     result = []
     for name, value in configured.items():
@@ -84,7 +84,7 @@ def differing(configured: Mapping[str, Any], actual: Mapping[str, Any]) -> list[
 
 
 def normal(name: str, value: Any) -> Any:
-    """Return the value in the one way in which equal settings are equal; None for what is not set."""
+    """Return the value's normal form, in which equivalent settings are equal; None if unset."""
     if isinstance(value, Mapping):
         if name == "metadata":
             return {key: text for key, text in value.items() if not key.startswith(_OWN_METADATA)} or None
@@ -95,7 +95,7 @@ def normal(name: str, value: Any) -> Any:
         return (sorted(parts, key=json.dumps) if name in _UNORDERED else parts) or None
     if isinstance(value, str) and RFC3339.fullmatch(value):
         return None if value == _NO_TIME else utc(value)
-    if value in (None, "", 0, -1, _MEANS_NOTHING.get(name)):  # False is 0
+    if value in (None, "", 0, -1, _MEANS_NOTHING.get(name)):  # False == 0
         return None
     return value
 
@@ -111,7 +111,7 @@ def utc(text: str) -> str:
 
 
 WRONG_CLOCK = 60.0
-"""Seconds between this machine's clock and the server's from which signed requests fail and ages are wrong."""
+"""Clock difference to the server, in seconds, from which signed requests fail and ages are wrong."""
 _CONSUMER_EXISTS = (10148, 10105)
 _NANOSECOND = 1_000_000_000
 
@@ -174,7 +174,7 @@ class ConsumerState:
 
     @property
     def progress(self) -> Progress:
-        """Its progress, which a new consumer starts again."""
+        """The consumer's progress; a new consumer starts again."""
         return Progress(self.deliveries, self.ack_floor)
 
 
@@ -218,7 +218,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
 
 
 def is_consumer_of(state: ConsumerState, mark: ConsumerWatermark) -> bool:
-    """Whether this is the watermark's consumer: the same creation time, or no less progress, as servers move times."""
+    """Whether this is the watermark's consumer: the same creation time, which servers may move, or no less progress."""
     if mark.filters and mark.filters[-1].consumer == state.created:
         return True
     return bool(mark.deliveries) and state.progress.continues(Progress(mark.deliveries, mark.seq))
@@ -233,20 +233,20 @@ async def get_consumer(api: Api, stream: str, consumer: str) -> ConsumerState:
 
 
 def filters_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the subjects that a consumer with this configuration of the API selects; none: all."""
+    """Return the filter subjects of a consumer with this API configuration; none for all."""
     one = config.get("filter_subject")
     return (one,) if one else tuple(config.get("filter_subjects", ()))
 
 
 YEAR = 365 * 24 * 3600 * 10**9
-"""Nanoseconds. No stop of a capture lasts longer."""
+"""Nanoseconds; longer than any stop of a capture."""
 
 
 def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) -> str | None:
-    """Return a line that says when the server deletes an idle consumer; None if not within a year.
+    """Say in one line when the server deletes an idle consumer; None if not within a year.
 
-    Both arguments are configurations of the API; the stream's is empty if unknown. A consumer takes the stream's limit
-    unless it has a shorter threshold, and 0 does not turn that off. Servers before 2.14 refuse the stream's limit
+    Both arguments are API configurations; the stream's is empty if unknown. A consumer takes the stream's limit
+    unless it has a shorter threshold; 0 does not turn that off. Servers before 2.14 refuse the stream's limit
     without one for `max_ack_pending`.
     """
     limit = (stream.get("consumer_limits") or {}).get("inactive_threshold") or 0
@@ -262,8 +262,7 @@ def deleted_when_idle(consumer: Mapping[str, Any], stream: Mapping[str, Any]) ->
 
 
 def unusable(stream: str, consumer: str, config: Mapping[str, Any], mode: str = "shared") -> str | None:
-    """Return why a consumer with this configuration cannot be captured from in this `source.mode`, in one line; None
-    if it can."""
+    """Return in one line why a consumer with this configuration does not suit this `source.mode`; None if it does."""
     problem = ordered_consumer.unusable(config) if mode == "ordered" else _not_shared(config)
     if config.get("deliver_subject"):
         problem = "is a push consumer; a pull consumer is required"
@@ -273,7 +272,7 @@ def unusable(stream: str, consumer: str, config: Mapping[str, Any], mode: str = 
 
 
 def _not_shared(config: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a consumer for `source.mode: shared`; None if nothing is."""
+    """Return a consumer's problem in `source.mode: shared`; None without one."""
     if ordered_consumer.is_ordered(config):
         return "is one for source.mode ordered; set that, or use another consumer"
     if config.get("ack_policy") != "explicit":
@@ -290,7 +289,7 @@ async def _create(api: Api, source: SourceConfig) -> ConsumerState:
     try:
         return consumer_state(await api.request(f"CONSUMER.CREATE.{stream}.{consumer}", request))
     except ApiError as error:
-        if error.err_code in _CONSUMER_EXISTS:  # another replica was faster, with other settings
+        if error.err_code in _CONSUMER_EXISTS:  # another replica created it first, with other settings
             return await get_consumer(api, stream, consumer)
         raise
 
@@ -318,16 +317,16 @@ def consumer_config(source: SourceConfig) -> dict[str, Any]:
     elif source.filter_subjects:
         config["filter_subjects"] = list(source.filter_subjects)
     elif source.deliver_policy == "last_per_subject":
-        config["filter_subject"] = ">"  # the server must know of which subjects
+        config["filter_subject"] = ">"  # the server needs the subjects
     if source.consumer_config is not None:
         config |= {name: value for name, value in api_values(source.consumer_config).items() if value is not None}
     if config.get("backoff"):
-        config["ack_wait"] = config["backoff"][0]  # as the server has it then
+        config["ack_wait"] = config["backoff"][0]  # as the server then stores it
     return config
 
 
 def differences(source: SourceConfig, actual: Mapping[str, Any]) -> list[Difference]:
-    """Return the settings whose value on the server, `actual`, is not the configured one."""
+    """Return the settings whose value on the server (`actual`) is not the configured one."""
     configured = consumer_config(source)
     for config in (configured, actual := dict(actual)):
         config["filter_subjects"] = filters_of(config)
@@ -349,12 +348,12 @@ log = logging.getLogger("jetcapture.source")
 
 
 class Consumer:
-    """One consumer and its last known `state`. Over its `link`, the capture fails if it can never go on."""
+    """One consumer and its last known `state`. A permanent problem fails the capture through `link`."""
 
     def __init__(self, link: Link, config: SourceConfig) -> None:
         self.link, self._config = link, config
         self.origin = Origin("")
-        """The stream; without a creation time if it may not be read."""
+        """The stream; without a creation time if permission to read it is missing."""
         self.stream_config: Mapping[str, Any] = {}
         """The stream's configuration as last seen, empty without permission to ask."""
         self.state: ConsumerState
@@ -439,7 +438,7 @@ class Consumer:
         return same
 
     async def recognize(self, origin: Origin, *, progressed: bool = False) -> bool:
-        """Whether the stream is that of `origin`; if so, it takes its creation time. `progressed` as in
+        """Whether the stream is that of `origin`; if so, use that creation time from now on. `progressed` as in
         `is_same_stream`."""
         stream = self._stream_state
         if stream is None or not await is_same_stream(origin, stream.ends, self._time_of, progressed=progressed):
@@ -456,7 +455,7 @@ class Consumer:
         return await self._is_same_stream(StreamState.of(answer), progressed=bool(continues))
 
     async def refresh(self) -> bool:
-        """Update the state; return False without an answer, or if the consumer cannot be captured from any more."""
+        """Update the state; return False without an answer, or if the consumer has become unusable."""
         stream, name = self._config.stream, self._config.consumer
         try:
             state = await get_consumer(self.link.api, stream, name)
@@ -484,7 +483,7 @@ class Consumer:
         return True
 
     async def delivered_all(self) -> bool:
-        """Whether the stream has nothing for it after what was delivered, whatever the server counts as pending."""
+        """Whether the stream has no further message for it, whatever the server counts as pending."""
         if not self._may_get:
             return False
         filters = filters_of(self.state.config)
@@ -495,11 +494,11 @@ class Consumer:
             return False
 
     async def is_other(self, seq: int, timestamp: int) -> bool:
-        """Whether the message at `seq` is not the one stored at `timestamp` (microseconds); False if unknown."""
+        """Whether the message at `seq` has another timestamp than `timestamp` (microseconds); False if unknown."""
         return await self._time_of(seq) not in (None, timestamp)
 
     async def _time_of(self, seq: int) -> int | None:
-        """Return the timestamp of a message in microseconds; None without it, without permission, or answer."""
+        """Return the timestamp of a message in microseconds; None without message, permission or answer."""
         try:
             message = await self.link.api.message(self._config.stream, seq=seq)
         except SourceError:

@@ -8,7 +8,7 @@ SETTLED_AFTER_S = 5.0
 """Seconds after which a killed server has certainly written a consumer's state; it writes several times a second."""
 CONFIRMATIONS = 3
 CONFIRM_EVERY_S = 0.5
-"""Seconds between answers that count: a cluster that has just lost its leader may say "not found", and be wrong."""
+"""Seconds between answers that count: a cluster that has just lost its leader may wrongly say "not found"."""
 
 
 class ConsumerWatch:
@@ -24,7 +24,7 @@ class ConsumerWatch:
         self._missing: list[float] = []
 
     def continues(self, progress: Progress, now: float) -> bool | None:
-        """Whether the consumer may be the same; None if it had delivered nothing before."""
+        """Whether the consumer may be the same; None if it had delivered nothing earlier."""
         self._missing.clear()
         if now - self._candidate_at >= SETTLED_AFTER_S:
             self._settled, self._candidate, self._candidate_at = self._candidate, progress, now
@@ -33,7 +33,7 @@ class ConsumerWatch:
         return progress.continues(self._settled)
 
     def is_gone(self, now: float) -> bool:
-        """Record an answer that there is no such consumer; True once `CONFIRMATIONS` distinct moments agree."""
+        """Record a "not found" answer; True once `CONFIRMATIONS` answers at distinct times agree."""
         if not self._missing or now - self._missing[-1] >= CONFIRM_EVERY_S:
             self._missing.append(now)
         return len(self._missing) >= CONFIRMATIONS

@@ -23,15 +23,15 @@ FLUSH_TIMEOUT_S = 2
 
 
 class Link:
-    """The connection of one capture, and why it cannot go on.
+    """The connection of one capture, and its failure.
 
     Attributes:
         changed: Called when the connection was lost, is back, or when the capture has failed.
-        client: The connection, once it was made.
+        client: The nats-py client, once connected.
         api: The JetStream API on it.
-        reconnects: How often it was made again.
-        problem: Why the last attempt to do so failed; "" while connected, and before the first attempt.
-        failure: Why the capture has to end; None while it can go on.
+        reconnects: Number of reconnects.
+        problem: Why the last attempt to reconnect failed; "" while connected, and before the first attempt.
+        failure: The error that ends the capture; None while it can continue.
     """
 
     def __init__(self, config: Config, changed: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class Link:
         return bool(self.client.is_connected)
 
     def fail(self, error: SourceError) -> None:
-        """End the capture with this error, unless another one came before."""
+        """End the capture with this error, unless it has failed already."""
         if self.failure is None:
             self.failure = error
             self.changed()
@@ -100,7 +100,7 @@ class Link:
         denial = denial_in(error)
         if denial is not None and (needed := self._needed(denial)) is not None:
             self.fail(SourceError(f"NATS refused: {refusal(needed, subscription=denial.subscription)}"))
-        elif denial is None or denial.about(self._config.stored_subject) is None:  # of that one, `Announcer` hears
+        elif denial is None or denial.about(self._config.stored_subject) is None:  # `Announcer` handles that denial
             event(log, logging.WARNING, "nats.error", error=error)
 
     def _needed(self, denial: Denial) -> str | None:

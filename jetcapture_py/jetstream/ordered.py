@@ -1,15 +1,15 @@
-"""Decide what a cumulative ack may cover, in `source.mode: ordered`.
+"""Decide which messages a cumulative ack may cover, in `source.mode: ordered`.
 
 Guarantee: no ack covers a message that did not arrive here and is not stored.
 
 The server numbers a consumer's deliveries. `CONSUMER.RESET` starts again at 1, with the first message above the ack
 floor. From there on, deliveries without a gap in their numbers are all messages in their order: a *run*. Anything else
-ends the run, and nothing is acknowledged until another one has begun with a RESET: a new pin, a gap, a message out of
-order, a lost connection, another leader.
+ends the run: a new pin, a gap, a message out of order, a lost connection, another leader. Then nothing is acknowledged
+until a RESET has begun another run.
 
 Another replica that believes to be active may RESET at any time, and the numbers may happen to fit. Therefore the
-consumer's ack floor, a delivery number and a sequence, is looked up after the messages arrived and before they are
-acknowledged: it has to lie on this run. Such a pair decides which delivery is which message.
+consumer's ack floor, a pair of delivery number and sequence, is looked up after the messages arrived and before they
+are acknowledged. It must lie on this run, because the pair shows which message a delivery number stands for.
 
 Pure: no clock, no I/O, and no Python object per message. Arrays are int64.
 """
@@ -27,12 +27,12 @@ from jetcapture_py.archive.arrays import Int64s, Mask, Nanos, Seqs
 
 
 class Phase(Enum):
-    """What may be received and acknowledged."""
+    """A replica's state, which decides the messages to receive and acknowledge."""
 
     STANDBY = auto()
-    """Another replica is pinned, or none."""
+    """Another replica or no replica is pinned."""
     INTERRUPTED = auto()
-    """Pinned; a RESET is needed, and what arrives is dropped."""
+    """Pinned; a RESET is needed, and messages are dropped until then."""
     RESET = auto()
     """The RESET was confirmed; the first delivery has not arrived."""
     RUNNING = auto()
@@ -47,11 +47,11 @@ class Position(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Acknowledges everything up to `position` in the run with this number; two acks, sent together.
+    """Acknowledges everything up to `position` in the run with this number, by two acks sent together.
 
-    The first has the same sequence and the floor's number, `before`. The server ignores it, unless there was a RESET
-    since the floor was looked up. Then the floor gets that number, which the next look notices. While the floor's
-    number is 0, only the first delivery is acknowledged.
+    The first ack has the same sequence and the floor's number, `before`. The server ignores it unless a RESET followed
+    the look-up of the floor. Then the floor gets that number, which the next look-up detects. While the floor's number
+    is 0, only the first delivery is acknowledged.
     """
 
     run: int
@@ -60,7 +60,7 @@ class Ack(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What had arrived at one moment: the number of the run, and of its last delivery."""
+    """The state of arrivals at one moment: the number of the run, and of its last delivery."""
 
     run: int
     delivery: int
@@ -72,11 +72,11 @@ def _no_numbers() -> Int64s:
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """Messages, in the order of their sequences."""
+    """Messages in the order of their sequences."""
 
     seqs: Seqs = field(default_factory=_no_numbers)
     times: Nanos = field(default_factory=_no_numbers)
-    """Nanoseconds; a stream that was restored gives a sequence to another message."""
+    """Nanoseconds, because a restored stream reuses sequences for other messages."""
     stored: Mask = field(default_factory=lambda: np.empty(0, bool))
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class _Rows:
         return _Rows(self.seqs[mask], self.times[mask], self.stored[mask])
 
     def find(self, seqs: Seqs, times: Nanos) -> tuple[Mask, Int64s]:
-        """Return a mask of the messages that are among the rows, and the index of each of these."""
+        """Return a mask of the messages that are in the rows, and their indexes."""
         if not len(self):
             return np.zeros(len(seqs), bool), np.empty(0, np.int64)
         first, last = self.seqs[0], self.seqs[-1]
@@ -111,8 +111,8 @@ class OrderedAcks:
     """The state of one replica.
 
     Attributes:
-        phase: What may be received and acknowledged.
-        pin: The pin id with which to pull; "" without one.
+        phase: The current phase.
+        pin: The pin id to pull with; "" without one.
         reason: Why the last run ended.
         run: Number of the run; a new one with each interruption.
         resets: Confirmed RESETs.
@@ -125,9 +125,9 @@ class OrderedAcks:
         self._lost_pin = ""
         self._leader = ""
         self._acked = Position(0, 0)
-        self._rows = _Rows()  # of this run, all deliveries after `_acked`
+        self._rows = _Rows()  # all deliveries of this run after `_acked`
         self._new: list[_Rows] = []  # to be appended to them
-        self._held = _Rows()  # of earlier runs, not acknowledged: stored, or on their way to the store
+        self._held = _Rows()  # unacknowledged messages of earlier runs, stored or being stored
         self._last = Position(0, 0)
 
     @property
@@ -137,22 +137,22 @@ class OrderedAcks:
 
     @property
     def unacknowledged(self) -> int:
-        """Messages that arrived here and are not acknowledged."""
+        """Number of unacknowledged messages that arrived here."""
         return len(self._arrived()) + len(self._held)
 
     def abandoned(self, pinned: str, unacked: int) -> bool:
-        """Whether what was delivered waits for a replica that is gone, at a consumer that is `pinned` to nobody.
+        """Whether unacknowledged messages belong to a dead replica and nobody is `pinned`.
 
-        The server pins a replica only when it has a message to deliver. A RESET makes it have some.
+        The server pins a replica only when it has a message to deliver. A RESET makes it redeliver them.
         """
         return not self.active and not pinned and unacked > 0
 
     # ------------------------------------------------------------------ receiving
 
     def received(self, deliveries: Int64s, seqs: Seqs, times: Nanos, pin: str) -> Mask:
-        """Record messages in order of arrival, the last of them with this pin id; return a mask of those to capture.
+        """Record messages in order of arrival; return a mask of those to capture. `pin` is the last one's pin id.
 
-        The others are not acknowledged, or are here already.
+        The others must not be acknowledged, or are held already.
         """
         keep = np.zeros(len(seqs), bool)
         if not len(seqs) or pin == self._lost_pin:  # in flight when the pin was lost
@@ -162,7 +162,7 @@ class OrderedAcks:
             self._interrupt("pinned")
         start = 0
         if self.phase is Phase.RESET:
-            first = np.flatnonzero((deliveries == 1) & (seqs > self._acked.seq))  # others were sent before
+            first = np.flatnonzero((deliveries == 1) & (seqs > self._acked.seq))  # earlier deliveries have no pin id
             if len(first):
                 start, self.phase = int(first[-1]), Phase.RUNNING
         if self.phase is not Phase.RUNNING:
@@ -187,7 +187,7 @@ class OrderedAcks:
         return ~held
 
     def _arrived(self) -> _Rows:
-        """Return the run's messages that are not acknowledged."""
+        """Return the run's unacknowledged messages."""
         if self._new:
             self._rows, self._new = _joined([self._rows, *self._new]), []
         return self._rows
@@ -203,7 +203,7 @@ class OrderedAcks:
         return self.phase is Phase.RUNNING and bool(self._arrived().stored[:1].all()) and len(self._rows) > 0
 
     def mark(self) -> Mark:
-        """Return what has arrived until now."""
+        """Return the current state of arrivals."""
         return Mark(self.run, self._last.delivery)
 
     def arrived_before(self, count: int) -> int | None:
@@ -213,7 +213,7 @@ class OrderedAcks:
         return int(self._arrived().seqs[-count - 1])
 
     def forget(self) -> None:
-        """Record that what earlier runs left here was dropped, but for what is stored: it has to be captured again."""
+        """Record that messages of earlier runs were dropped, except stored ones, so that they are captured again."""
         self._held = self._held.where(self._held.stored)
 
     # ------------------------------------------------------------------ interruptions
@@ -230,7 +230,7 @@ class OrderedAcks:
             self.phase, self._lost_pin, self.pin = Phase.STANDBY, pin, ""
 
     def _interrupt(self, reason: str) -> None:
-        """End the run; what arrived in it is held."""
+        """End the run; its messages stay held."""
         rows = _joined([self._held, self._arrived()])
         order = np.argsort(rows.seqs, kind="stable")
         newest = np.append(np.diff(rows.seqs[order]) > 0, True)[: len(order)]
@@ -239,7 +239,7 @@ class OrderedAcks:
         self.run += 1
 
     def reset(self, run: int, first: int, leader: str) -> None:
-        """Record a confirmed RESET, requested in this run: what is delivered next has `first` or a later sequence."""
+        """Record a confirmed RESET, requested in this run: later deliveries have sequences from `first` on."""
         if run == self.run and self.phase is Phase.INTERRUPTED:
             self.phase, self._leader = Phase.RESET, leader
             self._acked = self._last = Position(0, first - 1)
@@ -254,9 +254,9 @@ class OrderedAcks:
         self._held.mark(seqs, times)
 
     def next_ack(self, mark: Mark, floor: Position, leader: str) -> Ack | None:
-        """Return what to acknowledge; None if that is nothing new, or must wait for a RESET.
+        """Return the next ack; None without a new message, or while a RESET is needed.
 
-        `floor` is the consumer's ack floor and `leader` its leader, which were asked for after `mark` was taken.
+        `floor` is the consumer's ack floor and `leader` its leader, both requested after `mark` was taken.
         """
         if self.phase is not Phase.RUNNING or mark.run != self.run:
             return None
@@ -277,7 +277,7 @@ class OrderedAcks:
         return Ack(self.run, floor.delivery, position)
 
     def acked(self, ack: Ack) -> int:
-        """Record a confirmed ack; return how many messages it acknowledged."""
+        """Record a confirmed ack; return the number of messages that it acknowledged."""
         if ack.run != self.run:
             return 0
         count = ack.position.delivery - self._acked.delivery
@@ -286,12 +286,12 @@ class OrderedAcks:
         return count
 
     def unconfirmed(self, ack: Ack) -> None:
-        """Record an ack that the server did not confirm: it may or may not have had an effect."""
+        """Record an unconfirmed ack, which may have had an effect."""
         if ack.run == self.run:
             self.interrupt("an ack was not confirmed")
 
     def idle(self, mark: Mark, delivered: int) -> None:
-        """Record the number of the consumer's last delivery, asked for some time after the last one of `mark`."""
+        """Record the number of the consumer's last delivery, requested some time after the last one of `mark`."""
         waiting = self.phase in (Phase.RESET, Phase.RUNNING)
         if waiting and mark == self.mark() and delivered != mark.delivery:
             self._interrupt(f"{mark.delivery} deliveries arrived of {delivered}")

@@ -1,8 +1,8 @@
 """Acknowledge everything up to a message, at a consumer that delivers to one replica at a time (ADR-42).
 
-`OrderedAcks` decides what is received and acknowledged; this does it. The server pins the consumer to one of the
-replicas that pull, until it has not pulled for `priority_timeout` or unpins itself. The others wait, each with one pull
-for one message, which tells the replica that it is pinned now.
+`OrderedAcks` makes the decisions; this module carries them out. The server pins the consumer to one of the pulling
+replicas, until that one has not pulled for `priority_timeout` or unpins itself. The others wait, each with one pull for
+one message, whose arrival tells the replica that it is now pinned.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from jetcapture_py.log import event
 log = logging.getLogger("jetcapture.source")
 
 RENEWALS = 4
-"""Pulls in each `takeover`."""
+"""Pulls per `takeover`."""
 HAND_OVER_S = 0.4
-"""Maximum seconds in which a stopping replica stores and acknowledges before another takes over."""
+"""Maximum seconds for a stopping replica to store and acknowledge before another takes over."""
 STILL_S = 1.0
-"""Seconds without a message after which none should be on its way."""
+"""Seconds without a message after which none should be in flight."""
 LOOK_EVERY_S = 0.1
-"""Seconds between two looks whether the connection was lost or deliveries are missing."""
+"""Seconds between checks for a lost connection or missing deliveries."""
 RETRY_EVERY_S = 0.5
-"""Seconds between two attempts to RESET, or to acknowledge what could not be before."""
+"""Seconds between attempts to RESET or to acknowledge."""
 _PIN = b"Nats-Pin-Id: "
 _SLOTS = {Phase.STANDBY: 1, Phase.INTERRUPTED: 0}
 
 
 class Ordered(Acks):
-    """The messages are this replica's while the consumer is pinned to it."""
+    """Receives messages while the consumer is pinned to this replica."""
 
     def __init__(self, source: PullSource, counts: Counts) -> None:
         super().__init__(source, counts)
         self.ordered = OrderedAcks()
         self._connection = 0
-        """The number of the connection on which the run goes on."""
+        """The number of the run's connection."""
         self._reset_at = 0.0
         self._last_reply = b""
         self._marks: deque[tuple[int, float]] = deque()
-        """Sequences, and when all messages up to them were in blocks."""
+        """Sequences, and the time by which all messages up to them were in blocks."""
         self._refused: asyncio.Queue[str] = asyncio.Queue()
         """Pin ids of pulls whose deliveries now go to another replica."""
         self._acking = asyncio.Lock()
@@ -75,7 +75,7 @@ class Ordered(Acks):
 
     async def open(self) -> None:
         """Connect and find or create the consumer, unless server or stream cannot be used. Raises SourceError."""
-        pa.array(np.empty(0))  # imports pandas if installed, 0.2 s of CPU, which at the first message may cost the turn
+        pa.array(np.empty(0))  # imports pandas if installed: 0.2 s of CPU, which could cost the turn
         link = self.source.link
         await link.open()
         problem = too_old(link.client.server_version, imported=link.api.imported)
@@ -85,7 +85,7 @@ class Ordered(Acks):
         await self.source.attach()
 
     async def _unusable_stream(self) -> str | None:
-        """Return why the stream cannot be used; None if it can, or if it is missing, which others report."""
+        """Return why the stream cannot be used; None if it can, or if it is missing, which is reported elsewhere."""
         api, subject = self.source.link.api, f"STREAM.INFO.{self.source.config.source.stream}"
         try:
             return unsuitable((await api.request(subject))["config"])
@@ -120,7 +120,7 @@ class Ordered(Acks):
     def admit(self, received: Received) -> Received:
         """Return those of the messages that are to be captured."""
         if self.source.ended:
-            return Received()  # what is not in blocks comes again, to the next replica
+            return Received()  # messages that are not in blocks are redelivered to the next replica
         self._notice()
         names = self.source.config.source
         tokens = (COUNT, SEQ, TIME, DELIVERY)
@@ -140,7 +140,7 @@ class Ordered(Acks):
         return received if mask.all() else received.where(mask)
 
     def seal_before(self, *, all_in_blocks: bool) -> float | None:
-        """Blocks opened until then keep too many later messages from being acknowledged."""
+        """Return the time up to which opened blocks hold back the acks of too many later messages; None for none."""
         if all_in_blocks and (last := self.ordered.last_seq) > (self._marks[-1][0] if self._marks else 0):
             self._marks.append((last, time.monotonic()))
         seq = self.ordered.arrived_before(self.source.state.max_ack_pending // ORDERED_SHARE)
@@ -168,7 +168,8 @@ class Ordered(Acks):
             pulls.wake()
 
     def _notice(self) -> None:
-        """End the run if the connection was lost, as messages in flight are; fail if the stream has become unusable."""
+        """End the run if the connection, and so messages in flight, were lost; fail if the stream has become
+        unusable."""
         source = self.source
         if source.reconnects != self._connection:
             self._connection = source.reconnects
@@ -181,7 +182,7 @@ class Ordered(Acks):
     # ------------------------------------------------------------------ being pinned
 
     async def run(self) -> None:
-        """Stay pinned, begin each run with a RESET, and acknowledge what could not be before."""
+        """Stay pinned, begin each run with a RESET, and retry acks."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._stay_pinned())
             tasks.create_task(self._hear_of_others())
@@ -209,7 +210,7 @@ class Ordered(Acks):
             self._follow()
 
     async def _watch_abandoned(self) -> None:
-        """RESET once, for `takeover`, nobody was pinned who would acknowledge what was delivered."""
+        """RESET if nobody has been pinned for `takeover` while messages are unacknowledged."""
         since: float | None = None
         while True:
             await asyncio.sleep(self.takeover / 2)
@@ -225,16 +226,16 @@ class Ordered(Acks):
                 await self._reset("nobody is pinned")
 
     def _notice_losses(self) -> None:
-        """End the run if, when the consumer was last looked up, deliveries were missing that were not on their way."""
+        """End the run if the consumer's last state shows deliveries that have not arrived and are not in flight."""
         source = self.source
         asked = source.looked.asked
         still = source.pulls.last_data < asked - STILL_S and not source.waiting
-        if still and asked > self._reset_at and not source.pulls.stopped:  # then, what is on its way is dropped
+        if still and asked > self._reset_at and not source.pulls.stopped:  # messages in flight are then dropped
             self.ordered.idle(self.ordered.mark(), source.state.deliveries)
             self._follow()
 
     async def _reset(self, reason: str) -> None:
-        """Have everything above the ack floor delivered again."""
+        """Have everything above the ack floor redelivered."""
         source, run = self.source, self.ordered.run
         subject = f"CONSUMER.RESET.{self._name}"
         if not source.connected or source.pulls.stopped:
@@ -250,12 +251,12 @@ class Ordered(Acks):
             return
         self._reset_at = time.monotonic()
         self.ordered.reset(run, int(answer["reset_seq"]), (answer.get("cluster") or {}).get("leader", ""))
-        self._marks.clear()  # what was dropped comes again later
+        self._marks.clear()  # dropped messages are redelivered later
         self._follow()
         event(log, logging.INFO, "consumer.reset", reason=reason, seq=answer["reset_seq"])
 
     def released(self) -> bool:
-        """Whether this replica has stood by for so long that the other one has what is held here."""
+        """Whether this replica has been on standby long enough for the other one to have its messages."""
         now = time.monotonic()
         if self.active or self.source.ended:
             self._standby_since = None
@@ -264,7 +265,7 @@ class Ordered(Acks):
         return self._standby_since is not None and now - self._standby_since > 2 * self.takeover
 
     def forget(self) -> None:
-        """Record that open blocks were dropped: should their messages be delivered here again, they are captured."""
+        """Record that open blocks were dropped, so that their messages are captured if they are redelivered here."""
         self.ordered.forget()
 
     # ------------------------------------------------------------------ acknowledging
@@ -286,7 +287,7 @@ class Ordered(Acks):
                 self._notice()
                 mark = self.ordered.mark()
                 if not self.ordered.has_news or not await source.refresh():
-                    return  # the next block does it
+                    return  # the next block's ack covers it
                 self._notice()
                 floor = Position(source.state.acknowledged, source.state.ack_floor)
                 ack = self.ordered.next_ack(mark, floor, source.state.leader)
@@ -309,7 +310,7 @@ class Ordered(Acks):
         """Do nothing: the consumer waits for an ack for a day."""
 
     async def check_drained(self) -> None:
-        """Try once more to acknowledge what is stored. What another replica has is its own to acknowledge."""
+        """Retry the acks of stored messages, except those that another replica has taken over."""
         source = self.source
         if source.failure is not None:
             return
@@ -323,13 +324,13 @@ class Ordered(Acks):
     # ------------------------------------------------------------------ handing over
 
     async def stop(self) -> None:
-        """Stop receiving at once. What is not in blocks is delivered to the next replica."""
+        """Stop receiving at once. Messages that are not in blocks are redelivered to the next replica."""
         if self._unpinning is None and not self.source.pulls.stopped:
             self._unpinning = asyncio.create_task(self._hand_over())
         await self.source.stop(wait=False)
 
     async def _hand_over(self) -> None:
-        """Unpin once everything is acknowledged: another replica would store again what is not."""
+        """Unpin once everything is acknowledged: another replica would store unacknowledged messages again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_S):
                 while self.ordered.unacknowledged:
@@ -345,7 +346,7 @@ class Ordered(Acks):
                 await source.link.api.request(f"CONSUMER.UNPIN.{self._name}", {"group": GROUP})
 
     async def close(self, replies: pa.BinaryArray) -> None:  # noqa: ARG002  the next run redelivers them
-        """Hand over, if that has not been done, and close the connection."""
+        """Hand over if not done yet, and close the connection."""
         if self._unpinning is None or not self._unpinning.done():
             if self._unpinning is not None:
                 self._unpinning.cancel()
@@ -354,6 +355,6 @@ class Ordered(Acks):
 
 
 def _pin_of(headers: bytes) -> str:
-    """Return the pin id that the server has added last to a message's headers; "" without one."""
+    """Return the last pin id in a message's headers, which the server adds; "" without one."""
     _, separator, rest = headers.rpartition(_PIN)
     return rest.partition(b"\r\n")[0].decode("ascii", "replace") if separator else ""

@@ -1,4 +1,4 @@
-"""What `source.mode: ordered` needs of the server, the stream and the consumer."""
+"""Requirements of `source.mode: ordered` on the server, the stream and the consumer."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 MIN_VERSION, MIN_IMPORTED = (2, 14), (2, 14, 4)
-"""The answer to CONSUMER.RESET does not pass from one account to another before."""
+"""Earlier servers do not pass the answer to CONSUMER.RESET from one account to another."""
 GROUP = "jetcapture"
 """The consumer's priority group."""
 TAKEOVER_S = 1.0
 """Default of `source.takeover`."""
 ACK_WAIT_S = 24 * 3600.0
-"""What is lost on its way comes back with a RESET, and nothing has to be kept alive."""
+"""Long, because a RESET redelivers lost messages, and nothing has to be kept alive."""
 _NANOSECOND = 1_000_000_000
 
 
 def settings(takeover: float | None) -> dict[str, Any]:
-    """Return the consumer's settings that differ from those of the other mode, as the JetStream API has them."""
+    """Return the consumer's API settings that differ from the shared mode."""
     return {
         "ack_policy": "all",
         "ack_wait": round(ACK_WAIT_S * _NANOSECOND),
@@ -29,13 +29,13 @@ def settings(takeover: float | None) -> dict[str, Any]:
 
 
 def is_ordered(config: Mapping[str, Any]) -> bool:
-    """Whether a consumer with this configuration of the API is one for this mode."""
+    """Whether a consumer with this API configuration suits this mode."""
     pinned = config.get("priority_policy") == "pinned_client" and GROUP in (config.get("priority_groups") or ())
     return pinned and config.get("ack_policy") == "all"
 
 
 def unusable(config: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a consumer of this configuration; None if nothing is."""
+    """Return the problem of a consumer with this configuration; None without one."""
     if not is_ordered(config):
         return "is not one for source.mode ordered; use another consumer (`jetcapture apply` says how)"
     if config.get("max_deliver", -1) > 0:
@@ -44,7 +44,7 @@ def unusable(config: Mapping[str, Any]) -> str | None:
 
 
 def too_old(version: str, *, imported: bool = False) -> str | None:
-    """Return why a server of this version cannot be used, or not through an imported API; None if it can."""
+    """Return why a server of this version cannot be used, perhaps only through an imported API; None if it can."""
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if number >= (MIN_IMPORTED if imported else MIN_VERSION):
         return None
@@ -53,10 +53,10 @@ def too_old(version: str, *, imported: bool = False) -> str | None:
 
 
 def unsuitable(stream: Mapping[str, Any]) -> str | None:
-    """Return why a stream with this configuration of the API cannot be used; None if it can.
+    """Return why a stream with this API configuration cannot be used; None if it can.
 
-    When a message is removed that was delivered and is not acknowledged, the server acknowledges it by itself, and with
-    `ack_policy: all` every earlier one with it, stored or not (nats-server 2.15.1).
+    If an unacknowledged message is removed from the stream, the server acknowledges it itself, and with
+    `ack_policy: all` every earlier message, stored or not (nats-server 2.15.1).
     """
     if stream.get("retention") == "workqueue":
         return "a work queue needs an acknowledgement for each message, which is source.mode shared, not ordered"

@@ -1,7 +1,7 @@
 """Keep a few pulls open at the consumer, within the available credit.
 
-A pull slot is a subscription with at most one open pull, so the number of messages that the pull may still bring is
-always known. Without credit there is no pull: that is the backpressure. Sizes are bytes as the server counts them
+A pull slot is a subscription with at most one open pull, so the number of messages that it may still deliver is always
+known. Without credit there is no pull: that is the backpressure. Sizes are bytes as the server counts them
 against a pull's `max_bytes`: subject, ack subject, headers and payload. Times are seconds of a monotonic clock.
 """
 
@@ -39,7 +39,7 @@ class Reaction(Enum):
     ADAPT = auto()
     """The pull asked for more than the consumer allows; read the consumer's limits and ask for less."""
     OTHER_CLIENT = auto()
-    """The consumer delivers to another client, or to none, of those that pull with ids (ADR-42)."""
+    """The consumer is pinned to another client or to none (ADR-42)."""
     FATAL = auto()
     """Pulls can never succeed."""
 
@@ -49,12 +49,12 @@ class PullStatus:
     """A status frame.
 
     Attributes:
-        code: As sent.
-        text: As sent.
-        reaction: What to do.
+        code: The status code.
+        text: The server's text.
+        reaction: The reaction to it.
         undelivered: Messages of the pull that will not be delivered; None if the status does not say. The others may
             still follow: a replicated consumer sends a message only after its replicas know of the delivery.
-        undelivered_bytes: The same in bytes.
+        undelivered_bytes: Size of `undelivered` in bytes.
     """
 
     code: int
@@ -108,7 +108,7 @@ def parse_status(block: bytes) -> PullStatus:
 RECOVERY_S = 60.0
 """Seconds after which a reduced limit doubles."""
 REMEMBERED_S = 30.0
-"""Seconds; pulls are sized for the largest message of the last one to two such periods."""
+"""Seconds of a period; pulls are sized for the largest message of the last one to two periods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class PullLimits:
         self.alone = self.starved = False
 
     def broken(self, now: float) -> None:
-        """Record a lost connection: a server drops a client that is too slow for what it asked for."""
+        """Record a lost connection: a server drops a client that is too slow for its pulls."""
         self.limit, self._reduced_at = max(MIN_PULLED_BYTES, self.limit // 2), now
 
     def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, largest: int, now: float) -> Ask | None:
@@ -183,12 +183,12 @@ class PullTiming:
 
     Attributes:
         expires: Expiry of a pull, and thus how long a drain may have to wait for it.
-        brief: The same for a pull that asks for more than is left, in a run that ends when nothing is left.
-        tiny: The same for a pull that can deliver nothing.
+        brief: Expiry of a pull for more messages than are left, in a run that ends when nothing is left.
+        tiny: Expiry of a pull that can deliver nothing.
         heartbeat: Silence after which the server confirms that a pull is alive.
         silence: Silence after which a pull is abandoned.
-        grace: How long the server may take to report that a pull has expired.
-        pause: Between two attempts.
+        grace: Maximum delay of the server's report that a pull has expired.
+        pause: Pause between two attempts.
         idle: Time without a message after which only one pull is kept open, until the next message.
     """
 
@@ -207,15 +207,15 @@ TIMING = PullTiming()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullTerms:
-    """How pulls are made.
+    """Terms of all pulls.
 
     Attributes:
-        slots: How many may be open.
-        one: Whether each asks for one message, whatever is held, to learn when it is this replica's turn.
-        exclusive: Whether nothing is delivered to other replicas.
+        slots: Maximum number of open pulls.
+        one: Whether each pull asks for one message, whatever is held, to learn when this replica is pinned.
+        exclusive: Whether other replicas receive nothing.
         group: The consumer's priority group, "" for none (ADR-42).
-        id: The id with which the group's deliveries go to this client, "" for none.
-        refused: Receives this id once they go to another client.
+        id: The pin id of this client; "" for none.
+        refused: Receives the pin id once another client is pinned.
     """
 
     slots: int = SLOTS
@@ -233,15 +233,15 @@ class PullSlot:
     Attributes:
         subject: Subscribed reply subject, without the pull's number.
         sid: Id of the subscription.
-        inbox: Where its messages arrive.
+        inbox: Receives its messages.
         pull: Number of the pull.
         active: Whether the pull is open.
-        begin_bytes: What the subscription had received before it, in bytes.
+        begin_bytes: Bytes that the subscription had received before the pull.
         end: Messages that the subscription will have received once the pull is filled.
-        end_bytes: The same in bytes.
-        sent: When it was asked for, or another one on its subject.
-        heard: When the server last answered, or it was asked for.
-        expires: When it should have expired.
+        end_bytes: Bytes that it will have received then.
+        sent: When the last pull on its subject was requested.
+        heard: When the server last answered, or the pull was requested.
+        expires: When the pull should have expired.
         not_before: When the next pull is due.
     """
 
@@ -282,7 +282,7 @@ class PullSlot:
         self.expires = now + expires + TIMING.grace
 
     def reply(self, pull: int, client: str) -> str:
-        """Return the reply subject of the pull with this number, asked for with this id of the client."""
+        """Return the reply subject of the pull with this number and this pin id."""
         return f"{self.subject}.{pull}-{client}" if client else f"{self.subject}.{pull}"
 
 
@@ -290,9 +290,9 @@ class Pulls:
     """The pulls of one consumer into `inbox`.
 
     Attributes:
-        terms: How they are made.
-        limits: How large they are.
-        stopped: Whether there are no more.
+        terms: Their terms.
+        limits: Their sizes.
+        stopped: Whether no more pulls are made.
         answered: When the server last served or confirmed a pull.
         last_data: When messages last arrived; at first, when the consumer was opened.
     """
@@ -306,7 +306,7 @@ class Pulls:
         self.limits = PullLimits(config.limits.memory, SLOTS)
         self.stopped = False
         self.answered = self.last_data = 0.0
-        self._last_total: int | None = None  # messages received here when nothing is left, if the run ends then
+        self._last_total: int | None = None  # messages received here when nothing is left, if the run then ends
 
     async def open(self, consumer: Consumer) -> None:
         """Subscribe; nothing is pulled yet."""
@@ -323,7 +323,7 @@ class Pulls:
 
     @property
     def starved(self) -> bool:
-        """Whether memory alone keeps it from pulling."""
+        """Whether only memory prevents another pull."""
         return self.limits.starved and not self.active and not self.terms.one
 
     @property
@@ -332,7 +332,7 @@ class Pulls:
         return time.monotonic() - max(self.answered, self.last_data) < TIMING.silence
 
     def catch_up(self) -> None:
-        """Pull for a short time once nothing is left to deliver, because the run ends then."""
+        """Use short pulls once nothing is left to deliver, because the run then ends."""
         self._last_total = self._inbox.total + self._consumer.state.pending
 
     def looked_up(self) -> None:
@@ -350,7 +350,7 @@ class Pulls:
         self._count()
 
     def end(self, slots: Sequence[PullSlot]) -> None:
-        """Record that these pulls cannot bring anything any more."""
+        """Record that these pulls cannot deliver anything any more."""
         for slot in slots:
             slot.active = False
         self._count()
@@ -384,11 +384,11 @@ class Pulls:
                 await self._wake.wait()
 
     def wake(self) -> None:
-        """Look at once what there is to pull."""
+        """Renew the pulls at once."""
         self._wake.set()
 
     def wake_for_more(self) -> None:
-        """Pull again, if there are too few pulls, after memory has been freed."""
+        """Pull again after memory has been freed, if there are too few pulls."""
         if self.active < self._wanted(time.monotonic()):
             self._wake.set()
 
@@ -414,7 +414,7 @@ class Pulls:
         return quiet and self._last_total is None and not self._consumer.state.pending
 
     def _rest(self) -> float:
-        """Return the seconds until `_renew` has something to do, if no message or status arrives before."""
+        """Return the seconds until `_renew` has something to do, unless a message or status arrives earlier."""
         now = time.monotonic()
         open_slots = [slot for slot in self.slots if slot.active]
         if len(open_slots) < self._wanted(now) or not self._consumer.link.connected:
@@ -463,7 +463,7 @@ class Pulls:
         return min(expires, self._consumer.state.max_expires or expires)
 
     def _expiry(self, batch: int, now: float) -> float:
-        """Return how long to keep a pull open: longer, the longer nothing arrives, if it asks for more than is left."""
+        """Return a pull's expiry. A pull for more than is left stays open longer the longer nothing arrives."""
         usual = min(TIMING.expires, self._config.drain_timeout / DRAIN_SHARE)
         if self._last_total is None:
             return usual
@@ -490,7 +490,7 @@ class Pulls:
         """Handle received messages. A pull that delivers all it asked for ends without a status."""
         now = time.monotonic()
         if self._is_idle(now):
-            self._wake.set()  # for more pulls
+            self._wake.set()  # to make more pulls
         self.last_data = now
         ended = self._inbox.empty if self._consumer.link.api.imported else ()
         for slot in self.slots:

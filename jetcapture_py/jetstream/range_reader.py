@@ -4,7 +4,7 @@ The range comes from a short-lived consumer without acknowledgements; the stream
 any failure it is abandoned, and a new one continues after the last message received. Nothing is returned before the
 consumer's delivery count confirms that everything before it has arrived.
 
-A consumer silently skips messages that are gone. So a reader that has to notice it asks for the stream's first sequence
+A consumer silently skips removed messages. So a reader that must detect losses asks for the stream's first sequence
 after every gap: if the stream now starts after the start of the gap, messages were removed before they were read.
 Messages missing inside the stream are not a loss: they were deleted one by one, or replaced by newer ones.
 """
@@ -48,11 +48,11 @@ NOBODY = "none"
 """The consumer's name in the ack subjects of messages that no consumer delivered."""
 
 Check = Callable[[StreamState, int | None], None]
-"""Raises an error if this is another stream, or messages of the range from a sequence on are gone; None for any."""
+"""Raises an error if this is another stream, or if messages of the range from this sequence on are gone (None: any)."""
 
 
 async def requested(session: ReadSession, stream: str, seqs: Iterable[int]) -> list[dict[str, Any]]:
-    """Return the stored messages with these sequences, all requested at once, as the API has them.
+    """Return the stored messages with these sequences in the API's form, all requested at once.
 
     Raises SourceError.
     """
@@ -61,13 +61,13 @@ async def requested(session: ReadSession, stream: str, seqs: Iterable[int]) -> l
 
 
 def next_at_once(count: int, messages: Iterable[dict[str, Any]]) -> int:
-    """Return how many to request after `count` brought these: few large ones, because a server drops slow receivers."""
+    """Return how many messages to request next: few large ones, because a server drops slow receivers."""
     largest = max((len(message.get("data", "")) for message in messages), default=0)
     return max(1, min(2 * count, AT_ONCE, PULL_BYTES // max(largest, 1)))
 
 
 def received_of(stream: str, messages: Sequence[dict[str, Any]]) -> Received:
-    """Return messages of the API as if a consumer `NOBODY` had delivered them."""
+    """Convert API messages to received ones, as if a consumer `NOBODY` had delivered them."""
     return Received.of(
         [message["subject"].encode() for message in messages],
         [first_delivery(stream, NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
@@ -100,8 +100,8 @@ class StreamRange:
 class RangeReader:
     """Reads `range_`. May return messages beyond its end, and, with `per_subject`, messages twice.
 
-    With an `origin`, it ends without an error where that stream is gone or was created again. With a `check` as well,
-    it raises what that raises, for the present state of the stream, as soon as messages may have been lost.
+    With an `origin`, it ends without an error when that stream is gone or was recreated. With a `check` as well, it
+    calls that with the stream's current state as soon as messages may have been lost, and raises its errors.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RangeReader:
         self._at = AckPosition(self._last, 0, 0)  # of the consumer's last message
         self._may_end = False  # the server may have nothing left to send
         self._trouble = ""
-        self._heard = self._came = 0.0  # when the server, and messages, were heard of
+        self._heard = self._came = 0.0  # times of the last answer and of the last message
 
     async def messages(self) -> AsyncGenerator[tuple[str, Received]]:
         """Yield the messages in chunks: pairs of consumer name and messages.
@@ -189,7 +189,7 @@ class RangeReader:
     async def _receive(self, consumer: RangeConsumer) -> bool:
         """Pull until enough messages wait; False once the range is finished, or after a failure."""
         clock = asyncio.get_running_loop().time
-        self._heard = self._came = clock()  # before, the caller may have been busy
+        self._heard = self._came = clock()  # the caller may have been busy until now
         reads, late = self._session.connection.parser.reads, False
         while not self._finished and not self._trouble:
             self._wake.clear()
@@ -237,7 +237,7 @@ class RangeReader:
                 self._disturb(str(error))
                 return
             if info["num_pending"] and not await self._losses.nothing_after(self._last):
-                # the next ones are gone: the server skips only one of them per heartbeat, or still counts them
+                # the next messages are gone: the server skips only one of them per heartbeat, or still counts them
                 if asyncio.get_running_loop().time() > self._came + self._losses.patience:
                     await self._losses.check_after(self._last)
                     self._disturb("expected messages were removed from the stream")
@@ -325,11 +325,11 @@ class RangeConsumer:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for another pull."""
+        """Whether another pull is due."""
         return self.credit <= self._max_batch // 2
 
     async def pull(self, rest: int | None) -> None:
-        """Pull if it is time; with the open pulls, at most `rest` messages."""
+        """Pull if due; with the open pulls, at most `rest` messages."""
         batch, size = self._max_batch, PULL_BYTES
         if rest is not None:
             batch = min(batch, rest - self.credit)
@@ -346,14 +346,14 @@ class RangeConsumer:
         )
 
     def ended(self, status: PullStatus) -> None:
-        """Record what the pull of this status will not deliver."""
+        """Record the end of the pull with this status."""
         self._granted -= status.undelivered or 0
         if status.reaction is Reaction.TOO_LARGE:
             self._too_large |= (status.undelivered_bytes or 0) >= PULL_BYTES  # nothing of the pull was delivered
 
 
 class Losses:
-    """Notices that messages of a range were removed before they were read. See `RangeReader`."""
+    """Detects messages of a range that were removed before they were read. See `RangeReader`."""
 
     def __init__(self, session: ReadSession, range_: StreamRange, origin: Origin | None, check: Check | None) -> None:
         self._session, self._range, self._origin, self._check = session, range_, origin, check
@@ -366,27 +366,27 @@ class Losses:
 
     @property
     def may_be_missing(self) -> bool:
-        """Whether a stream that is gone has nothing to read."""
+        """Whether a missing stream counts as empty."""
         return self._origin is not None and self._check is None
 
     @property
     def unchecked(self) -> bool:
-        """Whether there is a gap that has not been checked yet."""
+        """Whether a gap has not been checked yet."""
         return self._gap is not None
 
     @property
     def patience(self) -> float:
-        """Seconds to wait for a message that the server counts and does not send."""
+        """Seconds to wait for a message that the server counts but does not send."""
         if self._range.per_subject:
             return SILENCE
         # with an origin, the session's timeout says how long a read waits
         return self._session.timeout / 2 if self._origin is None else inf
 
     async def begin(self, last: int) -> bool:
-        """Check the stream of a consumer that exists and starts after `last`; whether it is the one to read."""
+        """Check the stream of an existing consumer that starts after `last`; return whether it is the one to read."""
         if self._origin is None:
             return True
-        stream = self._range.stream  # only now that the consumer exists: before, it might be another one
+        stream = self._range.stream  # only now that the consumer exists: earlier, it might be another stream
         state = await self._session.identified(stream, await self._session.api.request(f"STREAM.INFO.{stream}"))
         if self._range.per_subject:
             self._inspect(state, None)
@@ -404,17 +404,17 @@ class Losses:
             self._check(state, None if read_to is None or replaced else max(read_to + 1, self._floor))
 
     def skipped(self, last: int) -> bool:
-        """Record a gap after `last`; whether there is one to check that was not known."""
+        """Record a gap after `last`; return whether it is a new one to check."""
         if self._gap is not None or self._check is None or self._range.per_subject:
             return False
         self._gap = last
         return True
 
     async def check(self, *, at_once: bool = True) -> None:
-        """Raise an error if messages were lost in the gap; unless `at_once`, not again so soon."""
+        """Raise an error if messages were lost in the gap. Unless `at_once`, limit the rate of checks."""
         clock = asyncio.get_running_loop().time
         if self._gap is not None and (at_once or clock() > self._checked_at + _CHECK_INTERVAL):
-            read_to, self._gap = self._gap, None  # before awaiting: another gap may appear meanwhile
+            read_to, self._gap = self._gap, None  # before awaiting, because another gap may appear meanwhile
             self._inspect(await self._session.state(self._range.stream), read_to)
             self._checked_at = clock()
 

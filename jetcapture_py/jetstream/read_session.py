@@ -46,23 +46,23 @@ class StreamState:
     last: int
     """Last sequence."""
     first_time: datetime
-    """When the first message was stored; for an empty stream, when that was created."""
+    """Time of the first message; for an empty stream, its creation time."""
     last_time: datetime
-    """When the last message was stored, even if it was deleted since."""
+    """Time of the last message, even if it was deleted since."""
     messages: int
     """Number of messages."""
     bytes: int
     """Bytes of all messages."""
     gaps: bool
-    """Whether some of these sequences have no message."""
+    """Whether some sequences from `first` to `last` have no message."""
     replicated: bool
     """Whether other servers hold copies."""
     keeps_latest: bool
     """Whether it limits messages per subject, so that new messages replace old ones."""
     retention: str
-    """As the JetStream API has it."""
+    """Retention policy in the JetStream API's form."""
     mirror: bool
-    """Whether it is one."""
+    """Whether it is a mirror."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:
@@ -91,7 +91,7 @@ class StreamState:
 
     @property
     def ends(self) -> Ends:
-        """What `is_same_stream` compares."""
+        """The values that `is_same_stream` compares."""
         first_time, last_time = microseconds_of(self.first_time), microseconds_of(self.last_time)
         return Ends(
             created=self.server_created,
@@ -106,7 +106,7 @@ class ReadSession:
     """A connection; an async context manager, or `open` and `close`.
 
     Raises SourceError when NATS refuses or does not respond for `timeout` seconds. `on_trouble` is called when open
-    pulls will get no answer: the connection is lost, or the user may not pull.
+    pulls will get no answer, because the connection is lost or pulls are denied.
     """
 
     def __init__(self, login: NatsConfig, name: str, *, timeout: float, connect_timeout: float | None = None) -> None:
@@ -115,7 +115,7 @@ class ReadSession:
         self._login, self._name = login, name
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._denied = ""
-        self._retentions: dict[str, str] = {}  # of streams, as last seen
+        self._retentions: dict[str, str] = {}  # of streams, by name
         self._known: dict[str, tuple[Origin, bool]] = {}
         self._same: dict[str, set[str]] = {}  # creation times that servers have given known streams
 
@@ -211,7 +211,7 @@ class ReadSession:
         return replace(state, created=origin.created)
 
     def know(self, stream: str, origin: Origin, *, progressed: bool = False) -> None:
-        """Compare the stream with this one from now on; `progressed` as in `is_same_stream`."""
+        """Compare the stream with this origin from now on; `progressed` as in `is_same_stream`."""
         if origin.created and self._known.get(stream) != (origin, progressed):
             self._known[stream], self._same[stream] = (origin, progressed), set()
 
@@ -220,7 +220,7 @@ class ReadSession:
         return await is_same_stream(origin, state.ends, partial(self.time_of, stream), progressed=progressed)
 
     async def time_of(self, stream: str, seq: int) -> int | None:
-        """Return the timestamp of a message in microseconds; None without it, or without permission."""
+        """Return the timestamp of a message in microseconds; None without message or permission."""
         try:
             message = await self.message(stream, seq=seq)
         except SourceError:
@@ -228,7 +228,7 @@ class ReadSession:
         return None if message is None else microseconds_of(datetime.fromisoformat(message["time"]))
 
     async def message(self, stream: str, **which: Any) -> dict[str, Any] | None:
-        """Return what `Api.message` does. Raises SourceError."""
+        """Call `Api.message` with retries. Raises SourceError."""
         return await self.retry(partial(self.api.message, stream, **which))
 
     async def next_match(self, stream: str, seq: int, subjects: Collection[str]) -> int | None:
@@ -239,7 +239,7 @@ class ReadSession:
     async def first_at(self, stream: str, moment: datetime) -> int:
         """Return the sequence of the first message stored at `moment` or later, from a consumer that starts there."""
         config = {"deliver_policy": "by_start_time", "opt_start_time": format_time(moment)}
-        name = _consumer_name()  # the same for every attempt, so that none is left behind by an unanswered one
+        name = _consumer_name()  # the same name for every attempt, so that an unanswered one leaves no consumer behind
         _, answer = await self.retry(lambda: self.create_consumer(stream, config, name))
         await self.delete_consumer(stream, name)
         return int(answer["delivered"]["stream_seq"]) + 1
@@ -249,7 +249,8 @@ class ReadSession:
     ) -> tuple[str, dict[str, Any]]:
         """Create a short-lived consumer with these settings; return its name (random by default) and the answer.
 
-        With retention `interest`, the server deletes what no other consumer needs, when one has read it or ends.
+        With retention `interest`, the server deletes messages that no other consumer needs, once one has read them or
+        ends.
         """
         if stream not in self._retentions:
             await self._state(stream)

@@ -1,8 +1,8 @@
 """Restore a stream from a backup through the JetStream API, `STREAM.RESTORE` (ADR-24).
 
-The server answers with a subject to which the backup is published in chunks. It acknowledges each once it is written,
-and gives up when it hears nothing for five seconds. It creates the stream when it has read the beginning of the backup,
-and keeps what it has when a restore fails, which then deletes the stream unless somebody else has created it.
+The server answers with a subject to which the backup is published in chunks. It acknowledges each chunk once written,
+and gives up after five seconds of silence. It creates the stream after reading the beginning of the backup, and keeps
+the incomplete stream when a restore fails. This module then deletes it, unless somebody else has created it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CHUNK = 512 << 10
 WINDOW = 4 << 20
 """Bytes sent and not acknowledged."""
 KEEP_ALIVE = 1.0
-"""Seconds without a chunk after which one without content is sent."""
+"""Seconds without a chunk after which an empty one is sent."""
 PADDING = b"\xfe\x01\x00\x00\x00"
-"""A frame of Snappy that readers skip."""
+"""A Snappy frame that readers skip."""
 BROKEN = b"\x02\x00\x00\x00"
-"""A frame of Snappy that no reader accepts."""
+"""A Snappy frame that no reader accepts."""
 
 _SUBJECT = "$JS.SNAPSHOT.RESTORE"
 _ACK_TIMEOUT = 60.0
@@ -57,13 +57,13 @@ class StreamRestore:
         self._session = session
         self._inbox = session.connection.new_inbox()
         self._to = ""
-        self._sent: dict[str, int] = {}  # bytes of each chunk that is not acknowledged
+        self._sent: dict[str, int] = {}  # sizes of the unacknowledged chunks
         self._answered = asyncio.Event()
         self._failure: SourceError | None = None
         self._result: dict[str, Any] | None = None
         self._over = False  # the server has ended the restore
         self._subjects: list[str] = []
-        self._created: str | None = None  # creation time, as the stream's leader says; "" if that may not be asked
+        self._created: str | None = None  # creation time by the stream's leader; "" without permission
 
     @property
     def _connection(self) -> Connection:
@@ -110,7 +110,7 @@ class StreamRestore:
             raise SourceError(f"the server did not create stream {self.stream}") from None
 
     async def _await_stream(self) -> None:
-        """Wait until the server has created the stream, and note when it did, by which it is known later."""
+        """Wait until the server has created the stream, and remember its creation time to recognize it."""
         while self._created is None:
             await self.send(PADDING)
             while self._sent:
@@ -127,7 +127,7 @@ class StreamRestore:
                 raise self._failure
 
     async def _looked_up(self) -> tuple[dict[str, Any] | None, bool]:
-        """Return what `_info` does, and whether the user may ask for it. Raises SourceError."""
+        """Return the result of `_info`, and whether the user has permission. Raises SourceError."""
         try:
             return await self._info(), True
         except DeniedError:
@@ -141,7 +141,7 @@ class StreamRestore:
             return None
 
     async def send(self, data: bytes) -> None:
-        """Send a piece of the backup; wait while too much is not acknowledged. Raises SourceError."""
+        """Send a piece of the backup; wait while too much is unacknowledged. Raises SourceError."""
         size = min(CHUNK, self._connection.max_payload)
         view = memoryview(data)
         for start in range(0, len(data), size):
@@ -151,7 +151,7 @@ class StreamRestore:
             await self._publish(data if len(chunk) == len(data) else bytes(chunk))
 
     async def keep_alive(self) -> None:
-        """Keep the restore alive: announce the next chunk. Raises SourceError."""
+        """Keep the restore alive with an empty chunk. Raises SourceError."""
         if not self._sent:
             await self.send(PADDING)
         self._check()
@@ -168,9 +168,9 @@ class StreamRestore:
         return self._result
 
     async def abort(self) -> str | None:
-        """End a restore that has begun and did not finish, and delete its stream; return why that failed, or None.
+        """Abort an unfinished restore and delete its stream; return why that failed, or None.
 
-        A stream that somebody else has created is left alone.
+        A stream that somebody else has created stays.
         """
         if not self._to:
             return None
@@ -251,7 +251,7 @@ class StreamRestore:
         if message.data:
             self._over = True
             answer = json.loads(message.data)
-            if answer.get("error", {}).get("err_code") in _EXISTS:  # somebody has just created it: leave it alone
+            if answer.get("error", {}).get("err_code") in _EXISTS:  # somebody else has just created it
                 self._failure = self._exists()
             elif "error" in answer:
                 text = str(answer["error"].get("description", "unknown"))

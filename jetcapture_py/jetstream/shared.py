@@ -1,4 +1,4 @@
-"""What a capture acknowledges, and when: the seam of the modes, and `source.mode: shared`, each message by itself."""
+"""Acknowledge messages: the interface of the modes, and `source.mode: shared`, which acknowledges each message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.retry import delays
 
 ACK_ATTEMPTS = 5
-"""Attempts to acknowledge that a reachable consumer may leave unanswered, each for `acks.CONFIRM_TIMEOUT_S`.
+"""Maximum unanswered attempts to acknowledge at a reachable consumer, each of `acks.CONFIRM_TIMEOUT_S`.
 
 A drain waits for them, at most `drain_timeout`.
 """
@@ -29,18 +29,18 @@ Role = Literal["shared", "active", "standby"]
 
 
 class Counts(Protocol):
-    """What was acknowledged since the start."""
+    """Acknowledgements since the start."""
 
     acked: int
-    """Messages that the server has confirmed."""
+    """Messages whose ack the server has confirmed."""
     unconfirmed_acks: int
-    """Attempts that it has not."""
+    """Attempts that the server has not confirmed."""
 
 
 class Acks(ABC):
     """Opens and closes `source`, says which of its messages to capture, and acknowledges them once they are stored.
 
-    What has a default here is only of use where one replica receives, and others wait until it is their turn.
+    Methods with a default matter only if one replica receives while the others wait.
     """
 
     def __init__(self, source: PullSource, counts: Counts) -> None:
@@ -48,7 +48,7 @@ class Acks(ABC):
 
     @property
     def role(self) -> Role:
-        """What this replica is among those of the consumer."""
+        """This replica's role."""
         return "shared"
 
     @property
@@ -70,29 +70,29 @@ class Acks(ABC):
         return received
 
     async def run(self) -> None:  # noqa: B027
-        """Do what has to be done beside the pulls, until canceled."""
+        """Run the background work of the mode, until canceled."""
 
     @abstractmethod
     async def ack(self, replies: pa.BinaryArray) -> None:
-        """Acknowledge stored messages, as soon as that is allowed."""
+        """Acknowledge stored messages as soon as allowed."""
 
     @abstractmethod
     async def keep_alive(self, replies: pa.BinaryArray) -> None:
-        """Prevent that messages which are held are redelivered."""
+        """Keep held messages from being redelivered."""
 
     def seal_before(self, *, all_in_blocks: bool) -> float | None:  # noqa: ARG002
-        """Return until when opened blocks have to be sealed, because acknowledging waits for them; None for no need.
+        """Seal blocks opened before this time, because acks wait for them; None for none.
 
-        `all_in_blocks` says that no admitted message is still on its way to one.
+        `all_in_blocks`: every admitted message is in a block.
         """
         return None
 
     def released(self) -> bool:
-        """Whether another replica has taken over for good, so that what is held here can be dropped."""
+        """Whether another replica has taken over for good, so that held messages can be dropped."""
         return False
 
     def forget(self) -> None:  # noqa: B027
-        """Record that open blocks were dropped: should their messages be delivered here again, they are captured."""
+        """Record that open blocks were dropped, so that their messages are captured if they are redelivered here."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -138,8 +138,8 @@ class Shared(Acks):
     async def _ack(self, replies: pa.BinaryArray) -> AckResult:
         """Acknowledge in bulk; the server confirms the last one.
 
-        First waits until the consumer responds, because otherwise nobody would receive the acks, and checks that it is
-        the same: in a recreated stream, the same sequences are different messages.
+        First wait until the consumer responds, because otherwise nobody would receive the acks. Check that it is the
+        same consumer: in a recreated stream, the same sequences are different messages.
         """
         source = self.source
         if not source.is_fresh() and not await source.look_again():
@@ -154,11 +154,11 @@ class Shared(Acks):
         await acks.publish(self.source.link.client, replies, b"+WPI")
 
     async def stop(self) -> None:
-        """Stop receiving, after what open pulls still deliver."""
+        """Stop receiving once open pulls have ended."""
         self._all_arrived = await self.source.stop()
 
     async def check_drained(self) -> None:
-        """Ask the server, unless everything has arrived, and what it did not confirm was redelivered since."""
+        """Ask the server, unless everything has arrived and unconfirmed messages were redelivered."""
         source, since = self.source, time.monotonic() - self.unconfirmed_at
         if source.failure is not None or (self._all_arrived and since >= source.state.ack_wait):
             return

@@ -22,19 +22,19 @@ from jetcapture_py.ledger import Ledger
 
 ENOUGH_MESSAGES = 4096
 LINGER_S = 0.05
-"""Seconds after its first message that a batch waits to have `ENOUGH_MESSAGES`."""
+"""Seconds that a batch waits for `ENOUGH_MESSAGES` after its first message."""
 FRESH_S = 0.25
-"""Seconds for which the consumer's state is cached while a pull is open, which a deletion would end immediately."""
+"""Seconds to cache the consumer's state while a pull is open; deleting the consumer would end the pull immediately."""
 CHECK_EVERY_S = 0.1
-"""Seconds between two looks at a consumer that does not respond."""
+"""Seconds between two requests to a consumer that does not respond."""
 
 
 class Look(NamedTuple):
-    """When the consumer was last looked up, and what other replicas had then.
+    """The last look-up of the consumer: its time, and the other replicas' share.
 
     Attributes:
-        connection: Number of the connection, which is its count of reconnects.
-        asked: When, by the monotonic clock.
+        connection: The connection's count of reconnects.
+        asked: Time of the request, by the monotonic clock.
         unacked: Messages delivered to other replicas and not acknowledged.
         pulls: Open pulls of other replicas.
     """
@@ -50,13 +50,13 @@ class PullSource:
 
     Attributes:
         link: The connection.
-        consumer: The consumer, once it was found.
-        pulls: What brings its messages.
-        looked: What was last seen of it.
+        consumer: The consumer, once found.
+        pulls: Its pulls.
+        looked: The last look-up of it.
         arrived: Set when messages arrive, and when pulling stops; whoever waits for it clears it first.
         ended: Whether nothing can arrive any more.
 
-    `ledger` says how much memory there is for messages.
+    `ledger` limits the memory for messages.
     """
 
     def __init__(self, config: Config, ledger: Ledger) -> None:
@@ -88,12 +88,12 @@ class PullSource:
             raise
 
     async def stop(self, *, wait: bool = True) -> bool:
-        """Stop pulling, receive what open pulls still deliver if it shall `wait`, and unsubscribe; return whether every
-        pull ended.
+        """Stop pulling and unsubscribe; return whether every pull has ended. With `wait`, first receive the messages of
+        open pulls.
 
-        An open pull cannot be canceled. Messages sent for it after its subscription is gone are dropped, and in a
-        cluster they may be redelivered only after `ack_wait`. So the subscriptions stay until every pull is filled or
-        has expired. A second call does not wait.
+        An open pull cannot be canceled. Messages sent for it after unsubscribing are dropped, and in a cluster they may
+        be redelivered only after `ack_wait`. So the subscriptions stay until every pull is filled or has expired. A
+        second call does not wait.
         """
         connection = self.reconnects
         if not self.pulls.stopped:
@@ -155,7 +155,7 @@ class PullSource:
 
     @property
     def failure(self) -> SourceError | None:
-        """Why nothing can be received or acknowledged any more."""
+        """The error that ended receiving and acknowledging; None without one."""
         return self.link.failure
 
     # ------------------------------------------------------------------ receiving
@@ -186,7 +186,7 @@ class PullSource:
     async def receive(self) -> Received | None:
         """Return the next messages; None once stopped and everything received has been returned.
 
-        If some may lack their payload, the consumer is looked up first: with `headers_only`, the capture ends.
+        If payloads may be missing, look the consumer up first: with `headers_only`, the capture ends.
         """
         await self._ready.wait()
         if self.waiting < ENOUGH_MESSAGES and not self.ended:
@@ -241,5 +241,5 @@ class PullSource:
         return fresh and self.failure is None and self.pulls.active > 0
 
     def doubt(self) -> None:
-        """Look the consumer up before anything else is acknowledged."""
+        """Require a look-up of the consumer before the next ack."""
         self.looked = self.looked._replace(asked=float("-inf"))

@@ -1,4 +1,4 @@
-"""List the streams of a server, and those that a configuration of many selects."""
+"""List a server's streams, and select those of a configuration for many streams."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jetcapture_py.jetstream.unreadable import unreadable
 from jetcapture_py.text import one_line
 
 TIMEOUT = 10.0
-"""Seconds that the server may take to list its streams."""
+"""Timeout for listing the streams, in seconds."""
 MISSING = "it does not exist"
 UNKNOWN = "the server cannot describe it at the moment: it is missing or offline"
 
 
 def on_server(file: AccountConfig) -> SelectedStreams:
-    """Find the streams that the server has now. Raises JetcaptureError, also if this process can open no connection."""
+    """Return the server's current streams. Raises JetcaptureError, also without a connection."""
     try:
         return asyncio.run(_on_server(file))
     except JetcaptureError:
         raise
-    except Exception as error:  # captures are running, and go on
+    except Exception as error:  # running captures continue
         raise SourceError(f"cannot look for streams: {one_line(error)}") from error
 
 

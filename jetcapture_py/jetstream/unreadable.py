@@ -1,7 +1,6 @@
-"""Refuse what cannot be captured: streams and notifications that would feed themselves, and streams past their last
-sequence.
+"""Refuse streams and notifications that would feed themselves, and streams past their last sequence.
 
-The one rule for captures, `source.streams`, `check`, `tap`, `verify` and the Spark source.
+Captures, `source.streams`, `check`, `tap`, `verify` and the Spark source share this rule.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ class Notifier:
     filters: Sequence[str]
 
     def receives(self, subject: str) -> bool:
-        """Whether it captures messages on `subject`."""
+        """Whether this capture receives messages on `subject`."""
         return any(covers(pattern, subject) for pattern in self.taken) and matches(subject, self.filters)
 
 
 def notification_loop(capture: Notifier, others: Iterable[Notifier]) -> str | None:
-    """Return a line that says how a capture's notifications come back to it, also through `others`; None if not."""
+    """Say in one line how a capture's notifications come back to it, perhaps through `others`; None if they do not."""
     captures = [other for other in others if other != capture]
     senders, seen = [capture], {capture.subject}
     while senders:

@@ -45,7 +45,7 @@ def check_subject(subject: str) -> None:
 
 
 def unusual_subjects(subjects: pa.Array) -> list[str]:
-    """Return the distinct subjects, strings or binary, that need `check_subject`; all others are short and plain."""
+    """Return the distinct subjects, strings or binary, that need `check_subject`: all but short and plain ones."""
     plain = pc.and_(
         pc.match_substring_regex(subjects, PLAIN_SUBJECT), pc.less_equal(pc.binary_length(subjects), MAX_SUBJECT_BYTES)
     )
@@ -69,8 +69,8 @@ def header_blocks(
     """Encode the header block of every row, "" for a row without headers; None if no row has any.
 
     `headers` is map<string, list<string>>; null lists and values in it are skipped. `extra` has more headers by name,
-    null for none; they follow the others and replace headers of that name. `lines` are raw lines with their line ends,
-    null for none; they are not validated.
+    null for none; they follow the others and replace headers of that name. `lines` are raw lines with line ends, null
+    for none; they are not validated.
 
     `stored` also allows what NATS has accepted before: anything except line breaks, and colons in names. Raises
     SourceError for invalid headers.
@@ -107,7 +107,7 @@ def _lines(names: pa.Array | pa.Scalar, values: pa.Array) -> pa.BinaryArray:
 
 
 def _check_values(values: pa.Array, breaks: str, name: Callable[[int], str]) -> None:
-    # as binary: the text may not be valid UTF-8, which does not matter here
+    # as binary, because the text may not be valid UTF-8
     broken = pc.fill_null(pc.match_substring_regex(values.cast(pa.binary()), breaks), False)  # noqa: FBT003
     if pc.any(broken).as_py():
         raise SourceError(
@@ -150,7 +150,7 @@ def distinct_names(headers: pa.MapArray) -> list[str]:
 
 
 def without(headers: pa.MapArray, refused: Callable[[str], bool]) -> pa.MapArray:
-    """Remove headers with a refused name; maps that become empty do not become null."""
+    """Remove headers with a refused name. Maps without entries stay empty, not null."""
     if not (names := [name for name in distinct_names(headers) if refused(name)]):
         return headers
     rows, keys, items = _entries(headers)

@@ -68,7 +68,7 @@ class InFlight:
 
     @property
     def held(self) -> bool:
-        """Whether nothing may be written for now."""
+        """Whether writing is paused."""
         return bool(self._held)
 
     def add(self, replies: list[bytes], frames: list[bytes]) -> None:
@@ -78,7 +78,7 @@ class InFlight:
         self.size += size
 
     def take(self) -> bytes:
-        """Take the bytes to write now."""
+        """Remove and return the bytes to write now."""
         if self._held or not self._waiting:
             return b""
         data = b"".join(self._waiting)
@@ -88,7 +88,7 @@ class InFlight:
     def again(self) -> int:
         """Queue all messages to be written again, because none will be acknowledged any more.
 
-        Returns the number of messages that this could store twice: written before, and without an id. If it is not 0,
+        Return the number of messages that this could store twice: already written, and without an id. Unless it is 0,
         the caller must not write.
         """
         messages = list(self._frames.items())
@@ -172,7 +172,7 @@ class Publisher:
         self._pending = InFlight()
         self._error: SourceError | None = None
         self._wake = asyncio.Event()
-        self._connections = 0  # reconnects when something was last written
+        self._connections = 0  # reconnect count at the last write
         self._heard = 0.0
 
     @property
@@ -191,7 +191,7 @@ class Publisher:
         self._sid = await self._nc.receive_into(self._acks, f"{prefix}*")
         self._nc.denial_listeners.append(self._on_denial)
         try:
-            await self._nc.flush()  # messages overtake other commands: the subscription must exist first
+            await self._nc.flush()  # messages overtake other commands, so the subscription must exist first
         except (nats.errors.Error, TimeoutError) as error:
             raise SourceError("there is no connection to NATS") from error
         return self

@@ -1,9 +1,9 @@
 """The receive path: MSG and HMSG frames of our own subscriptions become columns without per-message objects.
 
-nats-py creates many objects per message. This keeps its connection handling (TLS, authentication, reconnect, PING) and
-replaces only the parser, before `connect()`: frames of registered subscriptions are recorded as offsets in memory, many
-at once, and every other complete frame goes to the stock parser. Both use what nats-py keeps private, so other versions
-than `NATS_PY` are refused.
+nats-py creates many objects per message. This module keeps its connection handling (TLS, authentication, reconnect,
+PING) and replaces only the parser, before `connect()`: frames of registered subscriptions are recorded as offsets in
+memory, many at once, and every other complete frame goes to the stock parser. Both use private members of nats-py, so
+other versions than `NATS_PY` are refused.
 
 It bypasses nats-py's statistics and pending limits; the pulls' credit limits what can arrive.
 """
@@ -75,8 +75,8 @@ def denial_in(error: Exception | str) -> Denial | None:
 class Connection(Client):
     """A nats-py client whose registered subscriptions fill an `Inbox` instead of making message objects.
 
-    Before each attempt to reconnect, the options that the functions `renew` return replace the ones before. They run in
-    a thread. What they raise goes to the error callback, and these options stay as they are.
+    Before each attempt to reconnect, the functions `renew` return new options. They run in a thread. Their errors go to
+    the error callback, and leave these options unchanged.
 
     The server does not answer a request that is denied, or whose reply subject is denied; it only sends an error that
     names the subject. That fails the waiting request immediately, and `denial_listeners` are called with it.
@@ -112,7 +112,7 @@ class Connection(Client):
 
     @property
     def server_version(self) -> str:
-        """The version of the server that is, or was last, connected to."""
+        """The version of the current or last server."""
         return str(self._server_info.get("version", ""))
 
     def watch(self, disconnected: Hook, reconnected: Hook, closed: Hook, error: Callable[[Exception], Any]) -> None:
@@ -134,7 +134,7 @@ class Connection(Client):
         if self.options["allow_reconnect"] and any(word in err_msg.lower() for word in _LOGIN):
             error = Error(f"nats: {err_msg}")
             await self._error_cb(error)
-            await self._process_op_err(error)  # the server reads other logins now, or this one has expired
+            await self._process_op_err(error)  # the server's logins have changed, or this one has expired
         else:
             await super()._process_err(err_msg)
 
@@ -177,7 +177,7 @@ class Connection(Client):
             await self._transport.connect(s.uri, transport.READ, self.options["connect_timeout"])
 
     async def _prepare_again(self) -> None:
-        """Renew options, and close the connection of the last attempt, which nats-py leaves open if it was refused."""
+        """Renew options, and close the last attempt's connection, which nats-py leaves open after a refusal."""
         for renew in self._renew:
             try:
                 self.options.update(await in_thread(renew))
@@ -190,7 +190,8 @@ class Connection(Client):
                 await asyncio.wait_for(refused.wait_closed(), 2 * transport.CLOSING)
 
     async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
-        """Send a request; return its answer. Raises what nats-py's `request` raises, and `DeniedError` immediately."""
+        """Send a request; return its answer. Raises the errors of nats-py's `request`, and `DeniedError`
+        immediately."""
         refused: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._requests[refused] = subject
         answered = asyncio.ensure_future(self.request(subject, payload, timeout=timeout))

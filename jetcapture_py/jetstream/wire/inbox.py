@@ -29,7 +29,7 @@ _SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
 
 @dataclass(slots=True)
 class Segment:
-    """Messages in one block of memory: their rows of offsets, int32, in parts, not necessarily in order."""
+    """Messages in one block of memory: rows of int32 offsets, in parts, not necessarily in order."""
 
     memory: Any
     rows: list[Int32s]
@@ -53,8 +53,8 @@ class Segment:
 class Received:
     """Received messages; `size` is the bytes of headers and payloads.
 
-    Columns are built on request. Header blocks are as received, b"" for none. `numbers` are arrays of numbers that were
-    parsed from their reply subjects, in the order of `columns`.
+    Columns are built on request. Header blocks are as received, b"" for none. `numbers` are arrays of numbers parsed
+    from the reply subjects, in the order of `columns`.
     """
 
     parts: list[Segment] = field(default_factory=list)
@@ -123,9 +123,9 @@ class Received:
         self.add(memory.segment, rows, len(headers) + len(payload))
 
     def lacks_payload(self) -> bool:
-        """Whether a message is empty and has a size header, like deliveries of a consumer with `headers_only`.
+        """Whether a message is empty and has a size header, as from a consumer with `headers_only`.
 
-        It may also have been published like that.
+        It may also have been published so.
         """
         for part in self.parts:
             for rows in part.rows:
@@ -151,15 +151,15 @@ class Received:
             self.add(memory, rows, int((rows[:, -1] - rows[:, HEADERS]).sum()))
 
     def by_subject(self) -> Received:
-        """Return the messages in the order of their subjects, and those of a subject as before, if that is cheap.
+        """Sort the messages by subject (stable), if that is cheap.
 
-        Most keys follow from the subject: then columns are made in the order in which they are routed, with one copy.
+        Most keys follow from the subject: then columns are made in the order of routing, with one copy.
         """
         if len(self.parts) != 1:
             return self
         part, (subjects,) = self.parts[0], self.columns(SUBJECT)
         codes = subjects.dictionary_encode().indices.to_numpy()
-        codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # of small integers, a radix sort
+        codes = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))  # a radix sort of small integers
         order = np.argsort(codes, kind="stable")
         numbers = self.numbers and tuple(numbers[order] for numbers in self.numbers)
         rows = part.ordered()[order]
@@ -181,7 +181,7 @@ class Received:
 
 
 class Inbox:
-    """Messages received by one or several subscriptions and not taken yet.
+    """Messages received by one or several subscriptions, and not yet taken.
 
     `on_data()` is called when messages have been added. `on_status(subject, header_block)` is called immediately for
     frames without a reply subject, which are the server's statuses; with `statuses=False` they are messages.

@@ -32,7 +32,7 @@ _MAX_DIGITS_TOGETHER = 9
 
 
 def receive_failed(error: Exception) -> ProtocolError:
-    """Log the error and return one that makes nats-py reconnect: others would silently end its read loop."""
+    """Log the error and return one that makes nats-py reconnect; any other would silently end its read loop."""
     event(log, logging.ERROR, "receive.failed", error=error)
     return ProtocolError()
 
@@ -90,7 +90,7 @@ class FrameParser(Parser):
         except Exception as error:
             raise receive_failed(error) from error
         if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
-            raise ProtocolError  # the frame was complete: what the stock parser still waits for will never arrive
+            raise ProtocolError  # the frame was complete, so the stock parser would wait forever
 
     def _take(self, memory: ReceiveBuffer) -> bytes:
         """Parse frames up to one that is not ours and return that; b"" if there is no further complete frame."""
@@ -227,7 +227,7 @@ class FrameParser(Parser):
         self._give(memory, sids[:count], bare[:count], rows)
 
     def _give(self, memory: ReceiveBuffer, sids: Int64s, bare: Mask, rows: Int32s) -> None:
-        """Deliver messages to their inboxes, up to the first without an inbox, or that is a status."""
+        """Deliver messages to their inboxes, up to the first status or message without an inbox."""
         inboxes = list(dict.fromkeys(self._inboxes.values()))
         numbers = np.full(max(self._inboxes, default=0) + 2, -1)  # inbox number by sid; the last element is -1
         for sid, inbox in self._inboxes.items():
@@ -264,7 +264,7 @@ def _places(where: Mask) -> Int64s:
 
 
 def _decimals(text: Bytes, starts: Int64s, ends: Int64s) -> tuple[Int64s, Mask]:
-    """Parse decimals between these offsets; return also a mask of valid ones: canonical and not too long."""
+    """Parse decimals between these offsets; also return a mask of valid ones: canonical and not too long."""
     widths = ends - starts
     width = int(min(widths.max(initial=1), _MAX_DIGITS_TOGETHER))
     right = (widths > 0) & (widths <= width) & ((widths == 1) | (text.take(starts, mode="clip") != ord("0")))

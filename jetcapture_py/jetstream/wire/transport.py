@@ -1,4 +1,4 @@
-"""nats-py's TCP transport, but reading from the socket directly into the parser's memory.
+"""A TCP transport for nats-py that reads from the socket directly into the parser's memory.
 
 With TLS or WebSockets, bytes come from nats-py's own transports and are copied.
 """
@@ -18,7 +18,7 @@ SEGMENT = 4 << 20
 ROOM = 64 << 10
 """Minimum free bytes for a read from the socket."""
 READ = 1 << 20
-"""Maximum bytes per read where they are copied."""
+"""Maximum bytes per read that is copied."""
 FLOW = 8 << 10
 """Minimum bytes of a read that suggests that more follow, so the next read is delayed by `GATHER`."""
 CLOSING = 5.0
@@ -159,7 +159,7 @@ class Transport(TcpTransport):
             return
         closed = asyncio.ensure_future(writer.wait_closed())
         await asyncio.wait({closed}, timeout=CLOSING)
-        writer.transport.abort()  # nothing, if it is closed
+        writer.transport.abort()  # no effect if closed
         await closed
 
     async def read(self, buffer_size: int) -> Any:
