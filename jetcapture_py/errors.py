@@ -1,17 +1,17 @@
-"""The errors that jetcapture raises on purpose, and what callers do about them.
+"""The errors that jetcapture raises on purpose, and how callers react.
 
     JetcaptureError
     ├── ConfigError         the configuration is wrong: print the problems, exit 2
     ├── SourceError         NATS cannot serve us: exit 1
-    │   ├── UnavailableError      nobody answers: the one that may pass; ask again
+    │   ├── UnavailableError      no answer; the only one that may pass: ask again
     │   └── ApiError              JetStream refused a request
     │       ├── DeniedError           the user lacks a permission
-    │       └── MissingError          there is no such stream, consumer or message; a subclass for each
+    │       └── MissingError          no such stream, consumer or message; a subclass for each
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
     └── StoreError          an object could not be stored: retry, hold the data
-        ├── ConflictError         another process changed a table or a note first: plan the change again
+        ├── ConflictError         another process changed a table or a metadata file: plan the change again
         ├── FullStoreError        the disk is full, or a quota is used up
-        ├── VanishedError         an object that was listed is gone: removed by maintenance; list again
+        ├── VanishedError         a listed object is gone, removed by maintenance: list again
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): report it immediately
 
 A message that cannot be decoded is not an exception: it is a `Failure` row (see `transform.batch`), in quarantine.
@@ -38,7 +38,7 @@ class SourceError(JetcaptureError):
 
 
 class UnavailableError(SourceError):
-    """Nobody answered an API request: no leader, no JetStream, or no connection. Try again."""
+    """No answer to an API request: no leader, no JetStream, or no connection. Try again."""
 
 
 class ApiError(SourceError):
@@ -58,7 +58,8 @@ class DeniedError(ApiError):
 
 
 class MissingError(ApiError):
-    """What was asked for does not exist. A server that has just started, or elects a leader, may be wrong."""
+    """The stream, consumer or message does not exist. A server that has just started or elects a leader may be
+    wrong."""
 
 
 class MissingStreamError(MissingError):
@@ -82,11 +83,11 @@ class StoreError(JetcaptureError):
 
 
 class ConflictError(StoreError):
-    """Another process has changed a table or a note since it was loaded. Load it again, and plan the change again."""
+    """Another process has changed a table or a metadata file since it was loaded. Load it and plan the change again."""
 
 
 class VanishedError(StoreError):
-    """An object that was listed is gone: a compaction has replaced it, or somebody has removed it. List again."""
+    """A listed object is gone: a compaction has replaced it, or somebody has removed it. List again."""
 
 
 class FullStoreError(StoreError):

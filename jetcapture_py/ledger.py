@@ -1,4 +1,4 @@
-"""The memory of captures: how many bytes there are for messages, and who holds them."""
+"""Account for the memory of captures: the bytes for messages, by holder."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ Holder = Literal["asked", "waiting", "decoding", "open", "sealed", "encoding", "
 
 
 class Memory:
-    """`limits.memory` of one capture, or of several that share it: the sums over their ledgers.
+    """`limits.memory` of one or several captures, summed over their ledgers.
 
-    Captures that share it ask for messages in equal parts, so that together they ask for no more than one alone would.
+    Captures that share it request messages in equal parts, so that together they request no more than one alone.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.captures = 0
-        """Captures that share it."""
+        """Number of captures that share it."""
         self.bytes: Counter[Holder] = Counter()
         self._turn = asyncio.Lock()
         self._freed = asyncio.Condition()
 
     @property
     def limit(self) -> int:
-        """Maximum bytes for messages: all, less what captures need besides messages."""
+        """Maximum bytes for messages: the limit less the captures' other needs."""
         others = CAPTURE_BYTES * max(0, self.captures - 1)
         return self._limit - min(others, self._limit // MAX_CAPTURES_SHARE)
 
     @property
     def part(self) -> int:
-        """Bytes of one capture's equal part."""
+        """One capture's equal share, in bytes."""
         return self.limit // max(1, self.captures)
 
     @asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """Wait, first come, first served, until `size` bytes more may be used for encoding; larger ones run alone.
+        """Wait, first come, first served, for `size` bytes of encoding memory; a larger size runs alone.
 
-        They are to be entered in a ledger at once.
+        The caller enters them in a ledger at once.
         """
         async with self._turn, self._freed:
             limit = int(self.limit / ENCODING_SHARE)
@@ -50,23 +50,23 @@ class Memory:
             yield
 
     async def freed(self) -> None:
-        """Let others encode, after bytes of encoding were taken out of a ledger."""
+        """Let others encode after a ledger's encoding bytes have shrunk."""
         async with self._freed:
             self._freed.notify_all()
 
 
 class Ledger:
-    """The bytes that the messages of one capture take, by who holds them; only the holder changes an entry.
+    """The bytes of one capture's messages by holder; only the holder changes an entry.
 
-        asked     open pulls may still bring them
+        asked     open pulls may still deliver them
         waiting   received, not taken from the source
         decoding  taken, and being decoded and routed
         open      rows of open blocks
         sealed    rows of sealed blocks
-        encoding  making objects of blocks takes them
+        encoding  used for making objects of blocks
         encoded   objects that are not stored
 
-    `unacked` counts the messages that were taken from the source and are not acknowledged.
+    `unacked` counts the messages taken from the source and not acknowledged.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -83,7 +83,7 @@ class Ledger:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Count the capture among those that share its memory, and what it holds, inside the block."""
+        """Inside the `with` block, count the capture and its bytes in the shared memory."""
         shared = self.memory
         shared.captures += 1
         try:
@@ -96,7 +96,7 @@ class Ledger:
 
     @property
     def held(self) -> int:
-        """Bytes of messages that have been received."""
+        """Bytes of received messages."""
         return self._bytes.total() - self._bytes["asked"]
 
     @property
@@ -106,23 +106,23 @@ class Ledger:
 
     @property
     def free(self) -> int:
-        """Bytes that neither this capture nor one that shares its memory holds or asks for; less than 0 if too many."""
+        """Bytes not held or requested by any capture that shares the memory; negative if exceeded."""
         return self.memory.limit - self.memory.bytes.total()
 
     @property
     def elsewhere(self) -> int:
-        """Bytes that other captures hold or ask for."""
+        """Bytes held or requested by other captures."""
         return self.memory.bytes.total() - self._bytes.total()
 
     @property
     def may_open(self) -> int:
-        """Maximum bytes of open blocks: what others leave of their share, and at least an equal part of it."""
+        """Maximum bytes of open blocks: the rest of their common share, and at least an equal part of it."""
         others = self.memory.bytes["open"] - self._bytes["open"]
         return max(self.memory.part // OPEN_SHARE, self.memory.limit // OPEN_SHARE - others)
 
     @asynccontextmanager
     async def encoding(self, size: int) -> AsyncIterator[None]:
-        """Wait for `size` bytes of the memory for making objects, and hold them inside the block."""
+        """Reserve `size` bytes of encoding memory."""
         memory = self.memory
         async with memory.turn(size):
             self["encoding"] += size

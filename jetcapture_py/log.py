@@ -3,7 +3,7 @@
     2026-01-31T12:00:00.123Z INFO blocks.stored blocks=1 rows=5000
     {"ts": "2026-01-31T12:00:00.123Z", "level": "info", "event": "blocks.stored", "blocks": 1, "rows": 5000}
 
-In a process with several captures, the field `capture` names the one that a line is about. Unprintable characters are
+In a process with several captures, the field `capture` names the line's capture. Unprintable characters are
 escaped, so no value can start a line or control a terminal. Exceptions are one line without a traceback. Log lines of
 libraries, from level warning on, become the event `library.log`, and Python's warnings `python.warning`.
 
@@ -26,7 +26,7 @@ from typing import Any, Self, TextIO
 from jetcapture_py.text import MAX_LOGGED, escaped, one_line
 
 ROOTS = ("jetcapture", "jetcapture_py")
-"""Our top-level loggers."""
+"""The top-level loggers of this package."""
 EVENT, FIELDS = "jetcapture_event", "jetcapture_fields"
 """Attributes of a log record with the event's name and fields."""
 CAPTURE: ContextVar[str | None] = ContextVar("capture", default=None)
@@ -66,7 +66,7 @@ def event(logger: logging.Logger, level: int, name: str, /, **fields: object) ->
 
 
 class _Event(str):
-    """An event's name, which other formatters than ours show with its fields."""
+    """An event's name, which foreign formatters show with its fields."""
 
     __slots__ = ("fields",)
     fields: Mapping[str, object]
@@ -82,7 +82,7 @@ class _Event(str):
 
 @contextlib.contextmanager
 def about(capture: str | None) -> Iterator[None]:
-    """Name the capture in what is logged inside the block, and in tasks that are created there."""
+    """Name the capture in all log lines inside the block, and in tasks created there."""
     token = CAPTURE.set(capture)
     try:
         yield
@@ -109,7 +109,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """A type of our own, so that `setup` can find it again."""
+    """A subclass, so that `setup` can find the handler again."""
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -175,7 +175,7 @@ def _bare(text: str) -> str:
 
 
 class LogLimit:
-    """Allows one event every `every` seconds, with the count since the last one."""
+    """Lets one event through every `every` seconds, and counts those held back."""
 
     def __init__(self, every: float = 10.0) -> None:
         self._every = every
@@ -183,7 +183,7 @@ class LogLimit:
         self._count = 0
 
     def due(self, now: float, count: int = 1) -> int:
-        """Add `count`; return the count to log now, 0 to log nothing."""
+        """Add `count`; return how many events to report now, or 0."""
         self._count += count
         if not self._count or now - self._last < self._every:
             return 0

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they mean: times, durations, an archive, and the login of a server."""
+"""Options shared by several commands: times, durations, an archive, and the login of a server."""
 
 # No `from __future__ import annotations`: typer would evaluate the text of every annotation, 5 ms per start.
 # Whatever needs more than typer is imported by the functions, for the same reason.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WHEN = "2026-05-01T12:00:00Z, a date, today, yesterday, or how long ago, such as 1h"
-"""How a time may be given."""
+"""Accepted forms of a time."""
 SECRETS = {
     "user": "NATS_USER",
     "password": "NATS_PASSWORD",
@@ -107,7 +107,7 @@ def selection_of(
     event_start: str | None = None,
     event_end: str | None = None,
 ) -> "Selection":
-    """Return what --from, --to, --key, --event-from and --event-to select. Raises ConfigError."""
+    """Return the selection of --from, --to, --key, --event-from and --event-to. Raises ConfigError."""
     from jetcapture_py.reading.selection import Selection
 
     return Selection(
@@ -168,7 +168,7 @@ def login(
     if context is None:
         settings |= {name: env.get(variable) or None for name, variable in SECRETS.items()}
         if settings["user"] is None:
-            settings["password"] = None  # it may be one that a configuration names
+            settings["password"] = None  # it may be the context named by a configuration
 
     def named(problem: str) -> str:
         name, colon, reason = problem.partition(":")
@@ -207,9 +207,9 @@ class ChosenArchive:
     options: Mapping[str, Any] = field(repr=False)
     """The `store.options`, which may be secrets."""
     config: "Config | None" = None
-    """The capture's configuration, if the command line names that."""
+    """The capture's configuration, if named by the command line."""
     statement: str | None = None
-    """SQL after it."""
+    """SQL that follows the archive."""
 
     @property
     def login(self) -> "NatsConfig | None":
@@ -227,8 +227,8 @@ def chosen_archive(
 ) -> ChosenArchive:
     """Return the archive of `CONFIG` or `URL STREAM`. Raises ConfigError.
 
-    What is neither a directory nor has a scheme is a configuration; `stream` chooses one of many. `config` is that of
-    --config, in its place. `sql` is how the usage names a further argument: `SQL` or `[SQL]`, or nothing.
+    Text that is neither a directory nor has a scheme is a configuration; `stream` chooses one of many. `config` is the
+    value of --config, if given instead. `sql` is the usage text of a further argument: `SQL`, `[SQL]` or "".
     """
     from jetcapture_py.config.captures import only
     from jetcapture_py.config.values import parse_option

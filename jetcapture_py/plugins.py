@@ -22,9 +22,9 @@ def is_reference(text: str) -> bool:
 
 @contextmanager
 def user_code(failed: Callable[[str], Exception], *passing: type[BaseException]) -> Iterator[None]:
-    """Raise what `failed` makes of one line in place of whatever the code raises, also sys.exit and panics of Rust.
+    """Turn any error of user code into `failed(line)`, including sys.exit and Rust panics.
 
-    Errors `passing` stay as they are; KeyboardInterrupt only in the main thread, where it is Ctrl-C and not the code's.
+    Errors of the types `passing` pass unchanged. KeyboardInterrupt passes only in the main thread, where it is Ctrl-C.
     """
     try:
         yield
@@ -36,16 +36,16 @@ def user_code(failed: Callable[[str], Exception], *passing: type[BaseException])
 
 
 def load(reference: str) -> object:
-    """Return the object. Raises ValueError with one line when it cannot be imported, whatever its module does."""
+    """Import the object. Any failure becomes a one-line ValueError."""
     module, _, attribute = reference.partition(":")
     with user_code(lambda reason: ValueError(f"cannot import {reference}: {reason}"), KeyboardInterrupt):
         return getattr(importlib.import_module(module), attribute)
 
 
 def make(reference: str, kind: str, method: str) -> object:
-    """Return an object with `method`: the named one, or what the named class or function returns.
+    """Return an object with `method`: the named one, or the result of the named class or function.
 
-    `kind` is what it should be, for the error. Raises ValueError with one line.
+    `kind` describes it in errors. Raises ValueError with one line.
     """
     instance = load(reference)
     if callable(instance) and (isinstance(instance, type) or not hasattr(instance, method)):
@@ -56,6 +56,6 @@ def make(reference: str, kind: str, method: str) -> object:
 
 
 def created(reference: str, factory: Callable[[], T], *passing: type[BaseException]) -> T:
-    """Call the named class or function. Raises ValueError with one line, whatever it does, or errors `passing`."""
+    """Call the user's factory. Any failure becomes a one-line ValueError, except errors `passing`."""
     with user_code(lambda reason: ValueError(f"{reference} cannot be created: {reason}"), KeyboardInterrupt, *passing):
         return factory()

@@ -1,4 +1,4 @@
-"""Try again: what another process has overtaken, such as maintenance that removed an object, and after what pauses."""
+"""Retry work that another process has interfered with, such as maintenance that removed an object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 from jetcapture_py.errors import ConflictError, VanishedError
 
 VANISHED_ATTEMPTS = 3
-"""How often the same object may be gone and still be listed."""
+"""Attempts for the same object that is listed but gone."""
 CONFLICT_ATTEMPTS = 8
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def delays(first: float, longest: float) -> Iterator[float]:
 def retried(work: Callable[[], T]) -> T:
     """Call `work` again when an object disappears because a compaction has replaced it.
 
-    While a compaction removes objects, others may be gone each time; the same one is not listed again.
+    During a compaction, different objects may vanish in each attempt; the same one is not listed again.
     """
     vanished: Counter[str] = Counter()
     while True:
@@ -42,10 +42,10 @@ def retried(work: Callable[[], T]) -> T:
 
 
 def retried_on_conflict(work: Callable[[], T]) -> T:
-    """Call `work` again, after a random pause, when another process has changed or removed something meanwhile."""
+    """Call `work` again, after a random pause, when another process has changed or removed something."""
     for pause in islice(delays(_PAUSE_S, _LONGEST_PAUSE_S), CONFLICT_ATTEMPTS - 1):
         try:
             return work()
         except (ConflictError, VanishedError):
-            time.sleep(pause)  # so that two processes do not meet again
+            time.sleep(pause)  # so that two processes do not collide again
     return work()

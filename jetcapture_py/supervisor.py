@@ -1,8 +1,8 @@
 """The process of `jetcapture run`: captures in one event loop, signals, HTTP, shutdown and the exit code.
 
 Captures are started, replaced and drained until exactly the configured ones run; if a file is wrong, nothing changes.
-With one configuration file there is one capture, and nothing in logs and metrics names it. With several files or a
-directory, each capture is named after its file, and all share the log, the HTTP server and the threads that encode.
+With one configuration file there is one capture, without a name in logs and metrics. With several files or a
+directory, each capture is named after its file, and all share the log, the HTTP server and the encoding threads.
 
 Captures of a file for many streams start when their stream appears and end when it is deleted. One that fails does not
 stop the others, and is started again.
@@ -43,9 +43,10 @@ log = logging.getLogger("jetcapture")
 DRAINED, FAILED, REFUSED = 0, 1, 2
 """Exit codes."""
 ENCODERS = 4
-"""Threads in which several captures encode their blocks: as many as one capture has by default."""
+"""Encoding threads of several captures: as many as one capture has by default."""
 CANCEL_AGAIN = 1.0
-"""Seconds after which a capture that was canceled before it was open is canceled again; nats-py may swallow that."""
+"""Seconds after which a capture that was canceled before it was open is canceled again: nats-py may swallow the
+first."""
 LOOK = 60.0
 """Seconds between searches for the streams of a file for many; each also restarts its failed captures."""
 
@@ -132,11 +133,11 @@ class _Member:
         self.ending: asyncio.Task[None] | None = None
         self.failure = ""
         self.error: BaseException | None = None
-        """Why the capture of one of many streams failed, until it is known whether the stream was deleted."""
+        """The failure, until we know whether its stream was deleted."""
 
     @property
     def running(self) -> asyncio.Task[None] | None:
-        """The task, once it has started and until it ends."""
+        """The task, while it runs."""
         return None if self.task is None or self.task.done() else self.task
 
 
@@ -159,16 +160,16 @@ class Supervisor:
         self.stopping = False
         """Whether all captures are being drained."""
         self.abandoned = False
-        """Whether threads may hang: a capture was canceled while it started, or did not drain, or its store hangs."""
+        """Whether threads may hang: a capture was canceled at its start or did not drain, or its store hangs."""
         self.changed = asyncio.Event()
-        """Set to have the files read again."""
+        """Set to re-read the files."""
         self._files, self._server = files, server
         self._until_caught_up, self._keep_going = until_caught_up, keep_going
         self._selected = Captures(listen="")
-        """What the files selected last."""
+        """The last selection of the files."""
         self._members: dict[CaptureId, _Member] = {}
         self._refused: tuple[str, ...] = ()
-        """Why the files could not be taken over, when they were last looked at."""
+        """Problems of the last reading of the files."""
         self._encode_threads = None if files.single else ThreadPoolExecutor(ENCODERS, "encode")
 
     @property
@@ -181,7 +182,7 @@ class Supervisor:
         return any(member.capture.opened for member in self._members.values() if member.running)
 
     async def run(self, selected: Captures) -> None:
-        """Run captures, and those of files and streams that come later, until every one has ended.
+        """Run captures, including those of later files and streams, until all have ended.
 
         Raises ConfigError for problems at the start, and JetcaptureError if nothing can listen on a configured address.
         """
@@ -212,14 +213,14 @@ class Supervisor:
 
     @property
     def _looks(self) -> bool:
-        """Whether to search for streams."""
+        """Whether to poll the server for new streams."""
         return self._files.of_many and not self._until_caught_up and not self.stopping
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for member in self._members.values() if (task := member.running)]
 
     async def _update(self, *, reload: bool, restart: bool) -> None:
-        """Run the captures that the files select; `reload` reads the files again. Any problem changes nothing."""
+        """Run the captures that the files select; `reload` re-reads the files. On any problem, change nothing."""
         before = dict(self._members)
 
         def select() -> tuple[CaptureFiles, Captures]:
@@ -231,7 +232,7 @@ class Supervisor:
                 return
             files, selected = read
             await self.reconcile(selected, restart=restart)
-        except Exception as error:  # what runs goes on
+        except Exception as error:  # running captures continue
             self._report_failures()
             lines = error.problems if isinstance(error, ConfigError) else (_reason(error),)
             for line in lines if reload or lines != self._refused else ():
@@ -255,10 +256,9 @@ class Supervisor:
             )
 
     async def reconcile(self, selected: Captures, *, restart: bool) -> None:
-        """Start captures that are missing, replace those that have changed, and drain those that are gone.
+        """Start missing captures, replace changed ones, and drain removed ones.
 
-        With `restart`, also start those again that have failed. Raises JetcaptureError if anything is wrong; then
-        nothing has changed.
+        With `restart`, also restart failed ones. Raises JetcaptureError on any problem, without changing anything.
         """
         present, desired = self._running(or_failed=not restart), selected.configs
         changed = {capture: config for capture, config in desired.items() if config != present.get(capture)}
@@ -288,7 +288,7 @@ class Supervisor:
                 event(log, logging.INFO, "stream.left_out", stream=capture.stream, reason=reason)
 
     def _report_failures(self, selected: Captures | None = None) -> None:
-        """Log captures of many streams that failed, or whose streams were deleted: they are not `selected` any more."""
+        """Log captures of many streams that failed, or whose streams were deleted: those no longer `selected`."""
         for capture, member in self._members.items():
             if member.error is not None:
                 error, member.error = member.error, None
@@ -310,7 +310,7 @@ class Supervisor:
         return {capture: member.config for capture, member in self._members.items() if or_failed or not member.failure}
 
     async def _in_thread(self, work: Callable[[], T]) -> T | None:
-        """Return the result of `work`, done in a thread, as user code may hang; None once the process is to end."""
+        """Return the result of `work`, done in a thread because user code may hang; None once the process is to end."""
         working = asyncio.create_task(in_thread(work))
         while not working.done():
             if self.stopping:
@@ -327,7 +327,7 @@ class Supervisor:
         return application if isinstance(application, Site) else None
 
     def _serve(self, server: HttpServer | None) -> None:
-        """Serve the status page with this server in place of the present one."""
+        """Serve the status page with this server instead of the current one."""
         before, site = self._server, self._site
         if before is not None and before is not server:
             before.stop()
@@ -353,7 +353,8 @@ class Supervisor:
     # ------------------------------------------------------------------ one capture
 
     def _make(self, configs: Mapping[CaptureId, Config], selected: Captures) -> dict[CaptureId, _Member]:
-        """Make captures, in a thread; what cannot run is no longer `selected`. The streams of a file share memory."""
+        """Create captures, in a thread; ones that cannot run are no longer `selected`. The streams of a file share
+        memory."""
         made: dict[CaptureId, _Member] = {}
         memories = {
             (member.id.path, member.config.limits.memory): member.memory
@@ -388,7 +389,7 @@ class Supervisor:
         return [notifier for member in members if (notifier := member.capture.announcer.notifier) is not None]
 
     async def _replace(self, capture: CaptureId, new: _Member | None) -> None:
-        """Drain a capture, if there is one, and start the new one, if there is one."""
+        """Drain the old capture, if any, and start the new one, if any."""
         if (old := self._members[capture]) is not new:
             if old.running:
                 with about(old.label):
@@ -437,7 +438,7 @@ class Supervisor:
             member.failure = str(error)
             raise error
         if member.id.stream and not (self._until_caught_up or self.stopping or member.stop.is_set()):
-            member.error = next(_leaves(error))  # `run` looks whether its stream is gone
+            member.error = next(_leaves(error))  # `run` checks whether its stream is gone
             member.capture.ended = member.failure = _reason(member.error)
             self._show(self._site)
             return

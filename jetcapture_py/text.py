@@ -58,7 +58,7 @@ def one_line(error: object, limit: int = MAX_LENGTH) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Replace what looks like a credential with `***`."""
+    """Replace apparent credentials by `***`."""
     if "@" in text:
         text = _USERINFO.sub("//***@", text)
     lowered = text.lower()
@@ -106,7 +106,7 @@ def size(count: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
-    """Yield the lines of a table, in columns as wide as their widest cell; the columns in `right` are aligned there."""
+    """Yield the lines of a table with columns as wide as their widest cell; columns in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, range(len(row)), strict=True)
@@ -114,7 +114,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Itera
 
 
 def sentence(text: str) -> str:
-    """Return the text as a sentence, which another one can follow: with a capital letter and one mark at its end."""
+    """Return the text as a sentence, with a capital letter and one mark at its end."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!', '…')) else '.'}"
 
 
@@ -152,7 +152,7 @@ def _escape(char: str) -> str:
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Show bars on standard error, if that is a terminal.
 
-    Yields what is called with a stage, the amount done, and the total, from any thread.
+    Yields a function that takes a stage, the amount done, and the total, from any thread.
     """
     if not sys.stderr.isatty():
         yield lambda *_: None

@@ -1,4 +1,4 @@
-"""Calls in threads: of a pool, and in one for calls that may hang, a disk's or a user's."""
+"""Make calls in threads: of a pool, or in a dedicated one for calls that may hang, such as disk or user code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Item = TypeVar("Item")
 
 
 async def in_pool(threads: Executor, work: Callable[..., T], *args: Any) -> T:
-    """Run `work` in one of `threads`; what it logs names the capture of the caller."""
+    """Run `work` in one of `threads`; its log lines name the caller's capture."""
     return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work, *args)
 
 
 def futures_of(do: Callable[[Item], T], items: Iterable[Item], workers: int, most: int) -> Generator[Future[T]]:
-    """Yield the future of `do` for every item, in order; at most `most` of them are not taken yet.
+    """Yield the future of `do` for every item, in order; at most `most` are ahead of the caller.
 
-    What has not begun when the generator is closed is left out.
+    Closing the generator cancels calls that have not begun.
     """
     waiting: deque[Future[T]] = deque()
     threads = ThreadPoolExecutor(workers, "read")
@@ -55,7 +55,7 @@ class DaemonThread:
 
     @property
     def busy_for(self) -> float | None:
-        """Seconds that the present call has taken; None without one."""
+        """Duration of the current call in seconds; None without one."""
         since = self._since  # read once: the thread changes it
         return None if since is None else time.monotonic() - since
 
@@ -80,7 +80,7 @@ class DaemonThread:
                 try:
                     result = work()
                 except BaseException as error:
-                    self._since = None  # before anybody learns that it has ended
+                    self._since = None  # before the caller sees the result
                     future.set_exception(error)
                 else:
                     self._since = None
@@ -90,7 +90,7 @@ class DaemonThread:
 
 
 async def in_thread(work: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Do `work` in a thread that does not keep the process alive, as those of `asyncio.to_thread` do."""
+    """Do `work` in a thread that does not keep the process alive, unlike `asyncio.to_thread`."""
     thread = DaemonThread("work")
     future = thread.submit(partial(work, *args, **options))
     thread.close()
@@ -101,6 +101,6 @@ def leave(code: int) -> NoReturn:
     """Exit without waiting for threads, which may hang, and without Python's cleanup."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, as is that of a terminal that has gone
+        with contextlib.suppress(OSError, ValueError):  # closed, as after the terminal has gone
             stream.flush()
     os._exit(code)

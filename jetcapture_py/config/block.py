@@ -10,11 +10,11 @@ from jetcapture_py.config import values as types
 from jetcapture_py.config.section import Section, setting, wrong
 
 MAX_BUNDLES = 10_000
-"""More would have what bundles avoid: objects with few messages each."""
+"""More bundles would again give objects with few messages each."""
 MANY_KEYS = 500
-"""With more keys at the same time, a directory for each of them costs more than bundles."""
+"""With more keys at the same time, a directory per key costs more than bundles."""
 STORING_TIME = 60.0
-"""Seconds that blocks may take to be stored once they are `max_age` old, before that is a problem."""
+"""Maximum seconds for storing a block after `max_age`; longer is a problem."""
 
 
 class BlockConfig(Section):
@@ -64,7 +64,7 @@ class BlockConfig(Section):
 
     @property
     def late_after(self) -> float:
-        """Age in seconds from which a message that is not stored is late."""
+        """Age in seconds from which an unstored message is late."""
         return 2 * self.max_age + STORING_TIME
 
     @model_validator(mode="after")

@@ -13,21 +13,21 @@ AsOf = datetime | date | str | int
 """A time (inclusive), or a revision: a sequence of the stream."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 PREFIXES = {"bucket": "KV_", "object_store": "OBJ_"}
-"""How the names of streams begin, by the setting that names the bucket or the object store."""
+"""Prefixes of stream names, by the setting that names the bucket or the object store."""
 DEFAULT_KEYS = {"bucket": "", "object_store": "{subject[2]}"}
 """One destination for a bucket; for an object store one for metadata (M) and one for contents (C)."""
 COLUMNS = ("key_name", "operation", "revision")
-"""Columns of a bucket's entries, beside those of the decoded values."""
+"""Columns of a bucket's entries besides the decoded values."""
 PUT = "put"
-"""The operation of an entry without a header that names another one."""
+"""The operation of an entry without a header for another one."""
 SUBJECTS = r"^\$KV\.[^.]+\."
-"""How subjects of entries begin, before the key."""
+"""Prefix of entries' subjects, before the key."""
 OPERATION = "KV-Operation"
 """Header of entries that delete others."""
 OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
 """Operations by `OPERATION`."""
 MARKER = "Nats-Marker-Reason"
-"""Header of messages that the server writes in place of those that it removed; they have no payload."""
+"""Header of the server's marker messages for removed ones, which have no payload."""
 REASONS = {"MaxAge": "expire", "Purge": "purge", "Remove": "delete"}
 """Operations by `MARKER` (ADR-43, ADR-48)."""
 

@@ -1,4 +1,4 @@
-"""The captures of a command: its files, the streams that these select, and what can run together in one process.
+"""The captures of a command: its files, the streams that they select, and the rules for running together.
 
 A file is for one capture, or for many streams of an account:
 
@@ -7,9 +7,9 @@ A file is for one capture, or for many streams of an account:
       buckets: ["*"]                          # KV buckets and object stores
       consumer: archive
 
-The other settings are then those of every capture. A capture is named after its file, and also after its stream if the
-file is for many. Captures of one process have different names, do not do the same work twice, and agree on the HTTP
-address and the log, of which a process has one.
+The other settings then apply to every capture. A capture is named after its file, and also after its stream if the file
+is for many. Captures of one process have different names, do not do the same work twice, and agree on the process's
+HTTP address and log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from jetcapture_py.text import plural
 WORK_QUEUE = "its retention is workqueue, so an archive would take messages from other consumers"
 """Why a stream is left out unless it is named exactly."""
 CAPTURES_AT_ONCE = 8
-"""Maximum captures that a command examines at the same time."""
+"""Maximum captures examined at the same time by a command."""
 RESERVED = ("metrics", "livez", "readyz", "snapshot", "status.json")
 """Paths of the process's own HTTP endpoints."""
 _OFF = "null"
@@ -58,12 +58,12 @@ _ONE = {
     "log.level": "one process has one log: leave it out",
 }
 _EVERY = "*"
-"""In place of a stream, in the id of a problem with what a file selects."""
+"""Placeholder for the stream in the id of a problem with a file's selection."""
 _MAX_NAMED = 10
-"""Streams that a problem names."""
+"""Maximum streams named by a problem."""
 
 Parse = Callable[[object, Mapping[str, str], str | None], Config]
-"""Makes a capture's configuration of plain values and the file's text. Raises ConfigError."""
+"""Builds a capture's configuration from plain values and the file's text. Raises ConfigError."""
 
 
 # ---------------------------------------------------------------------- a file for many
@@ -85,11 +85,11 @@ class AccountConfig:
             raise ConfigError("source.streams: expected a name or a pattern without !")
         self._check_what_captures_share()
         self.sample = self.capture("STREAM" if self.streams else "KV_BUCKET")
-        """The configuration of some capture; `nats`, `http` and `log` are the same for all."""
+        """A sample capture's configuration; `nats`, `http` and `log` are the same for all."""
 
     @classmethod
     def of(cls, data: object, env: Mapping[str, str], parse: Parse, text: str | None = None) -> AccountConfig | None:
-        """Return the configuration in the settings of a file; None if that is for a single capture."""
+        """Return the configuration for many captures in a file's settings; None if the file is for a single capture."""
         return cls(data, env, parse, text) if isinstance(data, dict) and is_of_many(data) else None
 
     @property
@@ -99,7 +99,7 @@ class AccountConfig:
         return PLACEHOLDER in url or "{key}" in url
 
     def selects(self, stream: str, *, takes: bool = False) -> bool:
-        """Whether a stream is selected. With `takes`, as for a work queue, only a stream that is named exactly is."""
+        """Whether a stream is selected. With `takes`, as for a work queue, the name must match exactly."""
         if stream in self.streams:
             return not _fits_any(self.streams, stream, excluding=True)
         if takes:
@@ -109,7 +109,7 @@ class AccountConfig:
         return _fits_any(patterns, name) and not _fits_any(patterns, name, excluding=True)
 
     def missing(self, streams: Collection[str]) -> list[str]:
-        """Return streams that are selected by exact names and are not in `streams`."""
+        """Return streams that are selected by exact name but not in `streams`."""
         buckets = {held[1] for held in map(bucket_of, streams) if held is not None}
         names = [name for name in self.streams if name not in streams]
         names += [f"{PREFIXES['bucket']}{name}" for name in self.buckets if name not in buckets]
@@ -165,12 +165,12 @@ class CaptureId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SelectedStreams:
-    """The streams that a configuration of many selects at the moment."""
+    """The streams currently selected by a configuration for many captures."""
 
     names: Sequence[str] = ()
     """Streams to capture, sorted."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Streams that are left out, and why."""
+    """Streams that are left out, with the reason."""
 
 
 Find = Callable[[AccountConfig], SelectedStreams]
@@ -179,14 +179,14 @@ Find = Callable[[AccountConfig], SelectedStreams]
 
 @dataclass(slots=True, kw_only=True)
 class Captures:
-    """The captures of a command's files, and what they share in one process."""
+    """The captures of a command's files, and their process-wide settings."""
 
     configs: dict[CaptureId, Config] = field(default_factory=dict)
-    """The configuration of each."""
+    """Configuration of each capture."""
     problems: dict[CaptureId, tuple[str, ...]] = field(default_factory=dict)
-    """Why selected streams cannot be captured, one line each."""
+    """Problems of selected streams, one line each."""
     left_out: dict[CaptureId, str] = field(default_factory=dict)
-    """Why streams are left out, although their names are selected."""
+    """Reasons why selected streams are left out."""
     listen: str | None = None
     """The address of the HTTP server; None without one."""
     listen_required: bool = False
@@ -196,7 +196,7 @@ class Captures:
 
 
 class CaptureFiles:
-    """Configuration files, and directories of them, as they are now. `streams` chooses captures; else `find` does.
+    """The current configuration files, and directories of them. Captures are chosen by `streams`, or else by `find`.
 
     `listen` overrides their `http`. With `together`, captures must be able to run in one process. Raises ConfigError.
     """
@@ -239,12 +239,12 @@ class CaptureFiles:
         if problems:
             raise ConfigError(*problems)
         self.of_many = any(isinstance(file, AccountConfig) for file in self._files.values())
-        """Whether a file is for many streams, which may change at any time."""
+        """Whether any file selects streams by pattern."""
         self.single = one and not self.of_many
         """Whether there is only one capture, so that output omits its name."""
 
     def again(self) -> CaptureFiles:
-        """Read the same files again. Raises ConfigError."""
+        """Re-read the files. Raises ConfigError."""
         files = copy.copy(self)
         files._read()
         if files.single is not self.single:
@@ -252,14 +252,14 @@ class CaptureFiles:
         return files
 
     def shows_one(self, captures: Captures) -> bool:
-        """Whether a command shows its only capture in full: one of a single file for one, or one that was chosen."""
+        """Whether a command shows its only capture in full: the only one of its file, or the chosen one."""
         return len(captures.configs) == 1 and not captures.problems and (self.single or len(self._streams) == 1)
 
     def select(self, running: Collection[CaptureId] = ()) -> Captures:
-        """Return the captures to run. A `running` capture stays while it is selected: it ends with its stream.
+        """Return the captures to run. A `running` capture stays while its stream is selected.
 
-        Raises ConfigError if captures exclude one another or a running one has become wrong, and JetcaptureError if
-        streams cannot be found.
+        Raises ConfigError if captures conflict or a running one's configuration has become wrong, and JetcaptureError
+        if streams cannot be found.
         """
         captures = Captures()
         for path, file in self._files.items():
@@ -344,13 +344,13 @@ class CaptureFiles:
 
 
 def refuse_wrong(captures: Captures, running: Collection[CaptureId] = ()) -> None:
-    """Raise ConfigError with all problems if a file has one, or a stream whose capture runs."""
+    """Raise ConfigError with all problems if a file or a running capture has one."""
     if any(not capture.stream or capture in running for capture in captures.problems):
         raise ConfigError(*(line for lines in captures.problems.values() for line in lines))
 
 
 def only(path: Path, stream: str | None) -> Config:
-    """Return the configuration of one capture: that of the file, or of `stream` if the file is for many.
+    """Return the configuration of one capture: the file's, or that of `stream` if the file is for many.
 
     Raises ConfigError.
     """
@@ -363,7 +363,7 @@ def only(path: Path, stream: str | None) -> Config:
 
 
 def _stated(config: Config) -> dict[str, str]:
-    """Return those settings of the process that the file states."""
+    """Return the process-wide settings that this file sets."""
     stated = {f"log.{name}": getattr(config.log, name) for name in sorted(config.log.model_fields_set)}
     if config.http is None:
         return {"http.listen": _OFF, **stated}
@@ -374,7 +374,7 @@ _Identity = tuple[object, ...]
 
 
 def _claims(capture: CaptureId, config: Config) -> Iterator[tuple[_Identity, Callable[[CaptureId], str]]]:
-    """Yield what no two captures of a process share, each with the problem when another file has it already.
+    """Yield identities that must be unique in a process, each with the error for a second owner.
 
     With other credentials, a consumer of the same name may belong to another account.
     """

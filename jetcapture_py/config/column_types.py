@@ -13,7 +13,7 @@ MAX_DEPTH = 32
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 JSON = pa.json_(pa.string())
-"""Stands for `json` in a declared type, so that a decoder can tell it from a string; see `stored`."""
+"""Stands for `json` in a declared type, so that a decoder can distinguish it from a string; see `stored`."""
 
 _SCALARS: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -52,22 +52,22 @@ _NESTED_TEXT = re.compile(r"(list|array|struct|map)\s*<(.*)>", re.IGNORECASE | r
 
 
 def parse_type(text: str) -> pa.DataType:
-    """The Arrow type of the column that `text` declares; `json` is a string. ValueError, one line, when it is none."""
+    """Return the Arrow type declared by `text`; `json` is a string. Raises ValueError with one line."""
     return stored(parse_declared(text))
 
 
 def parse_declared(text: str) -> pa.DataType:
-    """As `parse_type`, but with `JSON` wherever the text says `json`."""
+    """Like `parse_type`, but with `JSON` for `json`."""
     return _parse(text.strip(), 1)
 
 
 def stored(declared: pa.DataType) -> pa.DataType:
-    """The type a declared type is stored as: the same, with strings in place of `JSON`."""
+    """Return the stored type of a declared one: strings in place of `JSON`."""
     return rebuilt(declared, lambda of: pa.string() if of == JSON else of)
 
 
 def rebuilt(of: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with `change` applied to what is in its lists, maps and structs, or to itself."""
+    """Apply `change` to the types inside a list, map or struct, or to any other type itself."""
     if pa.types.is_list(of):
         return pa.list_(rebuilt(of.value_type, change))
     if pa.types.is_map(of):

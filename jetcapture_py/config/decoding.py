@@ -33,7 +33,7 @@ class Format:
     """A format that payloads are decoded from."""
 
     module: str
-    """The module of `transform.decode` with its decoder; `decode/__init__.py` says what it has."""
+    """The decoder's module in `transform.decode`; `decode/__init__.py` describes its contents."""
     needs: tuple[str, ...] = ()
     """Settings of `decode` that must be set."""
     takes: tuple[str, ...] = ()
@@ -41,13 +41,13 @@ class Format:
     rows: tuple[str, ...] = ()
     """Values of `decode.rows` with several rows of a payload."""
     infers: bool = False
-    """Whether the types of columns that are not declared depend on other messages."""
+    """Whether the types of undeclared columns depend on other messages."""
     empty: bool = False
-    """Whether a payload of no bytes is a message."""
+    """Whether an empty payload is a valid message."""
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """All settings of `decode` that not every format has."""
+        """Settings of `decode` that only some formats have."""
         return self.needs + self.takes
 
 

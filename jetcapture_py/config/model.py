@@ -45,7 +45,7 @@ _OF_STREAM = (
     ("maintain", "table", "quarantine"),
     ("maintain", "table", "location"),
 )
-"""Addresses and names of tables in which `{stream}` is replaced."""
+"""Settings in which `{stream}` is replaced."""
 _PLAIN_NAME = re.compile(r"[\w$-]+")
 """Names of streams that are safe in every address and table name."""
 
@@ -58,7 +58,7 @@ def _named_in_one_way(section: dict[str, Any]) -> None:
 
 
 def _stream_of(source: object) -> str:
-    """Return the stream that `source` names; "_" or similar if it is invalid, which is an error later."""
+    """Return the stream that `source` names; "_" or similar if invalid, which is an error later."""
     settings = source if isinstance(source, dict) else {}
     for store, prefix in buckets.PREFIXES.items():
         if (name := settings.get(store)) is not None:
@@ -216,7 +216,7 @@ class StoreConfig(Section):
     def _driven(self) -> Self:
         if self.type and "driver" in self.model_fields_set:
             raise wrong("driver", "cannot be combined with type")
-        if self.driver == "obstore":  # so that who has the URL and the options can open the store
+        if self.driver == "obstore":  # so that the URL and the options suffice to open the store
             self.options["driver"] = self.driver
         return self
 
@@ -323,7 +323,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_its_stream(cls, data: object) -> object:
-        """Replace `{stream}`, except in `key` and `on_stored.subject`, which are parsed before it is."""
+        """Replace `{stream}`, except in `key` and `on_stored.subject`, which are parsed earlier."""
         if isinstance(data, dict):
             stream = _stream_of(data.get("source"))
             for path in _OF_STREAM:
@@ -423,7 +423,7 @@ def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
 def parse(data: object, env: Mapping[str, str] = os.environ, text: str | None = None) -> Config:
     """Read the configuration from plain values, as parsed from YAML. Raises ConfigError.
 
-    `env` says where the contexts of the NATS CLI are; messages show what the `text` of the file says.
+    `env` locates the contexts of the NATS CLI; messages quote the file's `text`.
     """
     return validated(Config, _of_one(data), env=env, text=text)
 
@@ -451,7 +451,7 @@ def load_for_apply(path: Path) -> Config:
 
 
 def parse_for_apply(data: object, env: Mapping[str, str] = os.environ, text: str | None = None) -> Config:
-    """Read what `jetcapture apply` needs: `store` may be missing, and with a named `stream` also `source`.
+    """Read the configuration for `jetcapture apply`: `store` may be missing, and with a named `stream` also `source`.
 
     Without a source, its consumer is "". Raises ConfigError.
     """
@@ -482,7 +482,7 @@ class _SchemaGenerator(GenerateJsonSchema):
 
 
 def _or_variable(setting: dict[str, Any]) -> dict[str, Any]:
-    """The setting's schema, widened to text with a variable in it where it does not allow any text as it is."""
+    """Extend a setting's schema to text with a variable, unless it already allows any text."""
     choices = setting.get("anyOf", [setting])
     plain = any(
         choice.get("type") == "string" and not choice.keys() & {"enum", "const", "pattern"} for choice in choices

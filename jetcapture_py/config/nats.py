@@ -89,7 +89,7 @@ def _expanded(path: str, env: Mapping[str, str]) -> str:
 
 
 def without_login(address: str) -> tuple[str, dict[str, str]]:
-    """Return a server's address without the credentials that may be in it, and those: a user's, or a token."""
+    """Split a server's address into the address without credentials, and the credentials in it."""
     scheme, separator, rest = address.rpartition("://")
     who, _, host = rest.rpartition("@")
     user, colon, password = who.partition(":")
@@ -142,7 +142,7 @@ class _Fields:
         return {"token": token} if token else {}
 
     def _file_or_text(self, field: str, reference: str) -> dict[str, str]:
-        """Return credentials as the path of their file, or as they are if the context contains them."""
+        """Return the path of a credentials file, or the credentials if the context contains them."""
         path = self._path(reference)
         if path is not None:
             return {"creds" if field == "creds" else "nkey_seed_file": path}
@@ -272,7 +272,7 @@ class NatsConfig(Section):
         if others:
             raise wrong(others[0], "cannot be combined with context, which replaces it")
         if not isinstance(name, str):
-            return data  # refused as any other setting
+            return data  # refused like any other setting
         env = (info.context or {}).get("env", os.environ)
         try:
             return {**data, **read_context(name, env)}

@@ -60,12 +60,12 @@ class Section(BaseModel):
 
 
 def wrong(setting: str, reason: str) -> PydanticCustomError:
-    """An error for a section's validator to raise about one of the section's settings."""
+    """Return an error about one setting, for a section's validator to raise."""
     return PydanticCustomError("setting", "{setting}: {reason}", {"setting": setting, "reason": reason})
 
 
 def hidden(reason: str) -> PydanticCustomError:
-    """An error for the validator of a value that may be a secret: nothing is added to the reason."""
+    """Return an error for the validator of a possible secret: nothing is added to the reason."""
     return PydanticCustomError("hidden", "{reason}", {"reason": reason})
 
 
@@ -80,8 +80,8 @@ def validated(
 ) -> Model:
     """Return plain values as `model`. Raises ConfigError with one line per problem, each passed through `rename`.
 
-    `env` says where the contexts of the NATS CLI are. `text` is that of the file with the values, in which variables
-    are not replaced: messages show what it says. The values are those of the file's `section`.
+    `env` locates the contexts of the NATS CLI. `text` is the file's text before variables are replaced; messages quote
+    it. The values are those of the file's `section`.
     """
     try:
         return model.model_validate(data, context=None if env is None else {"env": env})
@@ -94,7 +94,7 @@ def validated(
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean ack_wait?` when a known word is close, else nothing."""
+    """Return `; did you mean ack_wait?` if a known word is close, else ""."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -113,7 +113,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel], written: object, above: 
 
 
 def _written(data: object, path: Iterable[int | str]) -> object:
-    """What a file says at `path`, or above it, where one value stands for a list or a mapping; else `_NOTHING`."""
+    """Return the file's text at `path`, or above it if one value stands for a list or a mapping; else `_NOTHING`."""
     for part in path:
         if isinstance(data, dict):
             data = data.get(part, _NOTHING)
@@ -161,7 +161,7 @@ def _other_name(path: Sequence[int | str], value: object, model: type[BaseModel]
 
 
 def _section(path: Iterable[int | str], model: type[BaseModel]) -> type[BaseModel] | None:
-    """The model that describes the settings at `path`."""
+    """Return the model of the settings at `path`."""
     section: type[BaseModel] | None = model
     for part in path:
         if section is not None and part in section.model_fields:
@@ -170,7 +170,7 @@ def _section(path: Iterable[int | str], model: type[BaseModel]) -> type[BaseMode
 
 
 def _names(section: type[BaseModel]) -> Sequence[str]:
-    """The names of a section's settings, as they are written."""
+    """Return the names of a section's settings, as written in the file."""
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
@@ -181,7 +181,7 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
 
 
 def either(choices: Sequence[str]) -> str:
-    """The choices as text: `a, b or c`."""
+    """Return the choices as text: `a, b or c`."""
     return " or ".join([", ".join(choices[:-1]), choices[-1]]) if len(choices) > 1 else "".join(choices)
 
 

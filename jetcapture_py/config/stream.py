@@ -115,7 +115,7 @@ class ConsumerLimitsSection(Section):
     """Limits of the stream's consumers."""
 
     inactive_threshold: Nanoseconds | None = setting("Maximum of a consumer, and its value if it sets none.")
-    max_ack_pending: Limit | None = setting("Maximum that a consumer may set.")
+    max_ack_pending: Limit | None = setting("Upper limit for the consumers' `inactive_threshold`.")
 
 
 class StreamSection(Section):
@@ -196,7 +196,7 @@ class ConsumerSection(Section):
 
 
 def origins(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the mirror and the sources in a stream's configuration of the API."""
+    """Return the mirror and the sources in a stream's API configuration."""
     return [origin for origin in (config.get("mirror"), *(config.get("sources") or ())) if origin]
 
 

@@ -17,7 +17,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def covers(pattern: str, other: str) -> bool:
-    """Whether `pattern` matches `other`, or, where that has wildcards itself, every subject that `other` matches."""
+    """Whether `pattern` matches every subject that `other` matches; `other` may be a subject or a pattern."""
     tokens, others = pattern.split("."), other.split(".")
     for index, part in enumerate(tokens):
         if part == ">":
@@ -39,13 +39,13 @@ def overlaps(pattern: str, other: str) -> bool:
 
 
 def matches(subject: str, filters: Iterable[str]) -> bool:
-    """Whether one of the filters matches a subject; without filters, every subject is matched."""
+    """Whether any filter matches a subject; without filters, every subject matches."""
     filters = tuple(filters)
     return not filters or any(covers(pattern, subject) for pattern in filters)
 
 
 def regex_of(patterns: Iterable[str]) -> str:
-    """Return a regular expression for subjects that one of the patterns matches. Arrow and Java interpret it alike."""
+    """Return a regular expression for subjects that match any of the patterns. Arrow and Java interpret it alike."""
     wanted = {"*": r"[^.]+", ">": r"(?s:.+)"}
     texts = (r"\.".join(wanted.get(token) or re.escape(token) for token in subject.split(".")) for subject in patterns)
     return rf"^(?:{'|'.join(texts)})\z"

@@ -15,7 +15,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TemplatePart:
-    """One piece of a template: `kind` is text, subject, token, header or field; `value` what goes with it."""
+    """One piece of a template: `kind` is text, subject, token, header or field; `value` is its text, index or name."""
 
     kind: str
     value: str | int = ""
@@ -26,7 +26,7 @@ STREAM = TemplatePart("field", "stream")
 
 
 def parse_template(text: str) -> tuple[TemplatePart, ...]:
-    """The parts of a key template such as `{subject[1]}`, `{header.X-Tenant}`, `{region}` or `a-{region}`.
+    """Parse a key template such as `{subject[1]}`, `{header.X-Tenant}`, `{region}` or `a-{region}`.
 
     Raises ValueError with one line for an invalid template.
     """

@@ -67,12 +67,12 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from a duration, or ValueError that says in one line what was expected; `got` adds the value."""
+    """Return a duration in seconds. Raises ValueError with the expected form in one line; `got` adds the value."""
     return float(_duration(value))
 
 
 def parse_nanoseconds(value: object) -> int:
-    """Whole nanoseconds from a duration; ValueError as `parse_duration`."""
+    """Return a duration in nanoseconds. Raises ValueError as `parse_duration`."""
     nanoseconds = _duration(value) * 10**9
     if nanoseconds.denominator != 1:
         raise ValueError("expected a whole number of nanoseconds")
@@ -96,7 +96,7 @@ def _duration(value: object) -> Fraction:
 
 
 def parse_size(value: object) -> int:
-    """Bytes from a size; ValueError as `parse_duration`."""
+    """Return a size in bytes. Raises ValueError as `parse_duration`."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("expected a size such as 128MiB")
     size = _bytes(value) if isinstance(value, str) else Fraction(value)
@@ -110,11 +110,11 @@ def parse_size(value: object) -> int:
 
 
 def parse_time(value: object) -> datetime:
-    """A moment from a datetime with a time zone, a date, or text: RFC 3339, the beginning of today or yesterday, or a
-    duration before now, such as 1h or -1h.
+    """Return the time of a datetime with a time zone, a date, or text: RFC 3339, `today`, `yesterday`, or a duration
+    before now, such as 1h or -1h.
 
-    A date begins, and text without a zone is, in UTC. A datetime without a zone is refused: Python takes it for local
-    time. Raises ValueError with one line that says what was expected.
+    A date is its beginning in UTC, and text without a zone is in UTC. A datetime without a zone is refused, because
+    Python takes it for local time. Raises ValueError with the expected form in one line.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None:
@@ -136,22 +136,22 @@ def parse_time(value: object) -> datetime:
 
 
 def format_time(moment: datetime, *, precision: str = "auto") -> str:
-    """RFC 3339 in UTC, as NATS writes it; `precision` is that of `isoformat`."""
+    """Format a time as RFC 3339 in UTC, as NATS does; `precision` as in `isoformat`."""
     return moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def moment_of(microseconds: int) -> datetime:
-    """The time, UTC, that is this many microseconds after the epoch."""
+    """Return the UTC time of microseconds since the epoch."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def microseconds_of(moment: datetime) -> int:
-    """Microseconds from the epoch to this time."""
+    """Return a time in microseconds since the epoch."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def format_duration(seconds: float) -> str:
-    """The duration that `parse_duration` reads back, to the millisecond: 5400.0 is "1h30m"."""
+    """Format seconds for `parse_duration`, to the millisecond: 5400.0 is "1h30m"."""
     rest = round(seconds * 1_000)
     text = ""
     for unit, factor in _SECONDS.items():
@@ -161,7 +161,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_nanoseconds(nanoseconds: int) -> str:
-    """The duration that `parse_nanoseconds` reads back exactly."""
+    """Format nanoseconds for `parse_nanoseconds`, exactly."""
     if nanoseconds % 10**6 == 0:
         return format_duration(nanoseconds // 10**6 / 1_000)
     whole, rest = divmod(nanoseconds, 10**9)
@@ -169,13 +169,13 @@ def format_nanoseconds(nanoseconds: int) -> str:
 
 
 def format_size(size: int) -> str:
-    """The size that `parse_size` reads back exactly, in the unit that gives the smallest number: "128MiB"."""
+    """Format bytes for `parse_size`, exactly, in the unit with the smallest number: "128MiB"."""
     unit = min((unit for unit, factor in _BYTES.items() if size % factor == 0), key=lambda unit: size // _BYTES[unit])
     return f"{size // _BYTES[unit]}{unit}"
 
 
 def quoted(value: object) -> str:
-    """The value for a message: on one line, and not long."""
+    """Quote a value for a message, shortened to one line."""
     if isinstance(value, str):
         return f'"{escaped(value[:_MAX_SHOWN])}{"…" if len(value) > _MAX_SHOWN else ""}"'
     if isinstance(value, bool):
@@ -194,7 +194,7 @@ def got(reason: str, value: object) -> str:
 
 
 def dotted(path: Iterable[int | str]) -> str:
-    """A setting's path as messages show it: `nats.servers[0]`, `decode.columns["a b"]`."""
+    """Format a setting's path for messages: `nats.servers[0]`, `decode.columns["a b"]`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -207,7 +207,7 @@ def dotted(path: Iterable[int | str]) -> str:
 
 
 def kind(value: object) -> str:
-    """Return the kind of value, in the terms of a configuration file."""
+    """Return the type of a value in the terms of a configuration file."""
     if value is None:
         return "nothing"
     words = ((bool, "true or false"), (str, "text"), (int | float, "a number"), (dict, "a mapping"))

@@ -1,7 +1,7 @@
-"""Types of settings for the configuration's models: how their text must look.
+"""Types of settings for the configuration's models, with validation.
 
-A type turns a YAML value into a setting, or raises ValueError that says in one line what was expected; `section` adds
-what the file says. Types that may hold a secret raise `hidden`, to which nothing is added.
+A type turns a YAML value into a setting, or raises ValueError with the expected form in one line; `section` adds the
+file's value. Types that may hold a secret raise `hidden`, to which nothing is added.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _at_least(minimum: float, parse: Callable[[object], float], show: Callable[[
 
 
 def _that(matches: Callable[[Any], object], expected: str) -> AfterValidator:
-    """Accept values that a function returns true for."""
+    """Accept values for which a function returns true."""
 
     def check(value: Any) -> Any:
         if not matches(value):
@@ -73,7 +73,7 @@ def _printable(pattern: str) -> Callable[[str], bool]:
 
 
 def one_of(*choices: str) -> AfterValidator:
-    """Accept one of the `choices`, or an object of the user's."""
+    """Accept one of the `choices`, or a user's object."""
 
     def check(value: str) -> str:
         if value not in choices and not plugins.is_reference(value):
@@ -121,12 +121,12 @@ _METADATA_TABLES = frozenset(
 
 
 _DIRECTORIES = frozenset(("_quarantine", "_watermark", "_streams", "_erased", "_expired", "_table", "_probe"))
-"""Directories of an archive that are not those of a stream."""
+"""Directories of an archive that do not belong to a stream."""
 _is_name = _printable(r"[^\s.*>/\\]{1,255}")
 
 
 def is_stream_name(value: str) -> bool:
-    """Whether a directory of an archive is that of a stream."""
+    """Whether a directory of an archive may belong to a stream."""
     return _is_name(value) and value not in _DIRECTORIES
 
 
@@ -174,7 +174,7 @@ def _start_time(value: object) -> datetime:
 
 
 def _exact_time(value: object) -> str:
-    _start_time(value)  # which checks it
+    _start_time(value)  # the pattern checks it
     return str(value).upper()
 
 
@@ -258,9 +258,9 @@ _SECOND = _at_least(1, parse_duration, format_duration)
 _WITHOUT_WILDCARDS = _that(_printable(_SUBJECT), "a subject without wildcards and spaces")
 
 Duration = Annotated[float, _at_least(0.001, parse_duration, format_duration), _DURATION]
-"""Seconds, at least a millisecond of them."""
+"""Seconds; at least a millisecond."""
 DurationOfSeconds = Annotated[float, _SECOND, _DURATION]
-"""Seconds, at least one."""
+"""Seconds; at least one."""
 Interval = Annotated[
     float,
     _SECOND,
@@ -274,7 +274,7 @@ Interval = Annotated[
 RetryFor = Annotated[float, BeforeValidator(_retry_for), _schema(f"^forever$|{DURATION_PATTERN}", "number")]
 """Seconds; infinity for `forever`."""
 DurationFromZero = Annotated[float, _at_least(0, parse_duration, format_duration), _DURATION]
-"""Seconds, possibly none."""
+"""Seconds; 0 is allowed."""
 Size = Annotated[int, _at_least(1, parse_size, format_size), _SIZE]
 """Bytes, at least one."""
 Memory = Annotated[int, _at_least(32 << 20, parse_size, format_size), _SIZE]
@@ -297,7 +297,7 @@ StreamPattern = Annotated[
         _printable(r"!?[^\s.>/\\!][^\s.>/\\]{0,254}"), "a stream's name, or a pattern such as orders-* or !orders-test"
     ),
 ]
-"""The name of a stream or a bucket, in which `*` is any text; after `!`, those that are left out."""
+"""The name of a stream or a bucket, in which `*` is any text; `!` before it excludes."""
 TableName = Annotated[
     str,
     _that(_printable(r"[^\s./\\]+(?:\.[^\s./\\]+)+"), "a namespace and a name, such as nats.orders"),
@@ -320,11 +320,11 @@ Servers = Annotated[
     BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
     AfterValidator(_servers),
 ]
-"""Addresses of one cluster; one of them can be given without the list."""
+"""Addresses of one cluster; a single one needs no list."""
 StartTime = Annotated[datetime, BeforeValidator(_start_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time, in UTC; digits beyond microseconds are cut off."""
 ExactTime = Annotated[str, BeforeValidator(_exact_time), WithJsonSchema({"type": "string", "format": "date-time"})]
-"""A time with its zone as it is written, with all digits."""
+"""A time with its zone as written, with all digits."""
 TypeText = Annotated[str, AfterValidator(_type)]
 """An Arrow type as `column_types.parse_type` reads it."""
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]

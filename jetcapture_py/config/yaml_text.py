@@ -1,4 +1,4 @@
-"""Configuration files: which ones a command line names, and their text as plain values with environment variables.
+"""Find the configuration files of a command line, and read them as plain values with environment variables.
 
 YAML is read by the 1.2 core rules: only `true` and `false` are booleans, `15:00` is text and not a number in base 60,
 a date is text. A name given twice in one mapping is an error; tags and merge keys are not part of the format.
@@ -9,9 +9,8 @@ Variables are replaced after YAML was parsed and in values only, so no value can
     ${NAME:-default}    the default when the variable is unset or empty; it may hold pairs of braces, as in {subject}
     $$                  one dollar sign; a dollar sign before anything but a brace stands for itself
 
-A value that comes from a variable is text, and the setting's type decides what it means: "5000" is a fine number and
-"true" a fine boolean, while a password of digits stays as it is. An unquoted value that turns out empty counts as not
-set; in quotes it is the empty text.
+A variable's value is text, and the setting's type interprets it: "5000" is a valid number and "true" a valid boolean,
+while a password of digits stays text. An empty unquoted value counts as not set; in quotes it is the empty text.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped, is_text
 
 MAX_VALUES = 100_000
-"""With every use of an alias: otherwise a few lines could have more values than fit in memory."""
+"""Maximum values, counting every use of an alias: otherwise a few lines could exceed the memory."""
 _SUFFIXES = (".yaml", ".yml")
 _TAG = "tag:yaml.org,2002:"
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
@@ -61,7 +60,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's syntax with the 1.2 core schema's idea of what is not text."""
+    """Reads YAML with the 1.2 core schema's rules for values that are not text."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -82,14 +81,14 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes values so that `_Loader` reads the same ones."""
+    """Writes values that `_Loader` reads back unchanged."""
 
 
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def write(value: object) -> str:
-    """The text from which `read` makes this value; what reads like a variable is escaped."""
+    """Return the text of a value for `read`; text like a variable is escaped."""
     return yaml.dump(_escaped(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -102,9 +101,9 @@ def _escaped(value: object) -> object:
 
 
 def read(text: str, env: Mapping[str, str] | None) -> object:
-    """The values that `text` holds; ConfigError names everything that YAML and the variables have against it.
+    """Parse `text`. Raises ConfigError with every problem of YAML and variables.
 
-    Without `env`, dollar signs mean nothing.
+    Without `env`, dollar signs are plain text.
     """
     problem = ""
     node: yaml.Node | None = None
@@ -115,7 +114,7 @@ def read(text: str, env: Mapping[str, str] | None) -> object:
         value = None if node is None else reader.value(node, ())
     except yaml.YAMLError as error:
         problem = _syntax(error, text)
-    except RecursionError:  # or a list or mapping is inside of itself, by an alias
+    except RecursionError:  # or a list or mapping contains itself through an alias
         problem = "the settings are nested too deeply"
     if problem:
         raise ConfigError(problem)

@@ -1,7 +1,7 @@
 """Read files of an object store from its archive, checked against their SHA-256.
 
-Messages on `$O.<store>.M.<name>` have the metadata of a file, of which the newest counts, and those on
-`$O.<store>.C.<nuid>` its contents. Only the row groups are read that may have messages of a file.
+Messages on `$O.<store>.M.<name>` have a file's metadata (the newest counts), and those on `$O.<store>.C.<nuid>` its
+contents. Only row groups that may have messages of the file are read.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from jetcapture_py.text import escaped, plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedFile:
-    """A file of an object store as its metadata describes it.
+    """A file of an object store, described by its metadata.
 
-    `modified` is when the metadata was stored, `revision` its sequence. `digest` is as stored, such as `SHA-256=…`.
-    `link` is the store and the file that a link refers to, without a file for a link to a whole store. `renamed` is the
-    file's new name. `problem` says why the metadata cannot be used.
+    `modified` is the metadata's time, `revision` its sequence. `digest` is as stored, such as `SHA-256=…`. `link` is
+    the target's store and file; a link to a store has no file. `renamed` is the file's new name. `problem` says why the
+    metadata cannot be used.
     """
 
     store: str
@@ -128,7 +128,7 @@ def _decoded(token: str) -> str:
 def newest(metadata: Iterable[ArchivedFile]) -> dict[str, ArchivedFile]:
     """Return the newest metadata of each name.
 
-    A renamed file has newer metadata under another name, with the same NUID; nothing says so under the old name.
+    A renamed file has newer metadata with the same NUID under another name, and no mark under the old one.
     """
     files: dict[str, ArchivedFile] = {}
     by_nuid: dict[str, ArchivedFile] = {}
@@ -173,7 +173,7 @@ class ObjectPart:
 
 
 class StoreObjects:
-    """The objects of one stream in `storage`. Raises JetcaptureError where reading fails."""
+    """The objects of one stream in `storage`. Methods raise JetcaptureError."""
 
     def __init__(self, storage: ArchiveFiles, stream: str) -> None:
         self._storage, self._stream = storage, stream
@@ -186,7 +186,7 @@ class StoreObjects:
     def rows(self, prefix: str) -> Iterator[tuple[str, int, int, bytes]]:
         """Yield the messages whose subject starts with `prefix`, copies included, in any order.
 
-        Each is the rest of its subject, its sequence, its timestamp in microseconds, and its payload.
+        A message is the rest of its subject, its sequence, its timestamp in microseconds, and its payload.
         """
         columns = [layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.PAYLOAD]
         reader = self._reader(columns, prefix, prefix + _LAST)
@@ -238,7 +238,7 @@ class StoreObjects:
 
     def _chunks(self, part: ObjectPart, reader: PlanReader) -> Iterable[tuple[int, bytes]]:
         """Return the sequences and payloads of a part in order."""
-        # sequences say more exactly than subjects which row groups have them
+        # sequences select row groups more exactly than subjects
         span = int(part.seqs[0]), int(part.seqs[-1])
         chunks = (
             (seq, payload or b"")
@@ -248,9 +248,9 @@ class StoreObjects:
         return chunks if part.in_order else sorted(chunks, key=itemgetter(0))
 
     def start_of(self, until: int | None) -> int:
-        """Return when the store was created that existed at a time; 0 for the first one. Microseconds since 1970.
+        """Return the creation time of the store's incarnation at a time; 0 for the first one. Microseconds since 1970.
 
-        As with a KV bucket, a mirror that was created again and a restored store continue the one before.
+        As with a KV bucket, a recreated mirror and a restored store continue the earlier one.
         """
         lives = incarnations(self._storage, self._stream, None, None)
         bounds: dict[int, Bounds] = {}
@@ -262,7 +262,7 @@ class StoreObjects:
 
 
 def _clusters(parts: Iterable[ObjectPart]) -> Iterator[list[ObjectPart]]:
-    """Yield the parts in order, those together whose sequences overlap."""
+    """Yield the parts in order, grouped by overlapping sequences."""
     cluster: list[ObjectPart] = []
     end = -1
     for part in sorted(parts, key=lambda part: int(part.seqs[0])):
@@ -283,9 +283,9 @@ T = TypeVar("T")
 def list_files(
     url: str, store: str, *, as_of: AsOf | None = None, options: Mapping[str, Any] | None = None
 ) -> list[ArchivedFile]:
-    """Return the files of an object store in the archive at `url`, by name, links among them, without deleted ones.
+    """Return the files and links of an object store in the archive at `url`, by name, without deleted ones.
 
-    `as_of` chooses a moment; by default it is the newest one in the archive. `options` are `store.options`. Raises
+    `as_of` chooses a moment, by default the newest one in the archive. `options` are `store.options`. Raises
     JetcaptureError.
     """
     archive = ArchiveFiles(url, options or {})
@@ -336,11 +336,11 @@ def save_file(
 
 
 def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
-    """Replace the file `target` with what `write` writes, unless it fails. `write` may be called several times."""
+    """Replace the file `target` by the output of `write`, unless it fails. `write` may be called several times."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "")
     partial = target.parent / f".{secrets.token_hex(16)}.partial"
-    file = partial.open("xb")  # never a file or link that is there
+    file = partial.open("xb")  # never an existing file or link
 
     def again() -> T:
         file.seek(0)
@@ -360,7 +360,7 @@ def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Catalog:
-    """The files of a store at a moment; `time` is that of the newest metadata, in microseconds since 1970."""
+    """The files of a store at a moment; `time` is the newest metadata's, in microseconds since 1970."""
 
     objects: StoreObjects
     files: Mapping[str, ArchivedFile]
@@ -395,14 +395,14 @@ def _copy(
         bucket, linked = file.link
         if linked is None:
             raise JetcaptureError(f"{quoted(name)} is a link to the whole object store {bucket}, not to a file")
-        if bucket != store and isinstance(moment, int):  # revisions of one store mean nothing in another
+        if bucket != store and isinstance(moment, int):  # revisions of another store differ
             moment = moment_of(catalog.time)
         store, name = bucket, linked
     raise JetcaptureError(f"more than {_MAX_LINKS} links, which probably lead in a circle, up to {quoted(name)}")
 
 
 def _usable(store: str, name: str, files: Mapping[str, ArchivedFile]) -> ArchivedFile:
-    """Return a file; raise JetcaptureError with the reason if there is none."""
+    """Return a file. Raises JetcaptureError with the reason if it is missing or unusable."""
     file = files.get(name)
     if file is None:
         raise JetcaptureError(f"object store {store} has no file {quoted(name)} in the archive")

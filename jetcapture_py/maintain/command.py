@@ -29,10 +29,10 @@ DONE, FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactRequest:
-    """What the command `compact` was asked for."""
+    """The request of the command `compact`."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings that replace those of `maintain.compact`, as text."""
+    """Settings that override `maintain.compact`, as text."""
     selection: Selection = field(default_factory=Selection)
     """Keys, and times of buckets."""
     incomplete: bool = False
@@ -60,7 +60,7 @@ def maintain(
         asked = replace(asked, dry_run=dry_run, tell=notices.append, progress=_bars(progress))
         try:
             result = run_pass(config, open_archive(config.store.url, config.store.options), asked)
-        except Exception as error:  # also a bug, or a library's
+        except Exception as error:  # including bugs, of libraries too
             raise JetcaptureError(reason_of(error)) from error
         reason = failure(result.errors)
         return CommandResult(
@@ -88,7 +88,7 @@ _NO_SECTION = "maintain: required by `jetcapture maintain`, but not set, such as
 
 
 def _bars(show: Progress) -> Progress:
-    """Return what shows a bar for each part of an archive."""
+    """Return the progress callback that shows a bar per part of an archive."""
     totals: dict[str, int] = {}
 
     def progress(part: str, objects: int, _size: int) -> None:
@@ -101,7 +101,7 @@ def _bars(show: Progress) -> Progress:
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
-    """Handle signals; afterwards, they are handled as before."""
+    """Handle signals inside the block."""
     before = [signal.signal(number, handler) for number in numbers]
     try:
         yield

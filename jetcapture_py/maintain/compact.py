@@ -1,4 +1,4 @@
-"""One compaction of a stream or its quarantine: what to merge, the work in threads, and removal of what it replaced.
+"""One compaction of a stream or its quarantine: plan, merge in threads, and remove replaced objects.
 
 At all times, even if it is killed, every message is in the archive, and a reader that follows the deduplication rule
 of `layout` counts it once:
@@ -47,23 +47,23 @@ from jetcapture_py.table.commit import Committed
 from jetcapture_py.text import plural
 
 _NICE = 10
-"""Nice value of the threads that merge: on a core that others use too, they get about a tenth of the time."""
+"""Nice value of the merging threads: on a shared core, they get about a tenth of the time."""
 _AHEAD = 8
 """Maximum units per core that wait to be compacted."""
 _MIN_ROWS = 1 << 18
-"""Rows that an object may always have."""
+"""An object may always have this many rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """Which buckets to compact, and into what."""
+    """The buckets to compact, and the size of the results."""
 
     target: int = TARGET_SIZE
     """Bytes of an object."""
     after: float = 3600.0
     """Seconds since a bucket's end."""
     grace: float = 3600.0
-    """Seconds that a replaced object stays after it and its replacement were written."""
+    """Seconds that a replaced object stays after both it and its replacement were written."""
     quarantine: bool = False
     """The stream's quarantine in place of its messages."""
     selection: Selection = field(default_factory=Selection)
@@ -87,9 +87,9 @@ class CompactionSettings:
 
 
 class Compaction:
-    """One compaction. The caller does the `work` and hands its outcomes to `add`; `remove` comes last.
+    """One compaction. The caller does the `work` and passes its outcomes to `add`; `remove` comes last.
 
-    `waiting` are outcomes of an earlier one whose replaced objects are still there: they need no work. `tell` gets
+    `waiting` are outcomes of an earlier compaction whose replaced objects still exist; they need no work. `tell` gets
     messages for people. Raises JetcaptureError, also later, if the archive cannot be listed.
     """
 
@@ -110,7 +110,7 @@ class Compaction:
             directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
         self._listed = Inventory()
         self.others = 0
-        """Objects in other formats, which are left alone."""
+        """Objects in other formats, which are skipped."""
         self._objects, self._size = 0, 0
         for file in archive.below(*directories):
             name = file.name
@@ -137,21 +137,21 @@ class Compaction:
             for merged in earlier
             if not present.isdisjoint(merged.removable)
         ]
-        """What was merged, and whose replaced objects are still there."""
+        """Merged objects whose replaced ones still exist."""
         self.outcomes: list[Outcome] = [*self.waiting]
-        """What was done, for a unit, or for the objects of a unit with compatible schemas."""
+        """Results per unit, or per set of a unit's objects with compatible schemas."""
         self._done = PathSet(path for merged in self.waiting for path in (*merged.removable, *merged.holders))
         self._removed: set[str] = set()
         self._errors: list[str] = []
 
     @property
     def merged(self) -> list[Merged]:
-        """What was merged."""
+        """The merged objects."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, Merged)]
 
     @property
     def listed(self) -> int:
-        """Number of Parquet objects, also in buckets that are not selected or not complete."""
+        """Number of Parquet objects, including those in unselected or incomplete buckets."""
         return self._listed.files
 
     def work(self) -> Iterator[Sequence[Source]]:
@@ -178,8 +178,8 @@ class Compaction:
     def remove(self, table: Committed | None = None, named: Callable[[], PathSet] = PathSet) -> None:
         """Remove replaced objects whose grace period has passed, if they and their replacements have not changed.
 
-        None of those that a table has is removed. Its readers may need what it has dropped for the grace period as
-        well. What it has again when `named` is called is left `waiting` for a later compaction.
+        Objects in a table stay. Objects that a table has dropped stay for the grace period, because its readers may
+        need them. Objects that a table has again when `named` is called are left `waiting` for a later compaction.
         """
         grace, now = self._settings.grace, time.time()
         if table is not None:
@@ -206,15 +206,15 @@ class Compaction:
 
     @property
     def removed(self) -> int:
-        """The number of objects that `remove` removed."""
+        """Number of objects removed by `remove`."""
         return len(self._removed)
 
     def forget(self) -> None:
-        """Free the memory of the listing, after all work is done."""
+        """Free the memory of the listing once all work is done."""
         self._listed = Inventory()
 
     def summary(self) -> Summary:
-        """Summarize what was done, or would be."""
+        """Summarize the compaction or its dry run."""
         return summarize(self._objects, self._size, self.outcomes, self._removed, self._errors, self.spec.dry_run)
 
 
@@ -231,10 +231,9 @@ def compact_in_threads(
     stop: threading.Event | None = None,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> None:
-    """Do the work of a compaction in as many threads as there are cores, with about half of `memory` bytes, and forget
-    its listing.
+    """Do the work of a compaction with one thread per core and about half of `memory` bytes, and forget its listing.
 
-    After `stop` is set, no further unit is begun. `progress` gets the number of objects that are left, and their bytes.
+    After `stop` is set, no further unit is begun. `progress` gets the number of remaining objects and their bytes.
     """
     budget = MemoryBudget(memory)
     row_bytes = compaction.spec.target / max(_MIN_ROWS, budget.rows)
@@ -272,7 +271,7 @@ def compact_in_threads(
 
 
 def _lower_priority() -> None:
-    """Let others on the machine, such as a capture, go before this thread. Only Linux has priorities of threads."""
+    """Lower this thread's priority below others such as a capture. Only Linux has priorities of threads."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         with suppress(OSError):
@@ -284,5 +283,5 @@ def _size_of(sources: Sequence[Source]) -> int:
 
 
 def _cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

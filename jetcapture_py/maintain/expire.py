@@ -1,8 +1,8 @@
-"""Expiry: remove the buckets of an archive that are older than `maintain.keep`, and record what they held.
+"""Expiry: remove the buckets of an archive that are older than `maintain.keep`, and record their messages.
 
-What is to be removed is recorded in `_expired/{stream}.json` first, so that nothing that is gone is ever taken for
-missing. If it is killed at any moment, the next pass records and removes what is left; several may run at once. Only
-whole objects are removed, oldest bucket first, and only of buckets that the watermark has passed.
+Messages are recorded in `_expired/{stream}.json` before they are removed, so that they are never reported as missing.
+If a pass is killed, the next one records and removes the rest; several may run at once. Only whole objects are removed,
+oldest bucket first, and only of buckets that the watermark has passed.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from jetcapture_py.text import plural, size
 from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 
 _ROWS = 4_000_000
-"""Rows of objects that are recorded at once."""
+"""Maximum rows recorded at once."""
 _MAX_DENIED = 32
-"""Objects that a store may refuse to read before the pass ends."""
+"""Number of objects refused by the store after which the pass ends."""
 _STAYS = "it stays, because what it holds cannot be recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpirySummary:
-    """What has expired, or would."""
+    """The effect of an expiry or its dry run."""
 
     dry_run: bool
     buckets: int
-    """Buckets with objects that were removed."""
+    """Buckets with removed objects."""
     objects: int
-    """Objects that were removed."""
+    """Removed objects."""
     rows: int
     """Their rows."""
     bytes: int
@@ -55,7 +55,7 @@ class ExpirySummary:
     until: str | None
     """The latest end of those buckets, RFC 3339; None without any."""
     waiting: int
-    """Further objects, which stay for queries of the table until a later pass."""
+    """Expired objects that stay for queries of the table until a later pass."""
     errors: tuple[str, ...]
     """Why other objects were not removed; another pass may succeed."""
 
@@ -73,13 +73,13 @@ class ExpirySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Due:
-    """An object whose bucket is older than the archive keeps."""
+    """An object whose bucket has expired."""
 
     file: File
     end: float
     """The bucket's end in seconds since the epoch."""
     created: tuple[str, ...]
-    """When the stream was created, by the footer; several after compaction, none if it does not say."""
+    """The stream's creation times in the footer: several after compaction, none if unknown."""
     seqs: Seqs
     times: Micros
 
@@ -88,19 +88,19 @@ class _Due:
 class Expiry:
     """One expiry of a stream and its quarantine; `keep` is in seconds.
 
-    First `record` what is to be removed. It is safe to remove it from elsewhere after that; `remove` comes last.
+    First `record` the expired objects. Then it is safe to remove them from tables; `remove` comes last.
     """
 
     archive: ArchiveFiles
     stream: str
     keep: float
     own_suffix: str = ""
-    """The end of the names of objects in a user's format."""
+    """Suffix of objects in a user's format."""
     memory: int = 1 << 30
     """`limits.memory`, in bytes."""
     dry_run: bool = False
     due: list[File] = field(default_factory=list)
-    """The recorded objects, which `remove` removes, oldest bucket first."""
+    """The recorded objects to remove, oldest bucket first."""
     _denied: int = 0
     _ends: dict[str, float] = field(default_factory=dict)
     _errors: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Expiry:
         self._budget = MemoryBudget(self.memory)
 
     def record(self) -> None:
-        """Find what has expired and record it, unless this is a dry run.
+        """Find expired objects and record them, unless this is a dry run.
 
         Raises JetcaptureError, also if the store refuses to read many objects.
         """
@@ -135,14 +135,14 @@ class Expiry:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Paths of the objects that are recorded."""
+        """Paths of the recorded objects."""
         return frozenset(file.path for file in self.due)
 
     def remove(self, in_tables: Sequence[Container[str]] = (), held: Collection[str] = ()) -> ExpirySummary:
-        """Remove what was recorded, oldest bucket first; return what was removed, or would be.
+        """Remove the recorded objects, oldest bucket first; return the effect.
 
-        The paths in any of `in_tables`, which queries of a table may read, stay for a later pass, and so do all
-        "messages" or the "quarantine" if they are `held`.
+        Paths in any of `in_tables`, which queries of a table may read, stay for a later pass. So do all "messages" or
+        the "quarantine" if they are `held`.
         """
 
         def in_table(file: File) -> bool:
@@ -168,7 +168,7 @@ class Expiry:
         )
 
     def _examined(self, pair: tuple[File, ObjectName]) -> _Due | None:
-        """Read what an object holds; None if it is gone, or cannot be read, which is an error."""
+        """Read an object's messages; None if it is gone or unreadable, which counts as an error."""
         file, name = pair
         try:
             # of Parquet, only two columns are read
@@ -179,7 +179,7 @@ class Expiry:
             return None
         except StoreError as error:
             self._denied += 1
-            if self._denied > _MAX_DENIED:  # the store is away
+            if self._denied > _MAX_DENIED:  # the store is unavailable
                 raise
             self._errors.append(f"{error}; {_STAYS}")
             return None
@@ -187,12 +187,12 @@ class Expiry:
             advice = "repair it with jetcapture verify --repair, or remove it by hand"
             self._errors.append(f"{self.archive.shown}/{file.path}: {error}; {_STAYS}: {advice}")
             return None
-        end = name.bucket + MAX_INTERVAL if info is None else info.end  # other formats do not tell
+        end = name.bucket + MAX_INTERVAL if info is None else info.end  # other formats do not record it
         created = () if info is None else info.details.created
         return _Due(file=file, end=end, created=created, seqs=seqs, times=times)
 
     def _write(self, objects: Sequence[_Due], creations: Iterable[str]) -> None:
-        """Add the objects' messages to the note, and make sure that it has them. Raises JetcaptureError."""
+        """Add the objects' messages to the record, and check that it has them. Raises JetcaptureError."""
         messages = _by_incarnation(objects, creations)
         until = datetime.fromtimestamp(max(due.end for due in objects), UTC)
         path = expired_path(self.stream)
@@ -213,20 +213,20 @@ class Expiry:
 
 
 def _part(file: File) -> str:
-    """Return the part of the archive that a file is in, as a pass names it."""
+    """Return the part of the archive that a file belongs to."""
     return "quarantine" if file.name is not None and file.name.quarantine else "messages"
 
 
 def _creations(archive: ArchiveFiles, stream: str, mark: Watermark | None) -> Iterable[str]:
-    """Return the creation times of the stream's incarnations that the archive's small files name."""
+    """Return the creation times of the stream's incarnations in the archive's metadata files."""
     files = mark.files if mark is not None else ()
     return [*(config.created for config in archive.stream_configs(stream)), *(file.created for file in files)]
 
 
 def _by_incarnation(objects: Sequence[_Due], creations: Iterable[str]) -> Mapping[str, tuple[Seqs, datetime]]:
-    """Return sequences, and the timestamp of the oldest message, by the creation time of the incarnation.
+    """Return sequences and the oldest message's timestamp by the incarnation's creation time.
 
-    Objects without a footer do not say which incarnations they are of: "" has what is older than every known one.
+    Objects without a footer do not record their incarnations; "" has messages older than every known one.
     """
     known = ["", *in_order([*creations, *(created for due in objects for created in due.created)])]
     parts: dict[str, list[tuple[Seqs, Micros]]] = {}

@@ -1,8 +1,7 @@
-"""One pass over one capture's archive: compact it, bring its table up to date, and remove what compaction replaced
-and what has expired.
+"""One pass over one capture's archive: compact it, update its table, and remove replaced and expired objects.
 
-Nothing is coordinated but by the names of objects, so any number of passes may run at once, on any machine, and each
-may be killed at any moment. What a pass hands to the next one only saves work.
+Passes are coordinated only by the names of objects. So any number of them may run at once, on any machine, and each may
+be killed at any moment. State passed to the next one only saves work.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from jetcapture_py.verify.proof import own_suffix
 MESSAGES, QUARANTINE = "messages", "quarantine"
 """The parts of an archive."""
 Progress = Callable[[str, int, int], object]
-"""Gets a part, the number of objects that are still to be merged, and their bytes."""
+"""Called with a part, the number of objects still to be merged, and their bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRequest:
-    """What a pass does, and who hears of it."""
+    """The settings of a pass."""
 
     compact: CompactionSettings | None
-    """None: nothing is compacted."""
+    """None for no compaction."""
     keep: float | None = None
     """Seconds that buckets are kept; None for ever."""
     dry_run: bool = False
     stop: threading.Event | None = None
-    """After it is set, no further objects are merged."""
+    """Once set, no further objects are merged."""
     tell: Callable[[str], object] = lambda _: None
-    """Gets messages for people."""
+    """Called with messages for people."""
     progress: Progress = lambda *_: None
 
     @classmethod
     def of(cls, config: Config) -> PassRequest:
-        """Return what the section `maintain` asks for."""
+        """Return the request of the section `maintain`."""
         given = config.maintain or MaintainConfig()
         compact = None if given.compact is None else CompactionSettings.of(given.compact)
         return cls(compact=compact, keep=given.keep)
@@ -61,30 +60,30 @@ class PassRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What a pass did to an archive, or would do."""
+    """The effect of a pass or its dry run on an archive."""
 
     stream: str
     """The stream's name."""
     seconds: float
-    """How long the pass took."""
+    """Duration of the pass in seconds."""
     compacted: Mapping[str, Summary]
-    """What compaction did, by part."""
+    """Compaction summaries by part."""
     waiting: int
-    """Replaced objects that a later pass removes."""
+    """Number of replaced objects left for a later pass."""
     removed: int
-    """Objects that compaction replaced and that are removed."""
+    """Number of removed objects that compaction had replaced."""
     tables: Mapping[str, TableResult]
-    """What was done to tables, by part."""
+    """Results of tables by part."""
     table_errors: Sequence[str] = ()
-    """What failed with tables; what they may still name is not removed."""
+    """Errors of tables. Objects that they may still reference are not removed."""
     expired: ExpirySummary | None = None
-    """What has expired; None without the setting `keep`."""
+    """Effect of expiry; None without the setting `keep`."""
     pending: Mapping[str, Sequence[Merged]] = field(default_factory=dict, repr=False)
-    """What compaction has verified of objects that wait, by part: the next pass need not do it again."""
+    """Verified results of compaction that await removal, by part, so that the next pass need not verify them again."""
 
     @property
     def errors(self) -> list[str]:
-        """What failed; another pass may succeed."""
+        """All errors; another pass may succeed."""
         compacted = (error for summary in self.compacted.values() for error in summary.errors)
         stuck = (table.error for table in self.tables.values() if table.error)
         return [*compacted, *self.table_errors, *stuck, *(self.expired.errors if self.expired else ())]
@@ -132,7 +131,7 @@ def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previo
     tables, errors = _commit_tables(config, archive, request, compactions, expiry)
 
     def named(part: str) -> PathSet:
-        """Return the paths in a part's table as it is now: another pass may have changed it."""
+        """Return the paths in a part's current table, which another pass may have changed."""
         absent = request.dry_run or part not in tables
         return PathSet() if absent else named_paths(config, archive, quarantine=part == QUARANTINE)
 
@@ -159,7 +158,7 @@ def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previo
 
 
 def _refuse_nothing(archive: ArchiveFiles, stream: str) -> None:
-    """Raise JetcaptureError if no capture of the stream has ever begun here, as with a wrong URL or name."""
+    """Raise JetcaptureError if no capture of the stream has ever begun here, for example with a wrong URL."""
     if stream in archive.names() or stream in archive.names(layout.QUARANTINE):
         return
     notes = [*archive.notes(stream_config.directory(stream)), *archive.notes(watermark.directory(stream))]
@@ -170,7 +169,7 @@ def _refuse_nothing(archive: ArchiveFiles, stream: str) -> None:
 def _compact(
     config: Config, archive: ArchiveFiles, request: PassRequest, previous: Pass | None
 ) -> dict[str, Compaction]:
-    """Compact the parts of the archive, one after the other: not two listings at once."""
+    """Compact the parts of the archive one after the other, so that only one listing is in memory."""
     if request.compact is None:
         return {}
     parts = {MESSAGES: replace(request.compact, dry_run=request.dry_run)}
@@ -187,7 +186,7 @@ def _compact(
 
 
 def _record_expired(config: Config, archive: ArchiveFiles, request: PassRequest) -> Expiry | None:
-    """Record what has expired, which may be removed after that."""
+    """Record the expired objects, so that they may be removed."""
     if request.keep is None:
         return None
     expiry = Expiry(
@@ -209,7 +208,7 @@ def _commit_tables(
     compactions: Mapping[str, Compaction],
     expiry: Expiry | None,
 ) -> tuple[dict[str, Committed], dict[str, str]]:
-    """Bring the tables up to date; return them, and what failed, by part."""
+    """Update the tables; return them and the errors by part."""
     tables: dict[str, Committed] = {}
     errors: dict[str, str] = {}
     compact = request.compact or CompactConfig()

@@ -1,4 +1,4 @@
-"""The service of `maintain --every`: passes at an interval, which tell over HTTP how they go.
+"""The service of `maintain --every`: passes at an interval, with their state over HTTP.
 
 The configuration files are read again before each round of passes.
 """
@@ -33,8 +33,8 @@ log = logging.getLogger("jetcapture.maintain")
 def serve(files: CaptureFiles, every: float, server: HttpServer | None = None) -> int:
     """Make a pass over each archive every `every` seconds until SIGTERM or SIGINT; return the exit code.
 
-    After the first signal, objects that are being merged are finished; a second one exits immediately. `server` already
-    answers probes. Raises ConfigError for problems at the start; later ones leave all settings as they were.
+    After the first signal, merges in progress are finished; a second signal exits immediately. `server` already answers
+    probes. Raises ConfigError for problems at the start; later ones leave all settings unchanged.
     """
     selected = required(files, section=True)
     service = _Service(files, every)
@@ -50,11 +50,11 @@ class _Service:
         self._stop = threading.Event()
         self._configs: dict[CaptureId, Config] = {}
         self._last: dict[CaptureId, Pass] = {}
-        """The last pass over each archive that ended."""
+        """The last completed pass over each archive."""
         self._site = MaintenanceSite({})
 
     def end(self, number: int, _frame: object) -> None:
-        """Stop; when called again, exit immediately."""
+        """Stop; on a second call, exit immediately."""
         if self._stop.is_set():
             leave(FAILED)
         event(log, logging.INFO, "maintain.stopping", signal=signal.Signals(number).name)
@@ -79,7 +79,7 @@ class _Service:
         return DONE
 
     def _read_again(self) -> None:
-        """Read the files again, for the archives of the next passes; if a file is wrong, keep the present ones."""
+        """Re-read the files for the next passes; if a file is wrong, keep the current archives."""
         try:
             selected = self._files.again().select()
         except JetcaptureError as error:
@@ -99,7 +99,7 @@ class _Service:
         }
 
     def _pass(self, capture: CaptureId, config: Config) -> None:
-        """Make one pass, and note how it went. A failure is logged; the next pass tries again."""
+        """Make one pass and record its result. A failure is logged; the next pass tries again."""
         if self._stop.is_set():
             return
         name, reason = capture.name, ""
@@ -118,7 +118,7 @@ class _Service:
             result = self._last[capture] = run_pass(config, archive, request, self._last.get(capture))
             reason = failure(result.errors)
             update(_noted(result, self._site.states[name]))
-        except Exception as error:  # also a bug, or a library's: other archives go on
+        except Exception as error:  # including bugs, of libraries too: other archives continue
             reason = reason_of(error)
         state = self._site.states[name]
         ended = replace(
@@ -135,7 +135,7 @@ class _Service:
 
 
 def _noted(result: Pass, state: MaintenanceState) -> MaintenanceState:
-    """Log a pass; return the state with its figures."""
+    """Log a pass; return the updated state."""
     summaries = result.compacted.values()
     expired = 0 if result.expired is None else result.expired.objects
     tables = tuple(

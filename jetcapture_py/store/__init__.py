@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
-    """Change a note as `NoteStore` does. Raises JetcaptureError, whatever a store of the user raises."""
+    """Change a metadata file as `NoteStore` does. Raises JetcaptureError for any error of a user's store."""
     with users_errors():
         store.change_note(path, change)
 
 
 def notes_of(store: Store, url: str) -> NoteStore | None:
-    """Return the store of the archive's notes; None if it cannot keep them, or if every key has a root of its own."""
+    """Return the store of the archive's metadata files; None if it cannot keep them, or with one root per key."""
     return store if isinstance(store, NoteStore) and "{key}" not in url else None
 
 
 def read_erased(store: NoteStore | None, stream: str, known: Erased) -> Erased:
-    """Return which messages of a stream were erased, as `Erased.read`; `known` without a store of notes.
+    """Return a stream's erased messages, as `Erased.read`; `known` without a store of metadata files.
 
-    Raises JetcaptureError, whatever a store of the user raises.
+    Raises JetcaptureError for any error of a user's store.
     """
     if store is None:
         return known
@@ -53,12 +53,12 @@ def read_erased(store: NoteStore | None, stream: str, known: Erased) -> Erased:
 
 
 def users_errors() -> AbstractContextManager[None]:
-    """Turn whatever a store of the user raises into StoreError; let JetcaptureError pass."""
+    """Turn any error of a user's store into StoreError; let JetcaptureError pass."""
     return plugins.user_code(StoreError, JetcaptureError, KeyboardInterrupt)
 
 
 def read_own_watermark(store: NoteStore, stream: str, consumer: str) -> watermark.ConsumerWatermark | None:
-    """Read the file of a consumer, None without one. Raises JetcaptureError, whatever a store raises."""
+    """Read a consumer's watermark file; None without one. Raises JetcaptureError for any error of a store."""
     path = watermark.path(stream, consumer)
     with users_errors():
         data = store.read_note(path)
@@ -66,14 +66,14 @@ def read_own_watermark(store: NoteStore, stream: str, consumer: str) -> watermar
 
 
 def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
-    """Read the archive's watermark of a stream; None without one. Raises JetcaptureError, whatever a store raises."""
+    """Read the archive's watermark of a stream; None without one. Raises JetcaptureError for any error of a store."""
     with users_errors():
         names = store.list_notes(watermark.directory(stream))
         return watermark.read(stream, names, lambda paths: map(store.read_note, paths))
 
 
 def removal_of(url: str, options: Mapping[str, Any], path: str) -> str:
-    """Return a command that removes a small file of the archive at `url`; without one, an instruction."""
+    """Return a command that removes a metadata file of the archive at `url`; else an instruction."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in ("file", "local"):
         return f"rm {shlex.quote(f'{root_of(rest if separator else url, None)}/{path}')}"
@@ -121,7 +121,7 @@ def _users_store(reference: str, url: str, options: Mapping[str, Any]) -> Store:
 
 
 def open_driver(url: str, options: Mapping[str, Any]) -> LocalDriver | RenewedDriver:
-    """Open the driver of `url`; `options` are its library's, and `driver` may name that. Raises ConfigError."""
+    """Open the driver of `url`; `options` are its library's, and `driver` may name the library. Raises ConfigError."""
     scheme, separator, rest = url.partition("://")
     given = dict(options)
     name = given.pop("driver", "fsspec")

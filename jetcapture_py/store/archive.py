@@ -1,7 +1,7 @@
-"""The port to an archive's bytes: list, open, read, write and remove its objects, and say in one line what is wrong.
+"""The port to an archive's bytes: list, open, read, write and remove objects, with one-line errors.
 
-Everything that reads an archive goes through it: verify, files, jobs, and Spark's executors, which get a pickled one.
-Requests time out, and rejected credentials are read again. With `{key}` in `store.url`, every key has its own root;
+Every reader of an archive uses it: verify, files, jobs, and Spark's executors, which get a pickled one. Requests time
+out, and rejected credentials are re-read. With `{key}` in `store.url`, every key has its own root;
 roots are found by listing.
 """
 
@@ -41,20 +41,20 @@ SHARE = "every worker of Spark needs the archive at this path"
 _KEY = "{key}"
 _REMOTE_THREADS, _LOCAL_THREADS = 32, 1
 _PIECE = 8 << 20
-"""Bytes of a file that are read at once."""
+"""Bytes of a file read at once."""
 _AHEAD = 4
-"""Maximum items per thread in progress, or with a result that waits to be taken."""
+"""Maximum items per thread in progress, or with a waiting result."""
 _TAIL = 1 << 14
-"""Bytes that are read first from the end of an object; almost every footer is shorter."""
+"""Bytes first read from the end of an object; almost every footer is shorter."""
 _REMOVAL = "removal of objects"
-"""What is locked while an object is removed."""
+"""Name of the lock for removing objects."""
 SMALL = 4 << 20
-"""Maximum bytes of a remote object that is fetched in one request, and cannot vanish after that."""
+"""Maximum size of a remote object that is fetched in one request, and so cannot vanish while it is read."""
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 ASIDE = ".damaged"
-"""End of the hidden name of a damaged object that was moved aside."""
+"""Suffix of the hidden name of a damaged object that was moved aside."""
 AGAIN = "read it again; maintain.compact.grace is how long a read may take"
-"""What to do when an object is gone."""
+"""Advice for a vanished object."""
 IF_DAMAGED = "if it is damaged, jetcapture verify CONFIG --deep --repair stores its messages again or moves it aside"
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -86,39 +86,39 @@ class File:
     name: ObjectName | None
     """The parsed path; None for files that are not objects."""
     modified: float | None = None
-    """When it was written, in seconds since the epoch; None if the store does not tell."""
+    """Modification time in seconds since the epoch; None if the store does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldVersion:
-    """What a bucket with versions keeps of a file that was replaced or removed."""
+    """A noncurrent version or delete marker in a versioned bucket."""
 
     archive: ArchiveFiles
-    """Reads it."""
+    """The archive to read this version with."""
     file: File
-    """Its path is that of the file, and its place is that of the version."""
+    """Its `path` is the file's, and its `place` is the version's."""
     marker: bool
-    """Whether it only says that the file was removed. Without it, the last version would be a file again."""
+    """Whether it is a delete marker. Without the marker, the last version would become current again."""
     remove: Callable[[], object]
-    """Deletes it for good. Raises StoreError, also for one that Object Lock protects."""
+    """Deletes it permanently. Raises StoreError, also for one that Object Lock protects."""
 
 
 class ArchiveFiles:
     """The archive at `url`, with `store.options`. Thread-safe, and can be pickled.
 
-    Errors name the object without credentials: VanishedError for an object that is gone, else StoreError.
+    Errors name the object, without credentials: VanishedError if it is gone, else StoreError.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         """Raises ConfigError if a package is missing or options are invalid."""
-        if re.match("file:/(?!/)", url):  # as Hadoop writes it
+        if re.match("file:/(?!/)", url):  # Hadoop's spelling
             url = url.removeprefix("file:")
         self._driver = open_driver(url, options)
         if isinstance(self._driver, LocalDriver):  # other processes may have another directory
             self._driver = LocalDriver(str(Path(self._driver.root or "/").expanduser().absolute()))
         self._template = self._driver.root.rstrip("/")
         self.url = f"file://{self._template}" if self.local else url
-        """For other processes: a local path is absolute. May contain secrets."""
+        """URL for other processes, with an absolute local path. May contain secrets."""
         self.shown = without_credentials(self.url)
         self._options = options
         head, _, _ = self._template.partition(_KEY)
@@ -140,24 +140,24 @@ class ArchiveFiles:
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
-        """The options of the driver's library, with what the URL says. May contain secrets."""
+        """The options of the driver's library, including those in the URL. May contain secrets."""
         return {} if isinstance(self._driver, LocalDriver) else self._driver.driver.options
 
     # ------------------------------------------------------------------ listing
 
     def files(self, stream: str) -> Iterator[File]:
-        """Yield every file of the quarantine, which messages may leave for the archive, and then of the archive."""
+        """Yield every file of the quarantine, then of the archive: messages may move from the former to the latter."""
         yield from self.below(f"{layout.QUARANTINE}/{stream}")
         yield from self.below(stream)
 
     def below(self, *directories: str, wanted: Callable[[str], bool] = bool) -> Iterator[File]:
         """Yield every file below directories, relative to the archive's root, unordered. Raises StoreError.
 
-        `wanted` gets a path, as in `File`, and returns whether to yield the file.
+        `wanted` decides by a path, as in `File`, whether to yield the file.
         """
         tops = [(root, f"{root}/{directory}") for root in self._roots() for directory in directories]
         start = len(self._base) + 1
-        if len(tops) == 1:  # need not be in memory as a whole
+        if len(tops) == 1:  # the listing need not fit in memory
             root, top = tops[0]
             yield from (self._file(root, entry) for entry in self._list(top) if wanted(entry.path[start:]))
             return
@@ -170,7 +170,7 @@ class ArchiveFiles:
         return (entry.path[start:] for root in self._roots() for entry in self._list(f"{root}/{directory}"))
 
     def directories(self, stream: str, keys: Iterable[str | None]) -> list[str]:
-        """List the directories that may hold messages of `keys`: those of the keys, and all bundles."""
+        """List the directories that may hold messages of `keys`: the keys' own and all bundles."""
         bundles = sorted(name for name in self.names(stream) if name.startswith(f"{layout.BUNDLE}="))
         key_directories = (f"{layout.KEY}={layout.escape_key(key)}" for key in dict.fromkeys(keys))
         return [f"{stream}/{name}" for name in (*key_directories, *bundles)]
@@ -181,7 +181,7 @@ class ArchiveFiles:
         return [entry.path.rpartition("/")[2] for entry in entries]
 
     def known_streams(self) -> str:
-        """List the archived streams as a suffix for an error about an unknown stream; "" if that fails."""
+        """Return a list of the archived streams for an error about an unknown stream; "" if that fails."""
         with suppress(StoreError):
             streams = ", ".join(sorted(name for name in self.names() if not name.startswith(("_", "."))))
             return f"; there are: {streams}" if streams else ""
@@ -191,7 +191,7 @@ class ArchiveFiles:
         path = entry.path
         name = layout.parse_path(path[len(root) + 1 :])
         if name is not None and root_of(self._template, name.key) != root:
-            name = None  # an object of one key in another key's root
+            name = None  # another key's object in this root
         return File(path=path[len(self._base) + 1 :], place=path, size=entry.size, name=name, modified=entry.modified)
 
     def _list(self, directory: str, *, deep: bool = True) -> Iterator[Entry]:
@@ -232,9 +232,9 @@ class ArchiveFiles:
         detailed: Callable[[ObjectName], bool] | None = None,
         reader: InfoReader | None = None,
     ) -> Iterator[ObjectInfo | BadObject]:
-        """Yield in order what the footers of these Parquet objects say, or what is wrong with one.
+        """Yield the infos of these Parquet objects in order; a `BadObject` for an unusable footer.
 
-        Those of objects for which `detailed` is true are decoded. A `reader` keeps schemas from call to call. Raises
+        Footers of objects for which `detailed` is true are decoded. A `reader` caches schemas across calls. Raises
         VanishedError, also for an object that was stored again since it was listed, and StoreError.
         """
         reader = reader or InfoReader()
@@ -249,11 +249,11 @@ class ArchiveFiles:
             )
 
     def footers(self, files: Iterable[File]) -> Iterator[bytes]:
-        """Yield the footer of each object; b"" for one that has none. Raises VanishedError, StoreError."""
+        """Yield the footer of each object; b"" without one. Raises VanishedError, StoreError."""
         return self.map(self._footer, files)
 
     def _footer(self, file: File, data: bytes | None = None) -> bytes:
-        """Return the footer of an object, or of the bytes read from it before; b"" if it has none."""
+        """Return the footer of an object, or of the bytes already read from it; b"" without one."""
         if data is not None:
             return footer.find(lambda size: data[-size:], _TAIL)
         end = footer.find(lambda size: self.read(file, max(0, file.size - size)), _TAIL)
@@ -277,24 +277,24 @@ class ArchiveFiles:
             return replace(file, size=entry.size, modified=entry.modified)
 
     def refuse_changed(self, file: File, error: Exception | None = None) -> None:
-        """Raise VanishedError if a redelivery has stored the object again since it was listed, or if it is gone."""
+        """Raise VanishedError if the object is gone, or was stored again by a redelivery since it was listed."""
         if self.again(file).size != file.size:
             raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
 
     def at(self, path: str, size: int | None = None, name: ObjectName | None = None) -> File:
-        """Return the file at `path`, as in `File`; without `size`, look it up. Raises VanishedError, StoreError."""
+        """Return the file at `path`, as in `File`; without `size`, stat it. Raises VanishedError, StoreError."""
         file = File(path=path, place=f"{self._base}/{path}", size=size or 0, name=name or layout.parse_path(path))
         return self.again(file) if size is None else file
 
     def open(self, file: File) -> pa.PythonFile:
-        """Open the file for Arrow, which reads only the ranges it needs."""
+        """Open the file for Arrow, which reads only the needed ranges."""
         return pa.PythonFile(ObjectParts(file.size, partial(self.read, file)), mode="r")
 
     @contextmanager
     def parquet(self, file: File, data: bytes | None = None, *, buffer: int = 0) -> Iterator[ObjectFile]:
-        """Open an object, or the bytes read from it before, as `open_parquet` does; page checksums are verified.
+        """Open an object, or the bytes already read from it, as `open_parquet` does; page checksums are verified.
 
-        `buffer` is how many bytes of a column are read at once, 0 for a whole column chunk. Raises VanishedError,
+        `buffer` is the number of bytes of a column to read at once; 0 for a whole column chunk. Raises VanishedError,
         StoreError, also inside the block.
         """
         source: Any = file.place
@@ -323,7 +323,7 @@ class ArchiveFiles:
             raise
 
     def stream(self, file: File) -> pa.NativeFile:
-        """Open an object for Arrow's own threads, without Python: a local file, or all bytes of a remote object.
+        """Open an object for Arrow's own threads: a local file, or all bytes of a remote object.
 
         Raises VanishedError, StoreError.
         """
@@ -349,7 +349,7 @@ class ArchiveFiles:
 
     @contextmanager
     def removing(self) -> Iterator[None]:
-        """Lock a local archive against others that remove objects; other stores have no locks. Raises StoreError."""
+        """Lock a local archive against other removals; remote stores have no locks. Raises StoreError."""
         with self.store.driver.locked(_REMOVAL) if self.local else nullcontext():
             yield
 
@@ -367,7 +367,7 @@ class ArchiveFiles:
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
     def move_aside(self, file: File) -> str:
-        """Rename a file so that nothing takes it for an object; return its new path. Raises StoreError."""
+        """Rename a file so that it is no longer taken for an object; return its new path. Raises StoreError."""
 
         def renamed(path: str) -> str:
             directory, _, name = path.rpartition("/")
@@ -384,17 +384,18 @@ class ArchiveFiles:
         return renamed(file.path)
 
     def remove_empty(self, stream: str) -> None:
-        """Remove the empty directories of a stream and its quarantine from a local archive: their names say keys."""
+        """Remove the empty directories of a stream and its quarantine from a local archive: their names contain
+        keys."""
         for directory in (stream, f"{layout.QUARANTINE}/{stream}") if self.local else ():
             for place, _, _ in os.walk(f"{self._base}/{directory}", topdown=False):
                 if place.count("/") > f"{self._base}/{directory}".count("/"):
-                    with suppress(OSError):  # something is in it, or it is gone
+                    with suppress(OSError):  # not empty, or gone
                         os.rmdir(place)  # noqa: PTH106
 
     def old_versions(self, *directories: str) -> Iterator[OldVersion]:
-        """Yield what S3 keeps of files below directories that were replaced or removed; nothing for other stores.
+        """Yield S3's noncurrent versions and delete markers of files below directories; nothing for other stores.
 
-        A bucket that says that it has no versions is not searched. Raises StoreError.
+        A bucket without versioning is not searched. Raises StoreError.
         """
         if self._kind != "s3":
             return
@@ -435,9 +436,9 @@ class ArchiveFiles:
 
     @cached_property
     def protection(self) -> Protection | None:
-        """How the bucket or container protects objects, asked once.
+        """Protection of objects in the bucket or container; cached.
 
-        None for stores without such settings, and with `{key}` in the bucket's name, because there are several.
+        None for stores without such settings, and for several buckets with `{key}` in the name.
         """
         bucket, _, _ = self._template.partition("/")
         if _KEY in bucket:
@@ -460,7 +461,7 @@ class ArchiveFiles:
     # ------------------------------------------------------------------ small files
 
     def notes(self, directory: str) -> list[str]:
-        """List the small files in a directory, by their paths relative to the root; none with `{key}` in the URL.
+        """List the metadata files in a directory by their paths relative to the root; none with `{key}` in the URL.
 
         Raises StoreError.
         """
@@ -483,19 +484,20 @@ class ArchiveFiles:
         return stream_config.read(stream, self.notes, lambda paths: self.map(self.read_note, paths))
 
     def expired(self, stream: str) -> Expired | None:
-        """Return what has expired of a stream; None if nothing has. Raises JetcaptureError, also if it is damaged."""
+        """Return the record of a stream's expired messages; None without one. Raises JetcaptureError, also if
+        damaged."""
         data = None if self.divided else self.read_note(expired_path(stream))
         return None if data is None else Expired.decode(data, stream, expired_path(stream))
 
     def erased(self, stream: str, known: Erased | None = None) -> Erased:
-        """Return which messages of a stream were erased; tombstones in `known` are not read again.
+        """Return a stream's erased messages; tombstones in `known` are not read again.
 
         Raises JetcaptureError, also if one is damaged.
         """
         return Erased.read(stream, self.notes, lambda paths: self.map(self.read_note, paths), known)
 
     def read_note(self, path: str) -> bytes | None:
-        """Read the small file at `path`, relative to the root; None if it does not exist. Raises StoreError."""
+        """Read the metadata file at `path`, relative to the root; None if it does not exist. Raises StoreError."""
         try:
             with self._explained(path, Exception):
                 return self._driver.read(f"{self._template}/{path}")
@@ -514,12 +516,12 @@ class ArchiveFiles:
         except FileNotFoundError as error:
             raise self._gone(path) from error
         except errors as error:
-            # the store's own errors were turned before, and the disk's have a number
+            # the store's errors are already converted, and the disk's have a number
             advice = f"; {IF_DAMAGED}" if errors == _UNREADABLE and not getattr(error, "errno", None) else ""
             raise StoreError(f"cannot read {self.shown}/{path}: {one_line(error)}{advice}") from error
 
     def _gone(self, path: str) -> VanishedError:
-        """Return the error for an object that was listed; a worker of Spark may have another disk than the driver."""
+        """Return the error for a vanished object; a Spark worker may have another disk than the driver."""
         top = path.partition("/")[0]
         if self.local and not os.path.exists(f"{self._base}/{top}"):  # noqa: PTH110
             return VanishedError(f"{self.shown}/{top} does not exist on {socket.gethostname()}: {SHARE}")

@@ -1,4 +1,4 @@
-"""Secrets in files, and a driver that is opened again with new credentials once the store has rejected the old ones."""
+"""Read secrets from files, and reopen a driver with new credentials once the store has rejected the old ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRETS = (
     *("key", "secret", "token", "account_key", "sas_token", "connection_string", "client_secret"),
     *("access_key_id", "secret_access_key", "session_token", "sas_key", "service_account_key"),
 )
-"""Options that may be given as a file, `NAME_file`, which is read again when the store rejects its content."""
+"""Options that may be given as a file, `NAME_file`, which is re-read when the store rejects its content."""
 RENEW = 5.0
 """Minimum seconds between reads of the credentials."""
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def with_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RenewedDriver:
-    """A driver whose requests are made once more, with new credentials, after rejected ones."""
+    """A driver that retries a request once with new credentials after the old ones were rejected."""
 
     def __init__(self, opened: Callable[[Mapping[str, Any]], RemoteDriver], options: Mapping[str, Any]) -> None:
         self._open, self._options = opened, options
@@ -60,7 +60,7 @@ class RenewedDriver:
         return self.attempt(lambda driver: tuple(driver.list(directory, deep=deep)))
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        if end is not None and end <= start:  # such a range is an error, or everything
+        if end is not None and end <= start:  # stores answer such a range with an error or the whole file
             return b""
         return self.attempt(lambda driver: driver.read(path, start, end))
 
@@ -92,7 +92,7 @@ class RenewedDriver:
         with self._opening:
             if self.driver is refused and time.monotonic() - self._opened >= RENEW:
                 self._opened = time.monotonic()
-                # a file may be half written, or missing for a moment
+                # a file may be incomplete or missing for a moment
                 with contextlib.suppress(Exception):
                     resolved = with_secrets(self._options)
                     # Azure's library refreshes credentials that it finds itself, and leaks replaced clients

@@ -17,7 +17,7 @@ from jetcapture_py.store.ports import NEW, Entry, is_unknown_header
 from jetcapture_py.text import one_line
 
 KINDS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure", "gs": "gcs"}
-"""What kind of store a scheme is; S3 and Azure name the extra with its package as well."""
+"""Kinds of store by scheme; S3 and Azure are also the extras' names."""
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of a listing entry that may have the modification time, in order of preference."""
 _SINGLE_PUT = 3 << 30
@@ -50,7 +50,7 @@ class FsspecDriver:
         self.root = str(self._fs._strip_protocol(url)).rstrip("/")
         self.options: Mapping[str, Any] = dict(self._fs.storage_options)
         find = self._fs._find if isinstance(self._fs, AsyncFileSystem) else self._fs.find
-        # whether it lists all levels at once, in place of fsspec's walk of the directories, which hides errors
+        # whether it lists all levels at once; fsspec's walk of the directories hides errors
         self._flat = find.__func__ not in (AsyncFileSystem._find, AbstractFileSystem.find)
 
     def _open(self, scheme: str, given: Mapping[str, Any]) -> Any:

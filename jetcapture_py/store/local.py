@@ -70,13 +70,13 @@ class LocalDriver:
             with os.scandir(directory) as entries:
                 yield from [Entry(entry.path, directory=entry.is_dir()) for entry in entries]
         except OSError as error:
-            # a key with so long a name is not there
+            # a key with so long a name cannot exist
             too_long = error.errno == errno.ENAMETOOLONG and str(error.filename) == directory
             if error.errno != errno.ENOENT and not too_long:
                 raise
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read a file with one call of the system, and without a buffer."""
+        """Read a file with one unbuffered system call."""
         if self.archive.known:
             with self.archive.opened():
                 pass
@@ -89,7 +89,7 @@ class LocalDriver:
         return Entry(path, status.st_size, status.st_mtime)
 
     def write(self, path: str, data: pa.Buffer, condition: str | None) -> None:
-        """Write a file durably. `NEW` replaces an empty file, as a crash of the file system may leave one."""
+        """Write a file durably. `NEW` replaces an empty file, which a crash may leave."""
         directory, _, name = path.rpartition("/")
         below = directory[len(self._base) + 1 :] if self._base or path.startswith("/") else directory
         hidden, visible = f"{below}/.{name}.{uuid.uuid4().hex}.tmp", f"{below}/{name}"
@@ -117,7 +117,7 @@ class LocalDriver:
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Lock the path of a small file, or another name. Raises StoreError."""
+        """Lock the path of a metadata file, or another name. Raises StoreError."""
         with explained(self.archive.path), self.archive.locked(name):
             yield
 

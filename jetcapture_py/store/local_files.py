@@ -36,7 +36,7 @@ def make_directory(directory: str, root: int | None = None, *, parents: bool = T
     try:
         os.mkdir(directory, _DIRECTORY_MODE, dir_fd=root)
     except FileNotFoundError:
-        if not parents or parent in (directory, "."):  # the parent exists, and still nothing can be created in it
+        if not parents or parent in (directory, "."):  # the parent exists, but nothing can be created in it
             raise
         make_directory(parent, root)
         return make_directory(directory, root, parents=False)
@@ -88,7 +88,7 @@ def link(path: str, target: str, root: int | None = None) -> bool:
 
 
 def _has_content(path: str, root: int | None) -> bool:
-    """Whether there is a file that is not empty, as a crash of the file system may leave one."""
+    """Whether a file exists and is not empty; a crash may leave empty ones."""
     try:
         status = os.stat(path, dir_fd=root)
     except FileNotFoundError:
@@ -99,8 +99,8 @@ def _has_content(path: str, root: int | None) -> bool:
 def files_below(directory: str, above: Collection[tuple[int, int]] = ()) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files below a directory, also through symbolic links, as Spark lists them.
 
-    A link that leads nowhere, or to a directory above it, is skipped. `above` are the directories that are being
-    listed, by device and inode. Raises OSError.
+    Broken links and links to a directory above are skipped. `above` are the directories being listed, by device and
+    inode. Raises OSError.
     """
     status = Path(directory).stat()
     if (status.st_dev, status.st_ino) in above:
@@ -112,7 +112,7 @@ def files_below(directory: str, above: Collection[tuple[int, int]] = ()) -> Iter
                     yield from files_below(entry.path, {*above, (status.st_dev, status.st_ino)})
                 else:
                     yield entry.path, entry.stat()
-            except FileNotFoundError:  # removed since it was listed, or a link that leads nowhere
+            except FileNotFoundError:  # removed since it was listed, or a broken link
                 continue
             except OSError as error:
                 if error.errno != errno.ELOOP:  # a link to itself

@@ -1,4 +1,4 @@
-"""An object that is open as Parquet: read by the calling thread alone, and a remote one in few requests."""
+"""Read an open Parquet object: in the calling thread only, and a remote one in few requests."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 PIECE = 32 << 20
-"""Maximum bytes of a larger object that one request fetches for a stream, or for several columns."""
+"""Maximum bytes per request of a larger object, for a stream or for several columns."""
 _GAP = 1 << 20
-"""Bytes between two columns that are fetched rather than asking for the second one by itself."""
+"""Maximum gap between two columns that are fetched in one request."""
 _PART_THREADS = 4
-"""Requests at a time for one object."""
+"""Concurrent requests for one object."""
 _Part = tuple[int, bytes]
-"""Bytes of an object, and where they begin."""
+"""Offset and bytes of a part of an object."""
 
 
 def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
     """Open Parquet so that only the calling thread reads it; also pass `use_threads=False` to the file's methods.
 
-    A thread of Arrow's that still holds a Python file when the interpreter exits ends the process with SIGABRT:
+    If one of Arrow's threads still holds a Python file when the interpreter exits, the process ends with SIGABRT:
     https://github.com/apache/arrow/issues/34314.
     """
     return pq.ParquetFile(source, pre_buffer=False, **options)
 
 
 class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
-    """An object that is open for reading, as `open_parquet` opens it."""
+    """An object opened by `open_parquet`."""
 
     def __init__(self, source: Any, parts: ObjectParts | None, **options: Any) -> None:
-        """`parts` is what `source` reads from, if each read is a request."""
+        """`parts` is the source of `source`, if each read is a request."""
         super().__init__(source, pre_buffer=False, **options)
         self._parts = parts
 
     def batches(self, rows: int, groups: Sequence[int], columns: Collection[str]) -> Iterator[pa.RecordBatch]:
         """Yield columns of row groups, in batches of up to `rows` rows.
 
-        No batch has rows of two row groups, which bounds its size: a repeated text is stored once in a row group.
-        Where each read is a request, neighbouring columns are fetched in one, and the next row group ahead.
+        No batch has rows of two row groups, which bounds its size: a repeated text is stored once in a row group. If
+        each read is a request, neighboring columns are fetched together, and the next row group is fetched ahead.
         """
         wanted, parts = list(columns), self._parts
         if parts is None:
@@ -61,7 +61,7 @@ class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
                 yield from self.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False)
 
     def _spans(self, group: int, columns: Collection[str]) -> list[tuple[int, int]]:
-        """Return where columns of a row group are: ranges of bytes, without small gaps between them."""
+        """Return the byte ranges of a row group's columns; ranges with small gaps are joined."""
         metadata = self.metadata.row_group(group)
         chunks = (metadata.column(number) for number in range(metadata.num_columns))
         spans: list[tuple[int, int]] = []
@@ -76,7 +76,7 @@ class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
 
 
 def belongs(chunk: Any, columns: Collection[str]) -> bool:
-    """Whether a column chunk is one of these columns, whose names may have dots, or a part of one."""
+    """Whether a column chunk belongs to one of these columns, whose names may have dots."""
     parts = chunk.path_in_schema.split(".")
     return any(".".join(parts[:length]) in columns for length in range(1, len(parts) + 1))
 
@@ -87,13 +87,13 @@ def _begin(chunk: Any) -> int:
 
 
 class ObjectParts(io.RawIOBase):
-    """A file-like object; each read is one request, without read-ahead, unless it is within what was `fetched`.
+    """A file-like object. Each read outside the `fetched` part is one request, without read-ahead.
 
     Threads may share it: each has its own position.
     """
 
     def __init__(self, size: int, read_range: Callable[[int, int], bytes]) -> None:
-        """`read_range` reads the bytes from a position to another one (exclusive) of an object of `size` bytes."""
+        """`read_range` reads a byte range (end exclusive) of an object of `size` bytes."""
         self._size, self._read_range = size, read_range
         self._positions: dict[int, int] = defaultdict(int)
         self.fetched: Sequence[_Part] = ()
@@ -108,13 +108,12 @@ class ObjectParts(io.RawIOBase):
         return self._positions[get_ident()]
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position, and return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
         self._positions[get_ident()] = base + offset
         return base + offset
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to `size` bytes, or all that follow."""
+        """Read up to `size` bytes, or the rest."""
         start = self.tell()
         end = self._size if size < 0 else min(start + size, self._size)
         data = self._bytes(start, end) if end > start else b""

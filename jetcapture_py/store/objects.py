@@ -1,4 +1,4 @@
-"""What every store does, made of its driver's few requests: publish an object under its name, and keep small files."""
+"""Implement a store on a driver's few requests: publish an object under its name, and keep metadata files."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def root_of(template: str, key: str | None) -> str:
 
 
 class ObjectStore:
-    """A store through a driver. An object that exists is not replaced: one of the same name has the same messages."""
+    """A store on a driver. An existing object is not replaced, because one of the same name has the same messages."""
 
     def __init__(self, driver: Driver, url: str) -> None:
-        """Locations of objects begin with `url`."""
+        """`url` is the prefix of objects' locations."""
         self.driver = driver
         self._url = url
         self._once = True  # use conditional writes, until the store turns out not to support them
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        """Store `data` under its name, unless that exists."""
+        """Store `data` under its name, unless the object exists."""
         path = f"{root_of(self.driver.root, name.key)}/{name.path}"
         self._write(path, data, once=self._once)
         return f"{root_of(self._url, name.key)}/{name.path}"
@@ -60,7 +60,7 @@ class ObjectStore:
     # ------------------------------------------------------------------ small files
 
     def read_note(self, path: str) -> bytes | None:
-        """Read a small file; return None if it does not exist."""
+        """Read a metadata file; None if it does not exist."""
         try:
             return self.driver.read(self._place(path))
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class ObjectStore:
             raise StoreError(f"cannot read {path}: {described(error)}") from error
 
     def list_notes(self, directory: str) -> list[str]:
-        """List the small files in a directory; none if it does not exist."""
+        """List the metadata files in a directory; none if it does not exist."""
         try:
             entries = [entry for entry in self.driver.list(self._place(directory), deep=False) if not entry.directory]
         except Exception as error:
@@ -80,7 +80,7 @@ class ObjectStore:
         self._write(self._place(path), pa.py_buffer(data))
 
     def change_note(self, path: str, change: NoteChange) -> None:
-        """Replace a small file with the result of `change` for its content, if it has not changed meanwhile.
+        """Replace a metadata file by the result of `change` for its content, unless it has changed meanwhile.
 
         Without conditional writes and locks, a concurrent change by another process may be lost.
         """
@@ -98,9 +98,9 @@ class ObjectStore:
         retried_on_conflict(attempt)
 
     def _changed(self, path: str, change: NoteChange) -> bool:
-        """Change a small file on the condition of its tag; return False if it was changed meanwhile."""
+        """Change a metadata file on the condition of its tag; return False if it was changed meanwhile."""
         place = self._place(path)
-        tag = self._tag(place)  # before the content, which then has this tag or a later one
+        tag = self._tag(place)  # read before the content, which then has this tag or a later one
         content = self.read_note(path)
         data = change(content)
         if data is None:
@@ -150,7 +150,7 @@ class ObjectStore:
             raise self._refused(path, error) from error
 
     def _upload(self, path: str, data: pa.Buffer, condition: str | None) -> None:
-        """Write a file on a condition, or without it if the server turns out to know none."""
+        """Write a file on a condition, or without one if the server does not support it."""
         try:
             self.driver.write(path, data, condition)
         except Exception as error:

@@ -22,9 +22,9 @@ from jetcapture_py.text import one_line
 
 _STORES = {"s3": "S3Store", "azure": "AzureStore", "gcs": "GCSStore"}
 _CACHED = timedelta(minutes=10)
-"""Credentials that are found are asked for again 5 minutes before this has passed: botocore renews them in time."""
+"""Lifetime of cached credentials; obstore asks again 5 minutes earlier, and botocore renews them in time."""
 _SMALLEST = 17
-"""Requests of up to two to this power bytes have the same timeout; above it, of up to the next power of two."""
+"""Requests of up to 2^17 bytes share a timeout; larger ones share one per power of two."""
 _PREFIX = re.compile("^(aws_|azure_storage_|azure_|google_)")
 _FSSPEC = {
     "access_key_id": "key",
@@ -43,7 +43,7 @@ _FSSPEC = {
     "authority_id": "tenant_id",
     "identity_endpoint": "msi_endpoint",
 }
-"""What fsspec calls options of obstore, without the prefix that each may have."""
+"""fsspec's names of obstore's options, without their optional prefix."""
 _LOGINS = {
     "s3": {"key", "anon", "web_identity_token_file"}
     | {f"container_credentials_{kind}_uri" for kind in ("relative", "full")},
@@ -51,7 +51,7 @@ _LOGINS = {
     | {"use_azure_cli", "use_emulator", "msi_endpoint"},
     "gcs": set[str](),
 }
-"""Options that say how to log in, as fsspec calls them."""
+"""Login options by fsspec's names."""
 _STATUS = re.compile(r"status code: (\d+)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)")
@@ -61,7 +61,7 @@ _VERSION = "?versionId="
 
 
 def as_fsspec(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of either driver by one name each: fsspec's, where it has one."""
+    """Return options of either driver under one name: fsspec's, if it has one."""
     plain = {name: _PREFIX.sub("", str(name).lower()) for name in options}
     return {_FSSPEC.get(plain[name], plain[name]): value for name, value in options.items()}
 
@@ -112,7 +112,7 @@ class ObstoreDriver:
             raise ConfigError(f"store.options: obstore does not accept them; {text}") from error
 
     def _open(self, config: Mapping[str, Any], options: Mapping[str, Any], exponent: int) -> Any:
-        """Return a client for requests of up to two to the power `exponent` bytes."""
+        """Return a client for requests of up to 2^`exponent` bytes."""
         import obstore.store
 
         patience = ports.CONNECT_TIMEOUT + ports.READ_TIMEOUT
@@ -134,7 +134,7 @@ class ObstoreDriver:
         )
 
     def _login(self, config: Mapping[str, Any]) -> Any:
-        """Return what finds credentials where the cloud's own tools find them; None where obstore has or finds them."""
+        """Return a credential provider like the cloud's own tools; None if obstore has or finds credentials."""
         of_environment = {name: "" for name in os.environ if self.kind == "azure" and name.startswith("AZURE_STORAGE_")}
         if _LOGINS[self.kind] & as_fsspec({**of_environment, **config}).keys():
             return None
@@ -171,7 +171,7 @@ class ObstoreDriver:
                         yield entry
                     else:
                         empty.append(entry)
-        # what marks a directory has its name, and lies beside what is in it
+        # a directory marker has the directory's name, and lies beside its files
         yield from (entry for entry in empty if not self._is_marker(entry))
 
     def _is_marker(self, entry: Entry) -> bool:
@@ -258,11 +258,11 @@ class ObstoreDriver:
         )
 
     def azure(self) -> None:
-        """Nothing: obstore does not ask for a container's settings."""
+        """Return None: obstore cannot read a container's settings."""
 
 
 def _aws_login() -> Any:
-    """Return what finds AWS's credentials, or says that there are none."""
+    """Return a provider of AWS credentials, which raises an error without any."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     try:
@@ -281,7 +281,7 @@ def _aws_login() -> Any:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn obstore's errors, which tell the server's answer only as text, into errors that `ports` classifies."""
+    """Turn obstore's errors, which have the server's answer only as text, into errors that `ports` classifies."""
     try:
         yield
     except Exception as error:
@@ -301,7 +301,7 @@ def _translated(error: Exception) -> Exception:
         return ObstoreError(text, 301, "PermanentRedirect")
     status = int(match[1]) if (match := _STATUS.search(text)) else None
     code = match[1] if (match := _CODE.search(text)) else None
-    if status is None and isinstance(error, UnauthenticatedError):  # there are no credentials
+    if status is None and isinstance(error, UnauthenticatedError):  # without credentials
         return ObstoreError(text.rpartition("credential provider: ")[2], 401, None)
     if code is None and isinstance(error, AlreadyExistsError | PreconditionError):
         code = "PreconditionFailed"

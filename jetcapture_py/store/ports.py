@@ -1,4 +1,4 @@
-"""What a store must do: one of the user's own (`Store`, and `NoteStore` if it keeps small files), and a `Driver`, whose
+"""Interfaces of stores: a user's own (`Store`, and `NoteStore` if it keeps metadata files), and a `Driver`, whose
 errors are classified here."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.text import one_line
 
 NoteChange = Callable[[bytes | None], bytes | None]
-"""Maps a note's content (None without one) to its new content; None leaves it unchanged."""
+"""Maps a metadata file's content (None without one) to its new content; None leaves it unchanged."""
 
 
 class Store(Protocol):
     """Stores objects.
 
-    Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises, no
-    part of it is visible. Putting an object again is not an error. It is called from several threads. Whatever it
-    raises, the object is held and put again, until `store.retry_for` has passed; `PermanentStoreError` is logged as an
-    error at once. It must eventually return or raise: a call that hangs blocks one of `store.concurrency` threads.
+    Obligations of `put`: when it returns, the complete object is durable and visible under its name; when it raises, no
+    part of it is visible. Putting an object again is not an error. It is called from several threads. After any error,
+    the object is held and put again, until `store.retry_for` has passed; `PermanentStoreError` is logged as an error at
+    once. It must eventually return or raise: a call that hangs blocks one of `store.concurrency` threads.
 
     `store.type` names a class or function that is called with `store.url` and `store.options`, and returns a store. One
     that also has the methods of `NoteStore` keeps the watermark. Commands that read the archive open `store.url` with a
@@ -40,7 +40,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class NoteStore(Protocol):
-    """A store that also keeps small files that are rewritten, such as the watermark. Methods raise `StoreError`.
+    """A store that also keeps metadata files, which are rewritten, such as the watermark. Methods raise `StoreError`.
 
     Paths are relative to the archive's root.
     """
@@ -50,11 +50,11 @@ class NoteStore(Protocol):
         ...
 
     def list_notes(self, directory: str) -> list[str]:
-        """List the files directly in a directory, by their paths; none if it does not exist."""
+        """List the paths of the files directly in a directory; none if it does not exist."""
         ...
 
     def change_note(self, path: str, change: NoteChange) -> None:
-        """Replace a file atomically with the result of `change` for its content, unless that is None.
+        """Replace a file atomically by the result of `change` for its content, unless that is None.
 
         Obligation: a concurrent write by another process is not lost; the change is reapplied to it. `change` may be
         called several times; the last result is used.
@@ -63,7 +63,7 @@ class NoteStore(Protocol):
 
 
 NEW = "*"
-"""The condition of a write that there is no such file."""
+"""Condition of a write: the file does not exist."""
 CONNECT_TIMEOUT, READ_TIMEOUT = 5, 30
 ATTEMPTS, SLOWEST = 2, 128 << 10
 """A request times out after `ATTEMPTS` times both timeouts, plus a second per `SLOWEST` bytes: the libraries' own
@@ -71,49 +71,49 @@ timeouts do not cover the wait for S3's `100 Continue`, or for a server that sto
 
 
 class Entry(NamedTuple):
-    """What a store says of a file."""
+    """A file in a store's listing."""
 
     path: str
     size: int = 0
-    """Bytes; may be 0 where only one level is listed."""
+    """Bytes; may be 0 when only one level is listed."""
     modified: float | None = None
-    """When it was written, in seconds since the epoch; None if the store does not tell."""
+    """Modification time in seconds since the epoch; None if the store does not tell."""
     tag: str | None = None
     """Changes with every write; None if the store has none."""
     directory: bool = False
 
 
 class Driver(Protocol):
-    """The port to a store: what a driver does, and everything else is made of. Thread-safe.
+    """The port to a store: a driver's few operations, on which everything else is built. Thread-safe.
 
-    Paths begin with `root`. Methods raise FileNotFoundError for a file that is gone, and FileExistsError for a
-    condition that is not met; functions below classify all other errors by `status_code`, `error_code`, class or cause.
+    Paths begin with `root`. Methods raise FileNotFoundError for a missing file, and FileExistsError for an unmet
+    condition; functions below classify all other errors by `status_code`, `error_code`, class or cause.
     """
 
     @property
     def root(self) -> str:
-        """Where the archive is; may contain `{key}`."""
+        """Location of the archive; may contain `{key}`."""
         ...
 
     @property
     def conditional(self) -> bool:
-        """Whether `write` obeys tags. Otherwise, writers of small files must be `locked`."""
+        """Whether `write` obeys tags. Otherwise, writers of metadata files must be `locked`."""
         ...
 
     def list(self, directory: str, *, deep: bool = True) -> Iterable[Entry]:
-        """List all files below a directory or, unless `deep`, what is directly in it; nothing without one."""
+        """List all files below a directory or, unless `deep`, directly in it; nothing if it does not exist."""
         ...
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes of a file from `start` to `end` (exclusive); all of it without `end`."""
+        """Read the bytes of a file from `start` to `end` (exclusive), or to the end of the file."""
         ...
 
     def stat(self, path: str) -> Entry:
-        """Look a file up, as it is now."""
+        """Return the current entry of a file."""
         ...
 
     def write(self, path: str, data: pa.Buffer, condition: str | None) -> None:
-        """Write a file whole: always (None), if there is none (`NEW`), or if it still has this tag."""
+        """Write a complete file: always (None), if it does not exist (`NEW`), or if it still has this tag."""
         ...
 
     def remove(self, path: str) -> None:
@@ -121,22 +121,22 @@ class Driver(Protocol):
         ...
 
     def locked(self, name: str) -> AbstractContextManager[None]:
-        """Keep others from what `name` stands for, where the store has locks."""
+        """Lock `name` against others, if the store has locks."""
         ...
 
 
 class RemoteDriver(Driver, Protocol):
-    """A driver of a store with credentials: what `open_driver` opens, again when the store has rejected old ones.
+    """A driver of a store with credentials, which `open_driver` reopens when the store has rejected old ones.
 
-    A new one has a file of its own, its name in `StoreConfig.driver`, `StoreConfig._driven` (which passes it on in the
-    options), `open_driver` and `driver_of`, its schemes in `config.values`, and in `credentials.SECRETS` those of its
-    options that may be files. All that is made of it is above it.
+    To add one: write its file; add its name to `StoreConfig.driver`, `StoreConfig._driven` (which passes it on in the
+    options), `open_driver` and `driver_of`; its schemes to `config.values`; and options that may be files to
+    `credentials.SECRETS`.
     """
 
     kind: str
     """`s3`, `azure`, `gcs`; "" for others."""
     options: Mapping[str, Any]
-    """Those of the store's library, with what the URL says. May contain secrets."""
+    """Options of the store's library, including those in the URL. May contain secrets."""
 
     def upload(self, source: str, path: str) -> None:
         """Write a local file of any size."""
@@ -170,7 +170,7 @@ CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestCo
 _UNKNOWN_HEADER = (400, 405, 501)
 """Answers of servers that do not know a header of the request."""
 _PASSING = {"BadDigest", "IncompleteBody", "RequestTimeout", *_CREDENTIAL_CODES}
-"""Error codes with such an answer that another request may not get."""
+"""Error codes with such an answer that may pass."""
 
 
 def described(error: BaseException) -> str:
@@ -189,7 +189,7 @@ def causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseExcep
 
 
 def error_codes(error: BaseException) -> set[str]:
-    """Return the error codes of S3 or Azure, of an error and of what caused it."""
+    """Return the error codes of S3 or Azure in an error and its causes."""
     codes = set()
     for cause in causes(error, handled=True):
         code = getattr(cause, "error_code", None)
@@ -201,7 +201,7 @@ def error_codes(error: BaseException) -> set[str]:
 
 
 def is_unknown_header(error: BaseException) -> bool:
-    """Whether the server may have refused a request for a header that it does not know: a condition, or a checksum."""
+    """Whether the server may have refused a request because of an unknown header: a condition or a checksum."""
     responses = (getattr(cause, "response", None) for cause in causes(error, handled=True))
     answers = [response.get("ResponseMetadata", {}) for response in responses if isinstance(response, Mapping)]
     statuses = {answer.get("HTTPStatusCode") for answer in answers}
@@ -234,7 +234,7 @@ def is_denied(error: BaseException) -> bool:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether it needs an operator: credentials, permissions, a missing bucket or container."""
+    """Whether an operator must act: credentials, permissions, a missing bucket or container."""
     return is_denied(error) or any(
         isinstance(cause, FileNotFoundError)
         or type(cause).__name__ in _PERMANENT

@@ -1,7 +1,7 @@
-"""How a bucket or container protects what is in it: encryption, old versions, and locks against deletion.
+"""Read how a bucket or container protects its objects: encryption, old versions, and locks against deletion.
 
-S3 is asked for the bucket's settings, Azure for those of the container and of the account that a client may read. A
-setting that cannot be read becomes a fact that is not known, never an error.
+S3 reports the bucket's settings, Azure the readable ones of the container and of the account. A setting that cannot be
+read becomes an unknown fact, never an error.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from jetcapture_py.store.ports import error_codes
 from jetcapture_py.text import one_line, plural
 
 Ask = Callable[..., Any]
-"""Calls a method of S3 with the bucket, and returns the answer; raises whatever the library does."""
+"""Calls a method of S3 with the bucket and returns the answer. Raises the library's errors."""
 ENCRYPTION, VERSIONS, LOCK = "encryption", "versions", "lock"
-"""What facts are about."""
+"""Subjects of facts."""
 _ACCOUNT_KEY = "$account-encryption-key"
 _NO_SETTING = {
     "ServerSideEncryptionConfigurationNotFoundError",
     "ObjectLockConfigurationNotFoundError",
     "ObjectLockConfigurationNotFound",
 }
-"""Error codes of a bucket that does not have the setting."""
+"""Error codes of a bucket without the setting."""
 _OF_OBSTORE = {
     "server_side_encryption": "ServerSideEncryption",
     "sse_kms_key_id": "SSEKMSKeyId",
     "sse_customer_key_base64": "SSECustomerAlgorithm",
 }
-"""What S3 calls options of obstore."""
+"""S3's names of obstore's options."""
 _DENIED = {"AccessDenied", "AllAccessDisabled", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403"}
 _PERMISSIONS = {
     "get_bucket_encryption": "s3:GetEncryptionConfiguration",
@@ -48,20 +48,20 @@ class ProtectionFact:
     """`ENCRYPTION`, `VERSIONS` or `LOCK`."""
     text: str
     known: bool = True
-    """Whether the setting could be read; otherwise the text says why not."""
+    """Whether the setting could be read; otherwise the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What is known of a bucket or container."""
+    """The protection settings of a bucket or container."""
 
     facts: tuple[ProtectionFact, ...]
     keeps_versions: bool | None = None
-    """Whether it may have old versions of objects; None if that is not known."""
+    """Whether it may have old versions of objects; None if unknown."""
     deleted_days: int = 0
-    """For how many days deleted objects can be restored, where that is known (Azure's soft delete)."""
+    """Days that deleted objects can be restored (Azure's soft delete); 0 if none or unknown."""
     unsearched: str = ""
-    """What may hold old content and cannot be listed; "" for nothing."""
+    """Places that may hold old content and cannot be listed; "" for none."""
 
 
 def s3_protection(ask: Ask, options: Mapping[str, Any]) -> Protection:
@@ -163,7 +163,7 @@ def azure_protection(container: Any, service: Any) -> Protection:
 
 
 def _answer(ask: Ask, method: str) -> Any:
-    """Return what S3 answers, {} if the bucket does not have the setting, or the error."""
+    """Return S3's answer, {} if the bucket does not have the setting, or the error."""
     try:
         return ask(method)
     except Exception as error:  # of botocore
@@ -176,7 +176,7 @@ def _answer(ask: Ask, method: str) -> Any:
 
 
 def _fact(about: str, answer: Any, text: str) -> ProtectionFact:
-    """Return a fact, or why it is not known if the answer is an error."""
+    """Return a fact, or an unknown one with the reason if the answer is an error."""
     if isinstance(answer, Exception):
         reason = str(answer) if isinstance(answer, StoreError) else one_line(answer)
         return ProtectionFact(about=about, text=f"not known: {reason}", known=False)

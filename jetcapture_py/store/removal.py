@@ -1,12 +1,12 @@
-"""Remove objects, most of them in favor of others that hold their messages. No other module removes an object.
+"""Remove objects, most of them in favor of replacements that hold their messages. No other module removes an object.
 
 Whatever else runs, every message stays in some object:
 
-- No put replaces an object that is there (see `store`): an object that says what it replaces keeps saying so.
-- Right before an object is removed, it and its holders must be the very objects that were read.
-- In a local archive, this check and the removal are one step, under a lock. Of two programs that would each
-  remove what the other relies on, the second one finds its holder gone, and keeps its object. Remote stores have no
-  lock; there, `compaction.plan` says in which order objects replace others, and the grace keeps programs apart.
+- No put replaces an existing object (see `store`), so a footer that names replaced objects keeps naming them.
+- Right before an object is removed, it and its holders must be unchanged since they were read.
+- In a local archive, this check and the removal are one step, under a lock. If two programs would each remove the
+  object that the other relies on, the second one finds its holder gone, and keeps its object. Remote stores have no
+  lock; there, the order of `compaction.plan` and the grace keep programs apart.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from jetcapture_py.store.archive import ArchiveFiles, File
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """An object to be removed, and those that together hold its messages, as they were when they were read."""
+    """An object to be removed, and the objects that together hold its messages, in the state in which they were
+    read."""
 
     target: File
     holders: Sequence[File] = ()
 
 
 def remove(archive: ArchiveFiles, removals: Sequence[Removal]) -> list[bool | StoreError]:
-    """Remove objects; return for each whether it was still there, or why it stays.
+    """Remove objects; return for each whether it existed, or the error that keeps it.
 
-    The reason is a VanishedError if it, or one of its holders, is not the object that was read any more.
+    The error is a VanishedError if the object or one of its holders has changed since it was read.
     """
 
     def attempt(removal: Removal) -> bool | StoreError:
@@ -55,7 +56,7 @@ def _remove(archive: ArchiveFiles, removal: Removal) -> bool:
 
 
 def _refuse_other(archive: ArchiveFiles, before: File, now: File) -> None:
-    """Raise VanishedError if a file has been written again. Listings may have whole seconds only, or no time."""
+    """Raise VanishedError if a file has been rewritten. Listings may have whole seconds only, or no time."""
     times = int(now.modified or 0), int(before.modified or now.modified or 0)
     if now.size != before.size or times[0] != times[1]:
         raise VanishedError(f"{archive.shown}/{now.path} was stored again: read it again")

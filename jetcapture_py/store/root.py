@@ -44,7 +44,7 @@ class _Marker(msgspec.Struct, frozen=True, tag_field="format", tag=1):
 class ArchiveRoot:
     """The directory at `path`. With `unmarked`, a directory without write permission is identified by its inode.
 
-    `new`: there was nothing in it at the first use. Thread-safe.
+    `new`: it was empty at the first use. Thread-safe.
     """
 
     def __init__(self, path: str, *, unmarked: bool = False) -> None:
@@ -57,7 +57,7 @@ class ArchiveRoot:
 
     @property
     def known(self) -> bool:
-        """Whether the directory has been used, so that it must stay the same."""
+        """Whether the directory has been used, and so must stay the same."""
         return self._id is not None
 
     @contextmanager
@@ -79,7 +79,7 @@ class ArchiveRoot:
 
     @contextmanager
     def locked(self, note: str) -> Iterator[None]:
-        """Lock a small file against other threads and processes, if the file system supports locks.
+        """Lock a metadata file against other threads and processes, if the file system supports locks.
 
         Raises OSError after `LOCK_TIMEOUT`, and if the marker cannot be written to, which a lock requires.
         """
@@ -95,7 +95,7 @@ class ArchiveRoot:
             os.close(file)  # also unlocks
 
     def try_out(self) -> bool:
-        """Write, rename and remove a file where the archive is, or would be created, and leave nothing behind.
+        """Write, rename and remove a file in the archive's directory, or where it would be created.
 
         Return whether the directory is empty or missing. Raises OSError, and StoreError if its marker is damaged.
         """
@@ -173,7 +173,7 @@ def _parent(path: str) -> str:
 
 
 def _is_empty(handle: int) -> bool:
-    """Whether a directory has nothing but hidden files and what is not ours."""
+    """Whether a directory has nothing but hidden and foreign files."""
     names = os.listdir(handle)
     return all(name.startswith(".") or name in NOT_OURS for name in names)
 
@@ -199,7 +199,7 @@ def _write_marker(handle: int) -> None:
 
 
 def _lock(file: int, note: str) -> None:
-    """Lock the note's byte of the marker. The lock belongs to the open file, so it excludes threads, too."""
+    """Lock the file's byte in the marker. The lock belongs to the open file, so it excludes threads, too."""
     start = int.from_bytes(hashlib.blake2b(note.encode("utf-8", "surrogateescape"), digest_size=7).digest())
     request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
     deadline = time.monotonic() + LOCK_TIMEOUT
@@ -208,7 +208,7 @@ def _lock(file: int, note: str) -> None:
             if sys.platform == "linux":
                 fcntl.fcntl(file, fcntl.F_OFD_SETLK, request)
             else:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of all notes
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one lock for all files
             return
         except BlockingIOError as error:
             if time.monotonic() > deadline:
